@@ -1,0 +1,3 @@
+"""`recipe`: Make for ML training."""
+
+__version__ = "0.1.0"

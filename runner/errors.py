@@ -1,0 +1,114 @@
+"""Every error that `recipe` raises on purpose.  Knows how an error is worded and what exit code it means, not how it is printed.
+
+    RecipeError                     shown without a traceback
+    ├── Invalid(problems)      3    bad recipe or inputs; nothing was started; every problem at once
+    ├── StepFailed             1    a step failed
+    ├── CannotRun              2    a step could not be run at all
+    ├── Busy                   4    somebody else holds what we need
+    ├── Infrastructure         5    driver, disk or store trouble
+    │   ├── Unusable                the workspace or store cannot be used (read-only, newer format, damaged)
+    │   └── Corrupt                 stored bytes are not what their name says
+    └── NotFound               3    no such run, step or recipe
+
+`drivers.base.DriverError` is the other root; the two meet once, in `runner.execution.execute`.  Anything else that escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a file: 1-based line and column (in characters), the length of what to underline, and the line itself."""
+
+    path: str
+    line: int
+    column: int
+    length: int = 1
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: a stable code (`unknown-key`), where, what, and what to do about it."""
+
+    code: str
+    message: str
+    where: Location | None = None
+    fix: str = ""
+    severity: str = "error"
+
+    def __str__(self) -> str:
+        head = f"{self.where}: " if self.where else ""
+        return f"{head}{self.severity}: {self.message}" + (f" ({self.fix})" if self.fix else "")
+
+
+class RecipeError(Exception):
+    """Something went wrong that the person at the keyboard can act on."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, message: str = "", *, fix: str = "") -> None:
+        super().__init__(message or type(self).__doc__)
+        self.fix = fix
+
+
+class Invalid(RecipeError):
+    """The recipe or its inputs are wrong."""
+
+    exit_code = 3
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class StepFailed(RecipeError):
+    """A step failed."""
+
+    exit_code = 1
+
+
+class CannotRun(RecipeError):
+    """A step could not be run."""
+
+    exit_code = 2
+
+
+class Busy(RecipeError):
+    """Somebody else is using this."""
+
+    exit_code = 4
+
+
+class Infrastructure(RecipeError):
+    """The machinery below failed."""
+
+    exit_code = 5
+
+
+class Unusable(Infrastructure):
+    """The workspace or its store cannot be used."""
+
+
+class Corrupt(Infrastructure):
+    """Stored bytes are not what their name says."""
+
+
+class NotFound(RecipeError):
+    """There is no such thing."""
+
+    exit_code = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean "x"?` for the known word nearest to `word`, or an empty string."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else ""

@@ -1,0 +1,1 @@
+"""What people and programs touch: command line, console, diagnostics."""

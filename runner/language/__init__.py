@@ -1,0 +1,1 @@
+"""A recipe file is read into a Recipe: text, positions, schema, values, templates.  Knows nothing of plans, stores or hosts."""

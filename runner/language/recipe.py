@@ -1,0 +1,214 @@
+"""Recipe and its parts as values.  Knows the shape of a recipe after its YAML was validated, not what a template means nor where a step runs.
+
+Leaves that may hold a template stay as written (`Leaf`); everything else is parsed: durations are seconds, sizes are bytes.
+`Step.origin` is the path of the step in the document, so that `document.locate(origin + …)` can point at any of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from .document import Document
+
+Leaf: TypeAlias = "str | int | float | bool | None"
+Tree: TypeAlias = "Leaf | list[Tree] | dict[str, Tree]"
+Where: TypeAlias = "tuple[str | int, ...]"
+
+InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "choice", "list", "object", "file", "dataset", "model", "secret"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A typed value that the caller gives."""
+
+    name: str
+    type: InputType
+    doc: str = ""
+    items: InputType | None = None
+    default: Tree = None
+    has_default: bool = False
+    required: bool = True  # false: may be null; an input with a default is never missing
+    limits: Mapping[str, Tree] = field(default_factory=dict)  # JSON Schema keywords: minimum, pattern, enum (from `choices`), …
+    env: str | None = None
+    secret: str | None = None
+    key: bool = True
+    continues: bool = False
+    only: tuple[str, ...] = ()
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A path that a step makes."""
+
+    name: str
+    path: str  # a template; without its trailing slash
+    directory: bool = False  # written with a trailing slash: exists, empty, when the step starts
+    optional: bool = False
+    nonempty: bool = False
+    temporary: bool = False
+    sync: float | None = None  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A path that a step may leave half-done on purpose."""
+
+    name: str
+    path: str  # a template; `state/<name>` unless the author says otherwise
+    checkpoint: str | None = None
+    every: float | None = None  # seconds
+    keep: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GitCode:
+    url: str
+    commit: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a step needs, per node.  `None` is unsaid."""
+
+    cpus: float | None = None
+    memory: int | None = None  # bytes
+    gpus: int | None = None
+    gpu: str | None = None
+    gpu_memory: int | None = None  # bytes
+    disk: int | None = None  # bytes
+    pools: Mapping[str, float] = field(default_factory=dict)
+    key: bool = False
+
+    def over(self, base: Resources) -> Resources:
+        """These values, and `base` where they say nothing."""
+        pick = {name: mine if (mine := getattr(self, name)) is not None else getattr(base, name) for name in ("cpus", "memory", "gpus", "gpu", "gpu_memory", "disk")}
+        return Resources(**pick, pools={**base.pools, **self.pools}, key=self.key or base.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """`select`: the outputs of the instance of a matrix step whose metric is least or greatest."""
+
+    step: str
+    metric: str
+    best: Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """`uses`: another recipe as a step."""
+
+    recipe: str
+    given: Mapping[str, Tree] = field(default_factory=dict)  # `with`
+    preset: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """What a step's Python is made from: a hash-pinned requirements file or `pylock.toml`, beside the recipe."""
+
+    lock: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Where metrics are read: JSONL at `$RECIPE_METRICS` (neither given), a JSONL file of the step's, or a pattern over its log."""
+
+    file: str | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command with what it needs and what it makes.  Exactly one of `run`, `accelerate`, `uses`, `select` is there."""
+
+    id: str
+    origin: Where
+    run: list[Tree] | str | None = None  # a list is argv, a string is a script
+    accelerate: Mapping[str, Tree] | None = None  # script module args processes mixed_precision config
+    uses: Uses | None = None
+    select: Select | None = None
+    shell: Literal["sh", "bash"] = "sh"
+    needs: tuple[str, ...] = ()
+    deps: tuple[str, ...] = ()
+    code: tuple[str | GitCode, ...] | None = None  # None: the recipe's
+    files: Mapping[str, Tree] = field(default_factory=dict)
+    outputs: tuple[Output, ...] = ()
+    state: tuple[State, ...] = ()
+    env: Mapping[str, Leaf] = field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] | None = None  # None: the recipe's
+    image: str | None = None
+    python: Python | None = None
+    resources: Resources = Resources()
+    nodes: int | str = 1
+    matrix: Mapping[str, Tree] | None = None  # axis -> list | template | {"glob": pattern}
+    allow_failure: bool = False
+    when: Leaf = None
+    retries: int = 0  # task failures
+    preemptions: int = 10
+    timeout: float | None = None  # seconds
+    idle_timeout: float | None = None  # seconds
+    cache: bool = True
+    metrics: Metrics | None = None
+    local: bool = False  # `where: local`
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named set of input values, and replacements for parts of the recipe."""
+
+    name: str
+    inputs: Mapping[str, Tree] = field(default_factory=dict)
+    resources: Resources | None = None
+    limits: Limits | None = None
+    image: str | None = None
+    python: Python | None = None
+    env: Mapping[str, Leaf] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    time: float | None = None  # seconds
+    cost: float | None = None  # USD
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    run: list[Tree] | str
+    every: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One versioned training tool, as written."""
+
+    name: str
+    version: int
+    summary: str
+    document: Document
+    doc: str = ""
+    inputs: Mapping[str, Input] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    outputs: Mapping[str, str] | None = None  # name -> template; None: every step output
+    resources: Resources = Resources()
+    limits: Limits = Limits()
+    image: str | None = None
+    python: Python | None = None
+    setup: tuple[list[Tree] | str, ...] = ()
+    health: Health | None = None
+    cleanup: tuple[list[Tree] | str, ...] = ()
+    env: Mapping[str, Leaf] = field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    code: tuple[str | GitCode, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}@{self.version}"
