@@ -1,0 +1,213 @@
+"""The contract between whoever runs commands and wherever they run: Driver, Host and the values that pass between them.  Imports nothing of `runner`.
+
+Every call is short and asked again by the caller; `Lease` and `Job` are serialisable and stored before they are used, so that another process can go on
+where this one died.  A driver moves no files: bytes travel through `Host.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal, Protocol, TypeAlias
+
+Argv: TypeAlias = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one node must have.  Sizes are bytes; None is "does not matter"."""
+
+    cpus: float | None = None
+    memory: int | None = None
+    gpus: int | None = None
+    gpu: str | None = None
+    gpu_memory: int | None = None
+    disk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a driver can do, as data."""
+
+    priced: bool = False
+    preemptible: bool = False
+    shared_disk: bool = False  # the host sees our files at their own paths
+    multi_node: bool = False
+    containers: Literal["at_rent", "on_host", "none"] = "none"
+    replays: bool = False  # the same key is the same lease
+    settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What could be rented.  `price` is US dollars an hour for all nodes."""
+
+    driver: str
+    id: str
+    resources: Resources = Resources()
+    nodes: int = 1
+    price: float = 0.0
+    region: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One rent: which offer, under which key, until when, and what the machine must know at boot."""
+
+    offer: Offer
+    key: str
+    until: datetime
+    image: str | None = None
+    disk: int | None = None
+    login: str | None = None  # public key that may log in
+    host_key: str | None = None  # private host key the machine must present
+    boot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What we pay for."""
+
+    driver: str
+    id: str
+    key: str
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run on a host.  `env` is the whole environment; `secrets` are added to it and appear in no text form of this value."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout: float | None = None  # seconds of wall time, kept by whoever supervises the job
+    idle_timeout: float | None = None  # seconds without a byte of log
+    log: str | None = None  # a path on the host for stdout and stderr; None: the host chooses
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command started on a host, found again by its key."""
+
+    key: str
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A job is over.  `code` None: it left no status; `signal` is set when a signal ended it; `reason` says who ended it where we know."""
+
+    code: int | None
+    signal: int | None = None
+    reason: Literal["exit", "signal", "oom", "timeout", "idle", "stopped", "lost"] = "exit"
+    started: float = 0.0  # seconds since the epoch, by the host's clock
+    ended: float = 0.0
+    cpu: float = 0.0  # seconds of user and system time
+    peak_memory: int = 0  # bytes, the largest single process
+    strays: int = 0  # background processes that the command left behind and we ended
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+NOTHING: AsyncIterable[bytes] = _nothing()
+
+
+class Host(Protocol):
+    """A shell and a disk.  Commands outlive the connection and our process."""
+
+    async def start(self, command: Command, key: str) -> Job:
+        """Begin `command`.  The same key finds the same job; a start never queues."""
+        ...
+
+    async def wait(self, job: Job, patience: timedelta) -> Exit | None:
+        """The job's end, at once when it is over; None when `patience` passed and it is still going."""
+        ...
+
+    async def log(self, job: Job, offset: int) -> bytes:
+        """What the job printed from byte `offset` on, some or all of it; empty when there is nothing more yet."""
+        ...
+
+    async def stop(self, job: Job, grace: timedelta) -> None:
+        """SIGTERM to the whole group, SIGKILL after `grace`.  Idempotent; `wait` then reports an Exit."""
+        ...
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        """Run something short and stream its output: mkdir, tar, sha256sum.  Raises Rejected with its stderr when it fails."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of the connection; jobs go on."""
+        ...
+
+
+class Driver(Protocol):
+    """Machines on request."""
+
+    traits: Traits
+
+    async def offers(self, need: Resources) -> Sequence[Offer]:
+        """What would satisfy `need`, best first; empty when there is nothing."""
+        ...
+
+    async def acquire(self, order: Order) -> Lease:
+        """Begin renting."""
+        ...
+
+    async def hosts(self, lease: Lease) -> Sequence[Host] | None:
+        """One Host per node; None while coming up.  Raises HostLost when it is gone."""
+        ...
+
+    async def release(self, lease: Lease) -> bool:
+        """Stop renting.  True once nothing is billed, proved; an unknown lease is already True."""
+        ...
+
+    async def leases(self) -> Sequence[Lease]:
+        """All that bear our mark: complete, or it raises."""
+        ...
+
+
+class DriverError(Exception):
+    """Each class says what to do next; one that may have cost money carries its lease."""
+
+    def __init__(self, message: str = "", *, lease: Lease | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+        self.lease = lease
+
+
+class NoCapacity(DriverError):
+    """Nothing to be had there: take the next offer."""
+
+
+class Throttled(DriverError):
+    """Asked too often: ask again after `after`."""
+
+    def __init__(self, message: str = "", *, after: timedelta = timedelta(seconds=5), lease: Lease | None = None) -> None:
+        super().__init__(message, lease=lease)
+        self.after = after
+
+
+class Unreachable(DriverError):
+    """It cannot be seen from here; it may be fine: ask again."""
+
+
+class Unsure(DriverError):
+    """It may have been bought: find out before buying again."""
+
+
+class HostLost(DriverError):
+    """It is gone: a new attempt elsewhere."""
+
+
+class Denied(DriverError):
+    """Credentials or quota: tell a person."""
+
+
+class Rejected(DriverError):
+    """We asked for nonsense: a bug, or a wrong recipe."""
