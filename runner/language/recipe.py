@@ -86,7 +86,10 @@ class Resources:
 
     def over(self, base: Resources) -> Resources:
         """These values, and `base` where they say nothing."""
-        pick = {name: mine if (mine := getattr(self, name)) is not None else getattr(base, name) for name in ("cpus", "memory", "gpus", "gpu", "gpu_memory", "disk")}
+        pick = {
+            name: mine if (mine := getattr(self, name)) is not None else getattr(base, name)
+            for name in ("cpus", "memory", "gpus", "gpu", "gpu_memory", "disk")
+        }
         return Resources(**pick, pools={**base.pools, **self.pools}, key=self.key or base.key)
 
 

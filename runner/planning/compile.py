@@ -1,0 +1,1096 @@
+"""Compile a Recipe and its inputs into a Plan.  Pure: what the disk says (glob matches, other recipes) is handed in.
+
+mention = edge      every `steps.x.y` in a step's leaves is an edge, taken or not: errors and the plan do not depend on values
+reads = key         every named value that a leaf mentions is part of the author's half of the key
+matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
+uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+import itertools
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from ..digest import Digest, of_value
+from ..errors import Invalid, Problem, did_you_mean
+from .fingerprint import author_digest
+from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Node, Pending, Plan
+
+if TYPE_CHECKING:
+    from ..language.recipe import Output, Recipe, Resources, Step, Tree, Uses, Where
+
+LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "run": ("id", "recipe"),
+    "step": ("id", "key"),
+    "node": ("rank",),
+    "nodes": ("count", "addresses"),
+    "host": ("gpus", "cpus"),
+}
+
+
+class PathValue(str):
+    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step."""
+
+    name: str
+    kind: str
+    address: Any
+
+    def __new__(cls, name: str, kind: str, address: Any) -> PathValue:
+        self = super().__new__(cls, name)
+        self.name, self.kind, self.address = name, kind, address
+        return self
+
+
+def compile_plan(
+    recipe: Recipe,
+    values: Mapping[str, Tree],
+    *,
+    digest: Digest,
+    used: Mapping[str, Recipe],
+    globs: Mapping[str, tuple[str, ...]],
+    bind: Callable[..., dict[str, Tree]],
+    kind_of: Callable[[str], str],
+    preset: str | None = None,
+) -> Plan:
+    """Bind `values` (one per declared input) and expand every step.
+
+    `used` has each recipe named by a `uses`, by the name written there; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
+    pattern below an output (`step/output:pattern`) known so far; `bind` and `kind_of` are `language.inputs`'.  Raises Invalid with every problem.
+    """
+    compiler = _Compiler(used, globs, bind, kind_of)
+    compiler.add(recipe, values, prefix="", preset=preset)
+    return compiler.finish(recipe, values, digest)
+
+
+def workspace_globs(recipe: Recipe) -> list[str]:
+    """The literal patterns of matrix axes that may look at the workspace; a pattern below an output is not matched there."""
+    found = []
+    for step in recipe.steps.values():
+        for axis in (step.matrix or {}).values():
+            if isinstance(axis, dict) and isinstance(axis.get("glob"), str):
+                found.append(str(axis["glob"]))
+    return found
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A node being made; producers are drafts until numbers are known."""
+
+    id: str
+    step: Step
+    recipe: Recipe
+    home: int
+    prefix: str
+    inputs: dict[str, Any]
+    matrix: dict[str, Any]
+    outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
+    upstream: dict[str, tuple[_Draft, str]] = field(default_factory=dict)  # name in the attempt -> producer, output
+    takes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    late: dict[tuple[str, str], _Draft] = field(default_factory=dict)
+    after: list[_Draft] = field(default_factory=list)
+    author: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
+    deps: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+    lock: str = ""
+    flags: int = 0
+    number: int = -1
+    order: int = 0
+
+
+class _Scope:
+    """The namespace of one recipe while it is compiled: what `steps.x` means there."""
+
+    def __init__(self, recipe: Recipe, inputs: dict[str, Any], prefix: str, home: int) -> None:
+        self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
+        self.groups: dict[str, list[_Draft]] = {}  # plain, matrix and select steps
+        self.results: dict[str, dict[str, Any]] = {}  # step id -> output name -> PathValue or list of them
+        self.pending: set[str] = set()  # steps that wait for an expansion
+        self.many: set[str] = set()
+        self.inner: dict[str, list[_Draft]] = {}  # uses steps: every draft below
+        self.makers: dict[str, tuple[str, str]] = {}
+
+
+class _Compiler:
+    def __init__(
+        self, used: Mapping[str, Recipe], globs: Mapping[str, tuple[str, ...]], bind: Callable[..., dict[str, Tree]], kind_of: Callable[[str], str]
+    ) -> None:
+        self.used, self.globs, self.bind, self.kind_of = used, globs, bind, kind_of
+        self.drafts: list[_Draft] = []
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+        self.pending: list[Pending] = []
+        self.homes: list[str] = []
+        self.top: _Scope | None = None
+        self.depth: list[str] = []
+
+    # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
+
+    def add(self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None) -> _Scope:
+        home = posixpath.dirname(recipe.document.name) or "."
+        if home not in self.homes:
+            self.homes.append(home)
+        scope = _Scope(recipe, self._take(recipe, values), prefix, self.homes.index(home))
+        if self.top is None:
+            self.top = scope
+        chosen = recipe.presets.get(preset) if preset else None
+        self.depth.append(recipe.id)
+        order, loops = _ordered(recipe)
+        for loop in loops:
+            path = " -> ".join(loop)
+            self._problem(
+                recipe,
+                "cycle",
+                f"steps need each other: {path}",
+                recipe.steps[loop[0]].origin,
+                fix="remove one of these mentions or `needs`",
+                key=True,
+            )
+        if not loops:
+            for id in order:
+                self._step(scope, recipe.steps[id], chosen, preset)
+        self.depth.pop()
+        return scope
+
+    def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Any]:
+        """Input values as templates see them: files, datasets and models become the names under which an attempt finds them."""
+        seen: dict[str, Any] = {}
+        for name, spec in recipe.inputs.items():
+            value = values.get(name)
+            if isinstance(value, PathValue):
+                base = posixpath.basename(value.name.rstrip("/")) or name
+                value = PathValue(f"inputs/{name}/{base}", value.kind, value.address)
+            elif spec.type in ("file", "dataset", "model") and isinstance(value, str):
+                kind = self.kind_of(value)
+                if kind == "path" or not spec.stream:
+                    base = posixpath.basename(value.split("@")[0].rstrip("/")) or name
+                    value = PathValue(f"inputs/{name}/{base}", kind, value)
+                else:
+                    value = PathValue(value, "stream", value)
+            elif spec.type == "secret":
+                continue
+            seen[name] = value
+        return seen
+
+    def _step(self, scope: _Scope, step: Step, chosen: Any, preset: str | None) -> None:
+        if step.uses:
+            self._uses(scope, step, step.uses, preset)
+        elif step.select:
+            self._select(scope, step)
+        else:
+            self._plain(scope, step, chosen)
+
+    # -- steps with a command --------------------------------------------------------------------------------------------------------------------
+
+    def _plain(self, scope: _Scope, step: Step, chosen: Any) -> None:
+        recipe = scope.recipe
+        if not self._mentions_known(scope, step):
+            scope.results[step.id] = {}
+            return
+        waits = [name for name in _mentioned(step) if name in scope.pending]
+        axes = self._axes(scope, step)
+        if waits or axes is None:
+            scope.pending.add(step.id)
+            return
+        drafts = []
+        for combination in axes:
+            draft = _Draft(
+                self._name(scope, step.id, combination), step, recipe, scope.home, scope.prefix, scope.inputs, combination, order=len(self.drafts)
+            )
+            self.drafts.append(draft)
+            drafts.append(draft)
+            self._outputs(scope, draft)
+            self._fill(scope, draft, chosen)
+        scope.groups[step.id] = drafts
+        if step.matrix is not None:
+            scope.many.add(step.id)
+            scope.results[step.id] = {o.name: [self._made(d, o.name) for d in drafts if not d.flags & SKIP] for o in step.outputs}
+        else:
+            scope.results[step.id] = {o.name: self._made(drafts[0], o.name) for o in step.outputs}
+
+    def _name(self, scope: _Scope, id: str, combination: Mapping[str, Any]) -> str:
+        return f"{scope.prefix}{id}" + (f"[{','.join(f'{k}={_encoded(v)}' for k, v in combination.items())}]" if combination else "")
+
+    def _made(self, draft: _Draft, output: str) -> PathValue:
+        return PathValue(draft.outputs[output][0], "step", (draft, output))
+
+    def _axes(self, scope: _Scope, step: Step) -> list[dict[str, Any]] | None:
+        """Every combination of the matrix, one empty one without; None while an axis is not known."""
+        if step.matrix is None:
+            return [{}]
+        axes: dict[str, list[Any]] = {}
+        for name, axis in step.matrix.items():
+            where = (*step.origin, "matrix", name)
+            if isinstance(axis, dict):
+                values = self._glob(scope, step, name, str(axis["glob"]), (*where, "glob"))
+                if values is None:
+                    return None
+            else:
+                value = self._evaluate(scope, axis, {"inputs": scope.inputs}, where)
+                if not isinstance(value, list):
+                    self._problem(
+                        scope.recipe,
+                        "matrix-axis",
+                        f'axis "{name}" of "{step.id}" is not a list',
+                        where,
+                        fix="give a list, or an expression that is one",
+                    )
+                    return []
+                values = value
+            if len({json.dumps(v, sort_keys=True) for v in values}) < len(values):
+                self._problem(scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where)
+            axes[name] = values
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+    def _glob(self, scope: _Scope, step: Step, axis: str, pattern: str, where: Where) -> list[Any] | None:
+        maker = None
+        text = pattern
+        if "{{" in pattern:
+            value = self._evaluate(scope, pattern, {"inputs": scope.inputs, "steps": _Results(scope)}, where)
+            text = str(value) if value is not None else ""
+        for path, (id, output) in scope.makers.items():
+            if text.startswith(path + "/"):
+                maker = (id, output, text[len(path) + 1 :], path)
+        if maker is None:
+            if _escapes(text):
+                self._problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
+                return []
+            return [PathValue(match, "dep", match) for match in self.globs.get(text, ())]
+        id, output, below, path = maker
+        if id in scope.pending or len(scope.groups.get(id, ())) != 1:
+            self._problem(
+                scope.recipe,
+                "matrix-axis",
+                f'the axis "{axis}" looks below an output of "{id}", which is itself a matrix',
+                where,
+                fix="look below the output of a step without a matrix",
+            )
+            return []
+        producer = scope.groups[id][0]
+        known = self.globs.get(f"{producer.id}/{output}:{below}")
+        if known is None:
+            self.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
+            return None
+        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known]
+
+    def _outputs(self, scope: _Scope, draft: _Draft) -> None:
+        step = draft.step
+        names = {"inputs": draft.inputs, "matrix": draft.matrix}
+        for n, output in enumerate(step.outputs):
+            where = (*step.origin, "outputs", output.name)
+            raw = output.path
+            value = self._evaluate(scope, raw, names, where) if "{{" in raw else raw
+            path = posixpath.normpath(str(value)) if value else ""
+            if not path or path == "." or _escapes(path):
+                self._problem(
+                    scope.recipe,
+                    "path-escape",
+                    f'output "{output.name}" of "{step.id}" is "{value}", which leaves the attempt directory',
+                    where,
+                    fix="give a relative path below it",
+                )
+                path = f"invalid/{n}"
+            draft.outputs[output.name] = (path, _output_flags(output))
+            scope.makers[path] = (step.id, output.name)
+
+    def _fill(self, scope: _Scope, draft: _Draft, chosen: Any) -> None:
+        step, recipe = draft.step, scope.recipe
+        resources = step.resources.over(recipe.resources)
+        env = {**recipe.env, **step.env}
+        image, python = step.image or recipe.image, step.python or recipe.python
+        if chosen is not None:
+            resources = chosen.resources.over(resources) if chosen.resources else resources
+            env = {**env, **(chosen.env or {})}
+            image, python = chosen.image or image, chosen.python or python
+        secrets = step.secrets if step.secrets is not None else recipe.secrets
+        code = step.code if step.code is not None else recipe.code
+        author: dict[str, Any] = {"outputs": {o.name: [o.path, _output_flags(o) & ~TEMPORARY] for o in step.outputs}}
+        if isinstance(step.run, list):
+            author["run"] = step.run
+        elif step.run is not None:
+            author["script"], author["shell"] = step.run, step.shell
+        else:
+            author["accelerate"] = dict(step.accelerate or {})
+        for name, value in (("files", dict(step.files)), ("env", env), ("secrets", list(secrets)), ("image", image), ("setup", list(recipe.setup))):
+            if value:
+                author[name] = value
+        if step.metrics:
+            author["metrics"] = [step.metrics.file, step.metrics.pattern]
+        if resources.key:
+            author["resources"] = _resources(resources)
+        state = {s.name: s.path for s in step.state}
+        git = [c for c in code if not isinstance(c, str)]
+        if git:
+            author["git"] = [[c.url, c.commit, c.at] for c in git]
+
+        names: dict[str, Any] = {
+            "inputs": draft.inputs,
+            "steps": _Results(scope),
+            "outputs": {n: p for n, (p, _) in draft.outputs.items()},
+            "state": {n: {"latest": None} for n in state},
+            "matrix": draft.matrix,
+        }
+        reads: dict[str, Any] = {}
+        mentioned: dict[str, dict[str, Any]] = {}
+        late = False
+        for where, leaf in _leaves(step, env):
+            if isinstance(leaf, str) and "{{" in leaf:
+                late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
+        for value in draft.matrix.values():
+            self._world(draft, value)
+        author["reads"] = {name: _plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}
+        draft.author = author
+
+        self._deps(scope, draft)
+        for id in step.needs:
+            draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
+        draft.code = [c for c in code if isinstance(c, str)]
+        draft.lock = python.lock if python else ""
+        if step.metrics or step.state:
+            draft.flags |= STATEFUL if step.state else 0
+        draft.flags |= (0 if step.cache else UNCACHED) | (ALLOW_FAILURE if step.allow_failure else 0) | (LOCAL if step.local else 0)
+        self._when(scope, draft, names)
+        draft.detail = {
+            "recipe": recipe.id,
+            "step": step.id,
+            "run": step.run,
+            "accelerate": dict(step.accelerate) if step.accelerate is not None else None,
+            "shell": step.shell,
+            "files": dict(step.files),
+            "env": env,
+            "pass_env": sorted({*recipe.pass_env, *step.pass_env}),
+            "secrets": [[s, recipe.inputs[s].env] for s in secrets],
+            "image": image,
+            "git": author.get("git", []),
+            "scope": {
+                "inputs": {k: _plain_value(v) for k, v in draft.inputs.items()},
+                "steps": mentioned,
+                "outputs": names["outputs"],
+                "matrix": {k: _plain_value(v) for k, v in draft.matrix.items()},
+            },
+            "state": [[s.name, s.path, s.checkpoint, s.every, s.keep] for s in step.state],
+            "continues": {n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads},
+            "resources": _resources(resources),
+            "retries": step.retries,
+            "preemptions": step.preemptions,
+            "timeout": step.timeout,
+            "idle_timeout": step.idle_timeout,
+            "metrics": [step.metrics.file, step.metrics.pattern] if step.metrics else None,
+            "when": step.when if draft.flags & WHEN_LATE else None,
+            "nodes": step.nodes,
+            "author": author,
+        }
+
+    def _read(
+        self,
+        scope: _Scope,
+        draft: _Draft,
+        leaf: str,
+        where: Where,
+        names: dict[str, Any],
+        reads: dict[str, Any],
+        mentioned: dict[str, dict[str, Any]],
+        state: Mapping[str, str],
+    ) -> bool:
+        """Note what a leaf mentions and reads.  True when it can only be rendered in an attempt."""
+        from ..language.template import TemplateError, references
+
+        late = False
+        try:
+            found = references(leaf)
+        except TemplateError as error:
+            self._template_problem(scope, error, where)
+            return False
+        for ref in found:
+            root, rest = ref.path[0], ref.path[1:]
+            if root in LATE_NAMES:
+                late = True
+                if where and len(where) > 2 and where[-2:][0] == "outputs":
+                    self._problem(
+                        scope.recipe,
+                        "late-name",
+                        f'"{".".join(ref.path)}" is not known before an attempt; an output path may not depend on it',
+                        where,
+                        offset=ref.offset,
+                        length=ref.length,
+                    )
+                if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
+                    self._unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in LATE_NAMES[root]], where, ref)
+            elif root == "steps" and len(rest) >= 2:
+                late |= self._mention(scope, draft, rest, mentioned)
+            elif root == "state":
+                if not rest or rest[0] not in state:
+                    self._unknown(scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref)
+                elif rest[1:] == ("latest",):
+                    late = True
+                elif rest[1:]:
+                    self._unknown(scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref)
+                else:
+                    reads[f"state.{rest[0]}"] = state[rest[0]]
+            elif root in ("inputs", "outputs", "matrix"):
+                known = names[root]
+                if root == "inputs" and rest and (spec := scope.recipe.inputs.get(rest[0])) is not None and spec.type == "secret":
+                    self._problem(
+                        scope.recipe,
+                        "secret",
+                        f'"{rest[0]}" is a secret and may not be mentioned',
+                        where,
+                        offset=ref.offset,
+                        length=ref.length,
+                        fix=f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}",
+                    )
+                elif rest and rest[0] not in known:
+                    self._unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref)
+                elif rest:
+                    value = known[rest[0]]
+                    reads.setdefault(f"{root}.{rest[0]}", value)
+                    self._world(draft, value)
+                else:
+                    for name, value in known.items():
+                        reads.setdefault(f"{root}.{name}", value)
+                        self._world(draft, value)
+            elif root not in ("steps",):
+                self._unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
+        return late
+
+    def _mention(self, scope: _Scope, draft: _Draft, rest: tuple[str, ...], mentioned: dict[str, dict[str, Any]]) -> bool:
+        id, name = rest[0], rest[1]
+        if name == "metrics":
+            metric = ".".join(rest[2:])
+            for producer in scope.groups.get(id, ()):
+                draft.late[(producer.id, metric)] = producer
+            mentioned.setdefault(id, {}).setdefault("metrics", []).append([metric, id in scope.many])
+            return True
+        value = scope.results.get(id, {}).get(name)
+        if value is not None:
+            mentioned.setdefault(id, {})[name] = _plain_value(value)
+            self._world(draft, value)
+        return False
+
+    def _world(self, draft: _Draft, value: Any) -> None:
+        if isinstance(value, list):
+            for item in value:
+                self._world(draft, item)
+        elif isinstance(value, PathValue):
+            if value.kind == "step":
+                draft.upstream[value.name] = value.address
+            elif value.kind == "below":
+                producer, output, match = value.address
+                draft.upstream[value.name] = (producer, f"{output}/{match}")
+            elif value.kind == "dep":
+                if value.name not in draft.deps:
+                    draft.deps.append(value.name)
+            else:
+                draft.takes[value.name] = (value.kind, value.address)
+
+    def _deps(self, scope: _Scope, draft: _Draft) -> None:
+        step = draft.step
+        for n, raw in enumerate(step.deps):
+            where = (*step.origin, "deps", n)
+            value = self._evaluate(scope, raw, {"inputs": draft.inputs, "matrix": draft.matrix}, where) if "{{" in raw else raw
+            path = posixpath.normpath(str(value))
+            if _escapes(path):
+                self._problem(
+                    scope.recipe,
+                    "path-escape",
+                    f'"{raw}" leaves the workspace',
+                    where,
+                    fix="use a path below the workspace, or an input of type file or dataset",
+                )
+                continue
+            if scope.prefix or scope is not self.top:
+                self._problem(
+                    scope.recipe,
+                    "library-deps",
+                    f'"{step.id}" has deps, which a recipe used by another may not have',
+                    where,
+                    fix="take it as an input",
+                )
+            makers = self._makers_of(scope, path)
+            for producer, output, made in makers:
+                draft.upstream[made] = (producer, output)
+            if not makers or _is_glob(path):
+                draft.deps.append(path)
+
+    def _makers_of(self, scope: _Scope, path: str) -> list[tuple[_Draft, str, str]]:
+        """The outputs that a dep names, lies below, or matches."""
+        found = []
+        if _is_glob(path):
+            candidates = [made for made in scope.makers if fnmatch.fnmatchcase(made, path)]
+        else:
+            candidates = [head for head in _heads(path) if head in scope.makers]
+        for made in candidates:
+            id, output = scope.makers[made]
+            found += [(d, output, made) for d in scope.groups.get(id, ()) if d.outputs[output][0] == made]
+        return found
+
+    def _when(self, scope: _Scope, draft: _Draft, names: dict[str, Any]) -> None:
+        step = draft.step
+        if any(d.flags & SKIP and d.step.matrix is None for d in [*draft.after, *(u[0] for u in draft.upstream.values())]):
+            draft.flags |= SKIP
+        if step.when is None:
+            return
+        where = (*step.origin, "when")
+        if draft.late:
+            from ..language.template import references
+
+            if isinstance(step.when, str) and any(r.path[0] == "steps" and r.path[2:3] == ("metrics",) for r in references(step.when)):
+                draft.flags |= WHEN_LATE
+                return
+        value = self._evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
+        if not isinstance(value, bool):
+            self._problem(
+                scope.recipe,
+                "when",
+                f'`when` of "{step.id}" is {json.dumps(_plain_value(value))}, not true or false',
+                where,
+                fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
+            )
+        elif not value:
+            draft.flags |= SKIP
+
+    def _unkeyed(self, recipe: Recipe, name: str) -> bool:
+        root, _, rest = name.partition(".")
+        spec = recipe.inputs.get(rest) if root == "inputs" else None
+        return spec is not None and not spec.key
+
+    # -- select and uses -------------------------------------------------------------------------------------------------------------------------
+
+    def _select(self, scope: _Scope, step: Step) -> None:
+        assert step.select is not None
+        if step.select.step in scope.pending:
+            scope.pending.add(step.id)
+            return
+        source = scope.groups.get(step.select.step, [])
+        draft = _Draft(
+            f"{scope.prefix}{step.id}", step, scope.recipe, scope.home, scope.prefix, scope.inputs, {}, flags=SELECT, order=len(self.drafts)
+        )
+        self.drafts.append(draft)
+        scope.groups[step.id] = [draft]
+        if not source:
+            scope.results[step.id] = {}
+            return
+        for output in source[0].step.outputs:
+            suffixes = {posixpath.splitext(d.outputs[output.name][0])[1] for d in source}
+            suffix = suffixes.pop() if len(suffixes) == 1 else ""
+            draft.outputs[output.name] = (f"{step.id}/{output.name}{suffix}", source[0].outputs[output.name][1])
+            for d in source:
+                if not d.flags & SKIP:
+                    draft.upstream[f"{d.id}/{output.name}"] = (d, output.name)
+        for d in source:
+            if not d.flags & SKIP:
+                draft.late[(d.id, step.select.metric)] = d
+        draft.author = {"select": [step.select.metric, step.select.best]}
+        draft.detail = {
+            "recipe": scope.recipe.id,
+            "step": step.id,
+            "select": [step.select.metric, step.select.best],
+            "author": draft.author,
+            "resources": _resources(step.resources),
+            "retries": 0,
+            "preemptions": 0,
+        }
+        scope.results[step.id] = {name: self._made(draft, name) for name in draft.outputs}
+
+    def _uses(self, scope: _Scope, step: Step, uses: Uses, preset: str | None) -> None:
+        recipe = scope.recipe
+        other = self.used.get(uses.recipe)
+        where = (*step.origin, "uses")
+        scope.results[step.id] = {}
+        if other is None:
+            return  # reported by whoever looked for it
+        if other.id in self.depth:
+            self._problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
+            return
+        if not self._mentions_known(scope, step):
+            return
+        axes = self._axes(scope, step)
+        if axes is None or any(name in scope.pending for name in _mentioned(step)):
+            scope.pending.add(step.id)
+            return
+        inner_preset = uses.preset or (preset if preset in other.presets else None)
+        results: list[dict[str, Any]] = []
+        below: list[_Draft] = []
+        for combination in axes:
+            names = {"inputs": scope.inputs, "steps": _Results(scope), "matrix": combination}
+            given: dict[str, Any] = {}
+            for name, leaf in uses.given.items():
+                spec = other.inputs.get(name)
+                place = (*step.origin, "with", name)
+                if spec is not None and spec.type == "secret":
+                    given[name] = leaf
+                    continue
+                for ref in self._references(scope, leaf, place):
+                    if (ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)) or ref.path[0] in LATE_NAMES:
+                        self._problem(
+                            recipe,
+                            "late-name",
+                            f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
+                            place,
+                            offset=ref.offset,
+                            length=ref.length,
+                            fix="use it in a step of this recipe",
+                        )
+                given[name] = self._evaluate(scope, leaf, names, place)
+            if self.problems:
+                return
+            when = self._evaluate(scope, step.when, names, (*step.origin, "when")) if isinstance(step.when, str) else step.when
+            try:
+                values = self.bind(other, given, preset=inner_preset)
+            except Invalid as error:
+                self.problems += [
+                    Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or recipe.document.locate((*step.origin, "with")), p.fix)
+                    for p in error.problems
+                ]
+                return
+            start = len(self.drafts)
+            inner = self.add(
+                other,
+                {**values, **{k: v for k, v in given.items() if isinstance(v, PathValue)}},
+                prefix=self._name(scope, step.id, combination) + "/",
+                preset=inner_preset,
+            )
+            mine = self.drafts[start:]
+            below += mine
+            for draft in mine:
+                if when is False:
+                    draft.flags |= SKIP
+                draft.after += [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
+            if inner.pending:
+                scope.pending.add(step.id)
+            results.append(self._exported(inner, other))
+        scope.inner[step.id] = below
+        if step.matrix is None:
+            scope.results[step.id] = results[0] if results else {}
+        else:
+            scope.many.add(step.id)
+            scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
+
+    def _exported(self, inner: _Scope, other: Recipe) -> dict[str, Any]:
+        """A used recipe's outputs, found by the outer recipe below the step's prefix."""
+        found: dict[str, Any] = {}
+        if other.outputs is None:
+            for made in inner.results.values():
+                found |= made
+        else:
+            for name, leaf in other.outputs.items():
+                value = self._evaluate(inner, leaf, {"inputs": inner.inputs, "steps": _Results(inner)}, ("outputs", name))
+                if value is not None:
+                    found[name] = value
+        moved: dict[str, Any] = {}
+        for name, value in found.items():
+            if isinstance(value, PathValue):
+                moved[name] = PathValue(inner.prefix + value.name, value.kind, value.address)
+            elif isinstance(value, list):
+                moved[name] = [PathValue(inner.prefix + v.name, v.kind, v.address) for v in value]
+        return moved
+
+    # -- the whole -------------------------------------------------------------------------------------------------------------------------------
+
+    def finish(self, recipe: Recipe, values: Mapping[str, Tree], digest: Digest) -> Plan:
+        self._collisions()
+        publish = self._publish(recipe)
+        drafts = self._sorted()
+        if self.problems:
+            raise Invalid(self.problems)
+        nodes = []
+        for d in drafts:
+            nodes.append(
+                Node(
+                    d.id,
+                    author_digest(d.author),
+                    d.deps,
+                    d.code,
+                    d.home,
+                    [[name, kind, address] for name, (kind, address) in d.takes.items()],
+                    [[p.number, output, name] for name, (p, output) in d.upstream.items()],
+                    [[p.number, metric] for (_, metric), p in d.late.items()],
+                    [p.number for p in d.after],
+                    [[name, path, flags] for name, (path, flags) in d.outputs.items()],
+                    d.prefix,
+                    d.lock,
+                    d.flags,
+                )
+            )
+        details = [d.detail for d in drafts]
+        limits = {"time": recipe.limits.time, "cost": recipe.limits.cost}
+        settings = {
+            "setup": list(recipe.setup),
+            "cleanup": list(recipe.cleanup),
+            "limits": limits,
+            "health": [recipe.health.run, recipe.health.every] if recipe.health else None,
+        }
+        shown = {k: _plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
+        return Plan(
+            recipe.id,
+            digest,
+            self.homes,
+            nodes,
+            [[d.number, output, path] for d, output, path in publish],
+            self.pending,
+            shown,
+            lambda: details,
+            self.warnings,
+            settings,
+        )
+
+    def _publish(self, recipe: Recipe) -> list[tuple[_Draft, str, str]]:
+        assert self.top is not None
+        found: list[tuple[_Draft, str, str]] = []
+        if recipe.outputs is None:
+            return [(d, output, d.prefix + path) for d in self.drafts if not d.flags & (SELECT | SKIP) for output, (path, _) in d.outputs.items()]
+        for name, leaf in recipe.outputs.items():
+            where = ("outputs", name)
+            refs = self._references(self.top, leaf, where)
+            if any(r.path[0] == "steps" and len(r.path) > 1 and r.path[1] in self.top.pending for r in refs):
+                continue
+            if not all(self._step_name(self.top, r, where) for r in refs):
+                continue
+            value = self._evaluate(self.top, leaf, {"inputs": self.top.inputs, "steps": _Results(self.top)}, where)
+            for item in value if isinstance(value, list) else [value]:
+                if not isinstance(item, PathValue) or item.kind != "step":
+                    self._problem(recipe, "output", f'output "{name}" is not an output of a step', where, fix='name one: "{{ steps.train.model }}"')
+                    continue
+                draft, output = item.address
+                if not draft.flags & SKIP:
+                    found.append((draft, output, item.name))
+        return found
+
+    def _collisions(self) -> None:
+        """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
+        seen: dict[str, tuple[_Draft, str, str]] = {}
+        for draft in self.drafts:
+            if draft.flags & SELECT:
+                continue
+            for output, (path, _) in draft.outputs.items():
+                whole = (draft.prefix + path).casefold()
+                other = seen.get(whole)
+                if other is not None:
+                    self._two_makers(draft, output, path, other[0])
+                else:
+                    seen[whole] = (draft, output, path)
+        for whole, (draft, output, path) in seen.items():
+            at = whole.rfind("/")
+            while at > 0:
+                other = seen.get(whole[:at])
+                if other is not None:
+                    self._problem(
+                        draft.recipe,
+                        "two-makers",
+                        f'"{path}" of "{draft.id}" lies inside "{other[2]}", which "{other[0].id}" makes',
+                        (*draft.step.origin, "outputs", output),
+                        fix="give one of them another path",
+                    )
+                at = whole.rfind("/", 0, at)
+
+    def _two_makers(self, draft: _Draft, output: str, path: str, other: _Draft) -> None:
+        where = (*draft.step.origin, "outputs", output)
+        if other.step is draft.step and draft.matrix:
+            used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
+            missing = [axis for axis in draft.matrix if f"matrix.{axis}" not in used]
+            self._problem(
+                draft.recipe,
+                "two-makers",
+                f'instances of "{draft.step.id}" make the same path "{path}"',
+                where,
+                fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it",
+            )
+        else:
+            self._problem(
+                draft.recipe, "two-makers", f'"{path}" is made by both "{other.id}" and "{draft.id}"', where, fix="give one of them another path"
+            )
+
+    def _sorted(self) -> list[_Draft]:
+        """Topological order, otherwise as written."""
+        waiting = {id(d): {id(p) for p in _producers(d)} for d in self.drafts}
+        above: dict[int, list[_Draft]] = {}
+        for d in self.drafts:
+            for p in waiting[id(d)]:
+                above.setdefault(p, []).append(d)
+        heap = [(d.order, d) for d in self.drafts if not waiting[id(d)]]
+        heapq.heapify(heap)
+        out: list[_Draft] = []
+        while heap:
+            _, d = heapq.heappop(heap)
+            d.number = len(out)
+            out.append(d)
+            for consumer in above.get(id(d), ()):
+                left = waiting[id(consumer)]
+                left.discard(id(d))
+                if not left:
+                    heapq.heappush(heap, (consumer.order, consumer))
+        if len(out) < len(self.drafts) and not self.problems:
+            stuck = [d for d in self.drafts if waiting[id(d)]]
+            loop = _loop({d.id: [p.id for p in _producers(d) if waiting[id(p)]] for d in stuck})
+            self._problem(
+                stuck[0].recipe,
+                "cycle",
+                f"steps need each other: {' -> '.join(loop)}",
+                stuck[0].step.origin,
+                fix="remove one of these mentions, `deps` or `needs`",
+                key=True,
+            )
+        return out
+
+    # -- problems --------------------------------------------------------------------------------------------------------------------------------
+
+    def _problem(
+        self,
+        recipe: Recipe,
+        code: str,
+        message: str,
+        where: Where,
+        *,
+        fix: str = "",
+        key: bool = False,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=offset, length=length)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _template_problem(self, scope: _Scope, error: Any, where: Where) -> None:
+        self._problem(scope.recipe, "template", str(error), where, fix=error.fix, offset=error.offset, length=error.length)
+
+    def _unknown(self, scope: _Scope, name: str, known: list[str], where: Where, ref: Any) -> None:
+        fix = did_you_mean(name, known) or (f"known here: {', '.join(sorted(known)[:8])}" if known else "")
+        self._problem(scope.recipe, "unknown-name", f'nothing is called "{name}" here', where, fix=fix, offset=ref.offset, length=ref.length)
+
+    def _references(self, scope: _Scope, leaf: Any, where: Where) -> tuple[Any, ...]:
+        from ..language.template import TemplateError, references
+
+        if not isinstance(leaf, str) or "{{" not in leaf:
+            return ()
+        try:
+            return references(leaf)
+        except TemplateError as error:
+            self._template_problem(scope, error, where)
+            return ()
+
+    def _evaluate(self, scope: _Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> Any:
+        if isinstance(leaf, list):
+            return [self._evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
+        if isinstance(leaf, dict):
+            return {k: self._evaluate(scope, item, names, (*where, k)) for k, item in leaf.items()}
+        if not isinstance(leaf, str) or "{{" not in leaf:
+            return leaf
+        from ..language.template import TemplateError, evaluate
+
+        try:
+            return evaluate(leaf, names)
+        except TemplateError as error:
+            self._template_problem(scope, error, where)
+            return None
+
+    def _mentions_known(self, scope: _Scope, step: Step) -> bool:
+        """Every step and output that a step mentions exists."""
+        good = True
+        for where, leaf in _leaves(step, step.env):
+            for ref in self._references(scope, leaf, where):
+                good &= self._step_name(scope, ref, where)
+        return good
+
+    def _step_name(self, scope: _Scope, ref: Any, where: Where) -> bool:
+        if ref.path[0] != "steps" or len(ref.path) < 2:
+            return True
+        steps = scope.recipe.steps
+        target = steps.get(ref.path[1])
+        if target is None:
+            self._unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
+            return False
+        if len(ref.path) == 2 or target.id in scope.pending:
+            return True
+        known = list(scope.results.get(target.id, {}))
+        if ref.path[2] in known or (not known and scope.results.get(target.id) is not None and target.uses):
+            return True
+        if ref.path[2] == "metrics" and not target.uses and not target.select:
+            return True
+        self._unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)
+        return False
+
+
+class _Results(Mapping[str, Any]):
+    """`steps` as templates see it."""
+
+    def __init__(self, scope: _Scope) -> None:
+        self._scope = scope
+
+    def __getitem__(self, id: str) -> Any:
+        return self._scope.results[id]
+
+    def __iter__(self) -> Any:
+        return iter(self._scope.results)
+
+    def __len__(self) -> int:
+        return len(self._scope.results)
+
+
+def _leaves(step: Step, env: Mapping[str, Any]) -> Iterable[tuple[Where, Any]]:
+    origin = step.origin
+    for name, tree in (
+        ("run", step.run),
+        ("accelerate", step.accelerate),
+        ("files", step.files),
+        ("env", env),
+        ("when", step.when),
+        ("nodes", step.nodes),
+        ("with", step.uses.given if step.uses else None),
+    ):
+        if tree:
+            if isinstance(tree, str):
+                yield (*origin, name), tree
+            else:
+                yield from _walk(tree, (*origin, name))
+    for output in step.outputs:
+        yield (*origin, "outputs", output.name), output.path
+
+
+def _walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
+    if isinstance(tree, Mapping):
+        for name, inner in tree.items():
+            yield from _walk(inner, (*where, name))
+    elif isinstance(tree, (list, tuple)):
+        for n, inner in enumerate(tree):
+            yield from _walk(inner, (*where, n))
+    else:
+        yield where, tree
+
+
+def _mentioned(step: Step) -> list[str]:
+    """Ids of the steps that this one mentions, needs or selects from.  Templates that cannot be read are reported elsewhere."""
+    found = list(step.needs)
+    if step.select:
+        found.append(step.select.step)
+    leaves = [leaf for _, leaf in _leaves(step, step.env)]
+    for axis in (step.matrix or {}).values():
+        leaves += [leaf for _, leaf in _walk(axis, ())]
+    if any(isinstance(leaf, str) and "{{" in leaf for leaf in leaves):
+        from ..language.template import TemplateError, references
+
+        for leaf in leaves:
+            if isinstance(leaf, str) and "{{" in leaf:
+                try:
+                    found += [ref.path[1] for ref in references(leaf) if ref.path[0] == "steps" and len(ref.path) > 1]
+                except TemplateError:
+                    continue
+    return found
+
+
+def _ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
+    """Step ids, each after what it mentions, and the cycles if there are any.
+
+    Edges by `deps` are found here by the literal text of output paths; those of rendered ones are checked once all nodes exist.
+    """
+    made: dict[str, str] = {}
+    for step in recipe.steps.values():
+        for output in step.outputs:
+            made[posixpath.normpath(output.path)] = step.id
+    edges: dict[str, list[str]] = {}
+    for step in recipe.steps.values():
+        found = [id for id in _mentioned(step) if id in recipe.steps]
+        for dep in step.deps:
+            if dep in made:
+                found.append(made[dep])
+            elif _is_glob(dep):
+                found += [id for path, id in made.items() if fnmatch.fnmatchcase(_starred(path), dep) and id != step.id]
+            else:
+                found += [made[head] for head in _heads(posixpath.normpath(dep)) if head in made]
+        for axis in (step.matrix or {}).values():
+            if isinstance(axis, dict):
+                found += [id for path, id in made.items() if str(axis.get("glob", "")).startswith(path + "/")]
+        edges[step.id] = found
+    done: dict[str, bool] = {}
+    order: list[str] = []
+    for root in recipe.steps:
+        stack = [(root, iter(edges[root]))]
+        if root in done:
+            continue
+        done[root] = False
+        while stack:
+            id, rest = stack[-1]
+            for need in rest:
+                if need not in done:
+                    done[need] = False
+                    stack.append((need, iter(edges[need])))
+                    break
+                if not done[need]:
+                    trail = [i for i, _ in stack]
+                    return order, [[*trail[trail.index(need) :], need]]
+            else:
+                stack.pop()
+                done[id] = True
+                order.append(id)
+    return order, []
+
+
+def _loop(edges: Mapping[str, list[str]]) -> list[str]:
+    at = next(iter(edges))
+    trail: list[str] = []
+    while at not in trail:
+        trail.append(at)
+        at = edges[at][0]
+    return [*trail[trail.index(at) :], at]
+
+
+def _producers(draft: _Draft) -> list[_Draft]:
+    return [*(p for p, _ in draft.upstream.values()), *draft.late.values(), *draft.after]
+
+
+def _output_flags(output: Output) -> int:
+    return (
+        (OPTIONAL if output.optional else 0)
+        | (NONEMPTY if output.nonempty else 0)
+        | (TEMPORARY if output.temporary else 0)
+        | (DIRECTORY if output.directory else 0)
+    )
+
+
+def _resources(resources: Resources) -> dict[str, Any]:
+    named = ("cpus", "memory", "gpus", "gpu", "gpu_memory", "disk")
+    return {**{n: v for n in named if (v := getattr(resources, n)) is not None}, **({"pools": dict(resources.pools)} if resources.pools else {})}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, PathValue):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain_value(v) for k, v in value.items()}
+    return value
+
+
+def _encoded(value: Any) -> str:
+    """One axis value in a step id: percent-encoded, long ones cut with a hash of the whole."""
+    from ..language.template import text_of
+
+    plain = _plain_value(value)
+    text = quote(text_of(plain) if isinstance(plain, (str, int, float, bool)) else json.dumps(plain, sort_keys=True), safe="")
+    return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"
+
+
+def _escapes(path: str) -> bool:
+    return path.startswith(("/", "~")) or path == ".." or path.startswith("../") or "\0" in path
+
+
+def _is_glob(path: str) -> bool:
+    return any(c in path for c in "*?[")
+
+
+def _heads(path: str) -> list[str]:
+    """`a/b/c`, `a/b`, `a`."""
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _starred(path: str) -> str:
+    return re.sub(r"\{\{.*?\}\}", "x", path)

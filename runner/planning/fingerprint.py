@@ -1,0 +1,83 @@
+"""The key of a step and its explanation, from one pre-image.  Knows values and digests, not files, stores or templates.
+
+A key is hashed in two levels.  The author's half is what the recipe says about the step, reduced to what acts, with every value that its templates read;
+it is hashed once, when the plan is compiled.  The world's half is what those names stood for: the content of every file, dataset, piece of code and
+upstream output under its name in the attempt directory, and values known only late (metrics of another step).
+
+    author key = H("author/1", author)          key = H("step/1", [author key, world])
+    world      = sorted list of [kind, name, value], kind one of file, code, lock, model, value, absent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from ..digest import Digest, of_value
+
+VERSION: Final = 1
+"""Of the key itself.  Raising it makes every step run again once; see docs/design.md."""
+
+World: TypeAlias = list[list[object]]
+
+
+def author_digest(author: Mapping[str, object]) -> Digest:
+    return of_value(f"author/{VERSION}", author)
+
+
+def key(author: Digest, world: World) -> Digest:
+    """The key of a step.  `world` need not be sorted.  Raises TypeError or ValueError when a part cannot be hashed: then there is no key."""
+    return of_value(f"step/{VERSION}", [author, sorted(world, key=_order)])
+
+
+def _order(entry: list[object]) -> tuple[object, object]:
+    return entry[0], entry[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two pre-images: the part, and its value before and after (None: not there)."""
+
+    part: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"{self.part} is new: {_short(self.after)}"
+        if self.after is None:
+            return f"{self.part} is gone (was {_short(self.before)})"
+        if self.part.startswith(("file ", "code ", "lock ", "model ")):
+            return f"{self.part} changed"
+        return f"{self.part} changed: {_short(self.before)} -> {_short(self.after)}"
+
+
+def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
+    """Every part that differs between two pre-images (`{"author": …, "world": …}`), in a fixed order; empty when their keys are equal."""
+    old, new = dict(_parts(before)), dict(_parts(after))
+    return [Change(part, old.get(part), new.get(part)) for part in sorted(old.keys() | new.keys()) if old.get(part, _NEVER) != new.get(part, _NEVER)]
+
+
+_NEVER: Final = object()
+
+
+def _parts(image: Mapping[str, object]) -> Iterable[tuple[str, object]]:
+    author = image["author"]
+    assert isinstance(author, dict)
+    for name, value in author.items():
+        if name == "reads":
+            yield from value.items()
+        elif isinstance(value, dict):
+            yield from ((f"{name}.{inner}", v) for inner, v in value.items())
+        else:
+            yield name, value
+    world = image["world"]
+    assert isinstance(world, Sequence)
+    for kind, name, value in world:
+        yield (str(name) if kind == "value" else f"{kind} {name}"), value
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
