@@ -1,0 +1,119 @@
+"""Hold a name against other processes of this machine.  Knows nothing of what a name stands for.
+
+A lock is an flock on a small file: the kernel lets go of it when its holder dies, however it dies, so there is nothing to heal and no verb to unlock.
+What the file says (process id, command) is for messages only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+from ..errors import Infrastructure
+
+
+class Lock:
+    """A held name; also a context manager.  Let go when released, closed, or when the process ends."""
+
+    __slots__ = ("_handle", "name")
+
+    def __init__(self, name: str, handle: int) -> None:
+        self.name = name
+        self._handle = handle
+
+    def release(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+class Locks:
+    """The locks of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hold(self, name: str) -> Lock:
+        """Wait for `name` and hold it."""
+        lock = self._take(name, fcntl.LOCK_EX)
+        assert lock is not None
+        return lock
+
+    def try_hold(self, name: str) -> Lock | None:
+        """Hold `name`, or None when another holds it."""
+        return self._take(name, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def held(self, name: str) -> bool:
+        """Whether somebody holds `name` now, this process included."""
+        try:
+            handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._trouble(name, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            raise self._trouble(name, error) from error
+        finally:
+            os.close(handle)
+        return False
+
+    def holder(self, name: str) -> str:
+        """Who last took `name`, for a message: `process 4711 (recipe run x.yaml)`."""
+        try:
+            return self._path(name).read_text("utf-8", "replace").strip() or "another process"
+        except OSError:
+            return "another process"
+
+    def _path(self, name: str) -> Path:
+        return self._folder / quote(name, safe="@,=+")
+
+    def _take(self, name: str, how: int) -> Lock | None:
+        path = self._path(name)
+        try:
+            while True:
+                try:
+                    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                except FileNotFoundError:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    continue
+                try:
+                    fcntl.flock(handle, how)
+                    # Somebody may have removed the file while we waited: a lock on a file without a name holds nobody off.
+                    if _same(handle, path):
+                        command = " ".join(sys.argv)[:200].encode("utf-8", "surrogateescape")
+                        os.ftruncate(handle, 0)
+                        os.pwrite(handle, b"process %d (%s)\n" % (os.getpid(), command), 0)
+                        return Lock(name, handle)
+                except BlockingIOError:
+                    os.close(handle)
+                    return None
+                except BaseException:
+                    os.close(handle)
+                    raise
+                os.close(handle)
+        except OSError as error:
+            raise self._trouble(name, error) from error
+
+    def _trouble(self, name: str, error: OSError) -> Infrastructure:
+        return Infrastructure(f"{self._path(name)}: cannot lock: {error.strerror}")
+
+
+def _same(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
