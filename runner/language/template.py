@@ -1,0 +1,875 @@
+"""Find `{{ expression }}` in leaves and say what it reads and what it is worth.  Knows values and names, not what a step, an input or a file is.
+
+The syntax is jinja2's: its lexer and parser read an expression.  The meaning is the closed set of operations in this module: nothing is compiled to
+Python, a dot and a subscript read mappings and lists only, there are no calls and no Python attributes, so there is nothing to escape from; every
+operation that makes something longer is bounded.  `{% %}` and `{# #}` are plain text, and a rendered value is never looked at again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from runner.errors import RecipeError, did_you_mean
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, nodes
+
+    from .recipe import Tree
+
+Scope: TypeAlias = Mapping[str, object]
+Reads: TypeAlias = dict[str, object]
+
+FILTERS = ("stem", "name", "suffix", "parent", "join", "tojson", "default")
+TESTS = ("defined", "none")
+ABSENT = {"absent": True}
+"""What `reads` holds for a name that was asked for, guarded, and not there.  No value looks like it: mappings are recorded name by name."""
+
+LONGEST_TEXT = 1_000_000
+_LONGEST_EXPRESSION = 10_000
+_WIDEST_INTEGER = 128  # bits
+
+
+class TemplateError(RecipeError):
+    """A template cannot be read or has no value.  `offset` and `length` are characters inside the leaf."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, offset: int = 0, length: int = 1, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.offset = offset
+        self.length = length
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A dotted name that an expression reads.  `names` places each part of the path, so that the wrong one can be underlined."""
+
+    path: tuple[str, ...]
+    offset: int
+    length: int
+    names: tuple[tuple[int, int], ...]  # (offset, length) of each part
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One `{{ … }}` of a leaf, braces included in its span."""
+
+    offset: int
+    length: int
+    references: tuple[Reference, ...]
+    _run: _Run
+
+    def value(self, scope: Scope, reads: Reads | None = None) -> object:
+        """What it is worth, typed."""
+        try:
+            return self._run(_World(scope, reads))
+        except RecursionError:
+            raise TemplateError("this expression is nested too deeply", self.offset, self.length) from None
+
+    def text(self, scope: Scope, reads: Reads | None = None) -> str:
+        """Its value as it stands inside longer text."""
+        try:
+            return text_of(self.value(scope, reads))
+        except _NoText as error:
+            raise TemplateError(str(error), self.offset, self.length, error.fix) from None
+
+
+def has(text: str) -> bool:
+    """Whether `text` holds a template at all."""
+    return "{{" in text
+
+
+@lru_cache(maxsize=1 << 16)
+def expressions(text: str) -> tuple[Expression, ...]:
+    """The expressions of a leaf, in order.  The first thing wrong with any of them is raised."""
+    return tuple(_parse(text, start, end) for start, end in _spans(text))
+
+
+@lru_cache(maxsize=1 << 16)
+def references(text: str) -> tuple[Reference, ...]:
+    """Every name that `text` may read.  A subscript known only later gives the part in front of it."""
+    return tuple(reference for expression in expressions(text) for reference in expression.references)
+
+
+def evaluate(text: str, scope: Scope, reads: Reads | None = None) -> object:
+    """The value of a leaf: typed where the leaf is one expression, else text.  `reads` gains every name that was read, with its value."""
+    if not has(text):
+        return text
+    found = expressions(text)
+    if len(found) == 1 and found[0].length == len(text):
+        return found[0].value(scope, reads)
+    parts: list[str] = []
+    size = end = 0
+    for expression in found:
+        for part in (text[end : expression.offset], expression.text(scope, reads)):
+            parts.append(part)
+            size += len(part)
+        if size > LONGEST_TEXT:
+            raise _too_long(expression.offset, expression.length)
+        end = expression.offset + expression.length
+    parts.append(text[end:])
+    return "".join(parts)
+
+
+def text_of(value: object) -> str:
+    """The one text of a typed value.  Numbers are Python's shortest round-trip decimals: `4`, `2.0`, `0.0001`, `1e-05`."""
+    if isinstance(value, str):
+        return value
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _NoText(f"{value} is not a number that can be written")
+        return float.__repr__(value)
+    if value is None:
+        raise _NoText("null cannot stand inside text", fix="let it be the whole value, or say `| default(…)`")
+    if isinstance(value, Mapping):
+        raise _NoText("a mapping cannot stand inside text", fix="read one name of it, or say `| tojson`")
+    if isinstance(value, (list, tuple)):
+        raise _NoText("a list cannot stand inside text", fix="let it be the whole value, or say `| join(' ')`")
+    raise TypeError(f"BUG: {type(value).__name__} is not a value of the recipe language")
+
+
+def render(tree: Tree, scope: Scope, reads: Reads | None = None) -> Tree:
+    """`tree` with its leaves rendered, types kept."""
+    if isinstance(tree, str):
+        return evaluate(tree, scope, reads)  # type: ignore[return-value]  # the scope holds trees
+    if isinstance(tree, Mapping):
+        return {key: render(item, scope, reads) for key, item in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [render(item, scope, reads) for item in tree]
+    return tree
+
+
+def argv(items: Sequence[Tree], scope: Scope, reads: Reads | None = None) -> list[str]:
+    """A command's arguments: a value is one, null is none, a list is several, and a nested list goes whole if a leaf of it is null."""
+    out: list[str] = []
+    for item in items:
+        words = _words(item, scope, reads)
+        out.extend(words if words is not None else ())
+    return out
+
+
+def args(mapping: Mapping[str, Tree], scope: Scope, reads: Reads | None = None) -> list[str]:
+    """`{k: v}` as `--k v`; true is `--k`; false, null and an empty list are nothing; a list is `--k a b`."""
+    out: list[str] = []
+    for key, item in mapping.items():
+        value = render(item, scope, reads)
+        if value is True:
+            out.append(f"--{key}")
+        elif isinstance(value, (list, tuple)):
+            if value and None not in value:
+                out += [f"--{key}", *(_argument(each, item) for each in value)]
+        elif value is not None and value is not False:
+            out += [f"--{key}", _argument(value, item)]
+    return out
+
+
+class _NoText(TemplateError):
+    pass
+
+
+class _Missing(TemplateError):
+    """A name that is not there; `path` is what `reads` should say is absent, None where that is said already."""
+
+    def __init__(self, message: str, offset: int, length: int, fix: str, path: tuple[str, ...] | None) -> None:
+        super().__init__(message, offset, length, fix)
+        self.path = path
+
+
+def _words(item: Tree, scope: Scope, reads: Reads | None) -> list[str] | None:
+    """The arguments that one item of an argv becomes; None for null."""
+    if isinstance(item, (list, tuple)):
+        parts = [(each, _words(each, scope, reads)) for each in item]
+        # A list inside a list decides for itself; a leaf of this one that is null takes the whole of it away.
+        if any(words is None and not isinstance(each, (list, tuple)) for each, words in parts):
+            return None
+        return [word for _, words in parts for word in words or ()]
+    value = evaluate(item, scope, reads) if isinstance(item, str) else item
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_argument(each, item) for each in value]
+    return [_argument(value, item)]
+
+
+def _argument(value: object, leaf: Tree) -> str:
+    length = len(leaf) if isinstance(leaf, str) else 1
+    try:
+        text = text_of(value)
+    except _NoText as error:
+        raise TemplateError(str(error), 0, length, error.fix) from None
+    if "\0" in text:
+        raise TemplateError("a NUL character cannot be in an argument", 0, length)
+    return text
+
+
+def _too_long(offset: int, length: int) -> TemplateError:
+    return TemplateError(f"this text is longer than {LONGEST_TEXT:,} characters", offset, length, "hand it over in a file: `files: {list.json: …}`")
+
+
+# ---- finding expressions ----
+
+_MARK = re.compile(r"""[{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"]""", re.DOTALL)
+_PLAIN = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*")
+_WORDS = frozenset({"true", "false", "none", "and", "or", "not", "in", "is", "if", "else"})
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where each `{{ … }}` begins and ends: braces and quotes inside an expression are its own."""
+    position = 0
+    while (start := text.find("{{", position)) >= 0:
+        position, depth = start + 2, 0
+        while True:
+            mark = _MARK.search(text, position)
+            if mark is None:
+                raise TemplateError("this `{{` is never closed", start, 2, "close it with `}}`; a literal `{{` is written `{{ '{{' }}`")
+            position = mark.end()
+            match mark.group():
+                case "{":
+                    depth += 1
+                case "}" if depth:
+                    depth -= 1
+                case "}" if text.startswith("}", position):
+                    position += 1
+                    break
+                case "}":
+                    raise TemplateError("one `}` alone does not close an expression", mark.start(), 1, "close it with `}}`")
+                case "'" | '"':
+                    raise TemplateError("this quote is never closed", mark.start(), 1, "a literal `{{` is written `{{ '{{' }}`")
+        yield start, position
+
+
+def _parse(text: str, start: int, end: int) -> Expression:
+    source = text[start + 2 : end - 2]
+    if source[:1] in ("-", "+") or source[-1:] in ("-", "+"):
+        at = start + 2 if source[:1] in ("-", "+") else end - 3
+        raise TemplateError("there is no whitespace control in templates", at, 1, "put a space between the braces and the sign")
+    if len(source) > _LONGEST_EXPRESSION:
+        raise TemplateError(f"an expression may have {_LONGEST_EXPRESSION:,} characters", start, end - start)
+    name = source.strip()
+    if _PLAIN.fullmatch(name) and name not in _WORDS:  # most expressions, and then jinja2 need not be imported
+        chain = _Chain(tuple(_dots(name, start + 2 + source.index(name))))
+        return Expression(start, end - start, (chain.reference(),), chain.read)
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        compiler = _Compiler(source, start + 2)
+        run = compiler.build(compiler.parse())
+    except TemplateSyntaxError as error:
+        raise _reworded(error, start, end) from None
+    except RecursionError:
+        raise TemplateError("this expression is nested too deeply", start, end - start) from None
+    return Expression(start, end - start, tuple(sorted(compiler.references, key=lambda each: each.offset)), run)
+
+
+def _dots(name: str, offset: int) -> Iterator[_Link]:
+    for part in name.split("."):
+        yield _Link(part, offset, len(part))
+        offset += len(part) + 1
+
+
+def _reworded(error: Exception, start: int, end: int) -> TemplateError:
+    at = getattr(error, "lineno", start)
+    message = str(getattr(error, "message", error))
+    if "end of print statement" in message or message.startswith("unexpected 'end of template'") or "got 'end of template'" in message:
+        message = "something is missing at the end of this expression"
+    return TemplateError(f"this is not an expression: {message}", min(max(at, start), end - 1), 1)
+
+
+# ---- what an expression does ----
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    scope: Scope
+    reads: Reads | None
+
+    def record(self, path: tuple[str, ...], value: object) -> None:
+        if self.reads is None:
+            return
+        if isinstance(value, Mapping) and value:
+            for key in value:
+                self.record((*path, key), value[key])
+        else:
+            self.reads[dotted(path)] = {} if isinstance(value, Mapping) else value
+
+
+_Run: TypeAlias = Callable[[_World], object]
+
+
+def dotted(path: Sequence[str]) -> str:
+    """The text of a path; parts that are not names are quoted, so that two paths never look the same."""
+    first, *rest = path
+    return first + "".join(f".{part}" if _PLAIN.fullmatch(part) and "." not in part else f"[{json.dumps(part)}]" for part in rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    start: _Run | None
+    stop: _Run | None
+    step: _Run | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """One part of a chain: a name or number known now, or an expression, or a slice."""
+
+    key: str | int | _Run | _Slice
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """`a.b['c'][0]`: followed through mappings, its path is what is recorded."""
+
+    links: tuple[_Link, ...]
+
+    def reference(self) -> Reference:
+        known: list[_Link] = []
+        for link in self.links:
+            if not isinstance(link.key, str):
+                break
+            known.append(link)
+        first, last = known[0], known[-1]
+        names = tuple((each.offset, each.length) for each in known)
+        return Reference(tuple(str(each.key) for each in known), first.offset, last.offset + last.length - first.offset, names)
+
+    def read(self, world: _World) -> object:
+        value: object = world.scope
+        path: tuple[str, ...] = ()
+        recorded = False
+        for link in self.links:
+            key = link.key(world) if callable(link.key) else link.key
+            if isinstance(value, Mapping):
+                if not isinstance(key, str):
+                    raise TemplateError(f"{_called(path)} is read by name, not by {_kind(key)}", link.offset, link.length)
+                try:
+                    value = value[key]
+                except KeyError:
+                    raise _Missing(*_unknown(path, key, list(value), link), None if recorded else (*path, key)) from None
+                path = (*path, key)
+                continue
+            if not recorded:  # from here on the path says nothing: what is read is this value, whole
+                world.record(path, value)
+                recorded = True
+            if value is None:
+                raise _Missing(f"{_called(path)} is null", link.offset, link.length, "guard it with `| default(…)`", None)
+            value = _item(value, key, path, link, world)
+        if recorded:
+            return value
+        world.record(path, value)
+        return _ordered(value)
+
+    def guarded(self, world: _World) -> tuple[bool, object]:
+        """Whether it is there, and what it is; an absence is a read too."""
+        try:
+            return True, self.read(world)
+        except _Missing as error:
+            if world.reads is not None and error.path is not None:
+                world.reads[dotted(error.path)] = dict(ABSENT)
+            return False, None
+
+
+def _ordered(value: object) -> object:
+    """A mapping by name: the key of a step cannot tell one order from another, so nothing rendered may."""
+    if isinstance(value, Mapping):
+        return {key: _ordered(value[key]) for key in sorted(value)}
+    return value
+
+
+def _called(path: tuple[str, ...]) -> str:
+    return f"`{dotted(path)}`" if path else "this value"
+
+
+def _unknown(path: tuple[str, ...], key: str, names: Sequence[str], link: _Link) -> tuple[str, int, int, str]:
+    fix = did_you_mean(key, names) or (f"there is: {', '.join(sorted(names)[:12])}" if names else "")
+    return (f"{_called(path)} has no `{key}`" if path else f"there is no `{key}`"), link.offset, link.length, fix
+
+
+def _item(value: object, key: object, path: tuple[str, ...], link: _Link, world: _World) -> object:
+    if isinstance(value, (str, list, tuple)):
+        try:
+            if isinstance(key, _Slice):
+                return value[slice(*(_whole(each(world), link) if each else None for each in (key.start, key.stop, key.step)))]
+            if isinstance(key, int) and not isinstance(key, bool):
+                return value[key]
+        except IndexError:
+            raise TemplateError(f"{_called(path)} has {len(value)} items, and none at {key}", link.offset, link.length) from None
+        except ValueError:
+            raise TemplateError("a slice cannot step by 0", link.offset, link.length) from None
+    raise TemplateError(f"{_called(path)} is {_kind(value)}: it has no such part", link.offset, link.length)
+
+
+def _whole(value: object, link: _Link) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TemplateError(f"a slice is made of whole numbers, not {_kind(value)}", link.offset, link.length)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a slice" if isinstance(value, _Slice) else "a list"
+
+
+class _Compiler:
+    """From jinja2's syntax tree to a function.  A node that is not named here does not exist in the language."""
+
+    def __init__(self, source: str, base: int) -> None:
+        self.references: list[Reference] = []
+        self._source = source
+        self._base = base
+        self._tokens: list[tuple[int, str]] = []
+        if (at := source.find("\r")) >= 0:  # jinja2 would shorten it, and every position after it would lie
+            raise TemplateError("a carriage return cannot be in an expression", base + at, 1)
+
+    def parse(self) -> nodes.Expr:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.lexer import TokenStream
+        from jinja2.parser import Parser
+
+        environment = _environment()
+        parser = Parser(environment, "")
+        # jinja2 keeps a line number with each token and node.  It gets offsets instead: that is where our positions come from.
+        parser.stream = TokenStream(environment.lexer.wrap(self._tokenize(environment.lexer.tokeniter)), None, None)
+        try:
+            expression = parser.parse_expression()
+        except (ValueError, SyntaxError) as error:  # digits beyond what int() takes; bad escapes in a string
+            raise TemplateSyntaxError("this literal cannot be read", parser.stream.current.lineno) from error
+        if not parser.stream.eos:
+            token = parser.stream.current
+            raise TemplateSyntaxError(f"unexpected `{self._word(token.lineno)}`", token.lineno)
+        return expression
+
+    def _tokenize(self, tokeniter: Callable[..., Iterator[tuple[int, str, str]]]) -> Iterator[tuple[int, str, str]]:
+        from jinja2 import TemplateSyntaxError
+
+        position = self._base
+        try:
+            for _, kind, raw in tokeniter(self._source, None, None, "variable"):
+                if kind != "whitespace":
+                    self._tokens.append((position, raw))
+                yield position, kind, raw
+                position += len(raw)
+        except TemplateSyntaxError as error:
+            raise TemplateSyntaxError(re.sub(r" at \d+$", "", error.message or ""), position) from None
+
+    def _word(self, offset: int) -> str:
+        return next((raw for position, raw in self._tokens if position == offset), "")
+
+    def _after(self, offset: int, count: int = 1) -> tuple[int, str]:
+        """The token `count` places after the one at `offset`."""
+        index = next(i for i, (position, _) in enumerate(self._tokens) if position == offset)
+        return self._tokens[min(index + count, len(self._tokens) - 1)]
+
+    def build(self, node: nodes.Node) -> _Run:
+        method = getattr(self, f"on_{type(node).__name__.lower()}", None)
+        if method is None:
+            raise TemplateError(f"`{self._word(node.lineno)}` is not available in templates", node.lineno, len(self._word(node.lineno)) or 1)
+        run: _Run = method(node)
+        return run
+
+    # -- values --
+
+    def on_const(self, node: nodes.Const) -> _Run:
+        value = node.value
+        if isinstance(value, (int, float)):
+            value = _number(value, node.lineno)
+        return lambda world: value
+
+    def on_list(self, node: nodes.List) -> _Run:
+        runs = [self.build(each) for each in node.items]
+        return lambda world: [run(world) for run in runs]
+
+    def on_tuple(self, node: nodes.Tuple) -> _Run:
+        return self.on_list(node)  # type: ignore[arg-type]  # the same shape
+
+    def on_dict(self, node: nodes.Dict) -> _Run:
+        pairs = [(self.build(pair.key), self.build(pair.value), pair.lineno) for pair in node.items]
+
+        def run(world: _World) -> object:
+            made: dict[str, object] = {}
+            for key_of, value_of, at in pairs:
+                key = key_of(world)
+                if not isinstance(key, str):
+                    raise TemplateError(f"the key of a mapping is text, not {_kind(key)}", at)
+                made[key] = value_of(world)
+            return made
+
+        return run
+
+    # -- names --
+
+    def on_name(self, node: nodes.Expr) -> _Run:
+        return self._chain(node).read
+
+    def on_getattr(self, node: nodes.Expr) -> _Run:
+        return self.on_getitem(node)
+
+    def on_getitem(self, node: nodes.Expr) -> _Run:
+        root = node
+        while type(root).__name__ in ("Getattr", "Getitem"):
+            root = root.node  # type: ignore[attr-defined]
+        if type(root).__name__ == "Name":
+            return self._chain(node).read
+        inner, link = self.build(node.node), self._link(node)  # type: ignore[attr-defined]
+
+        def run(world: _World) -> object:
+            value = inner(world)
+            key = link.key(world) if callable(link.key) else link.key
+            if isinstance(value, Mapping) and isinstance(key, str) and key in value:
+                return value[key]
+            return _item(value, key, (), link, world)
+
+        return run
+
+    def _chain(self, node: nodes.Expr) -> _Chain:
+        links: list[_Link] = []
+        while type(node).__name__ != "Name":
+            links.append(self._link(node))
+            node = node.node  # type: ignore[attr-defined]
+        name: str = node.name  # type: ignore[attr-defined]
+        if name.startswith("_"):
+            raise TemplateError(f"`{name}`: no name begins with an underscore", node.lineno, len(name))
+        links.append(_Link(name, node.lineno, len(name)))
+        chain = _Chain(tuple(reversed(links)))
+        self.references.append(chain.reference())
+        return chain
+
+    def _link(self, node: nodes.Expr) -> _Link:
+        at, word = self._after(node.lineno)
+        if type(node).__name__ == "Getattr":
+            if word.startswith("_"):
+                raise TemplateError(f"`.{word}`: no name begins with an underscore", at, len(word))
+            return _Link(word, at, len(word))
+        key: nodes.Expr = node.arg  # type: ignore[attr-defined]
+        kind = type(key).__name__
+        if kind == "Const" and isinstance(key.value, (str, int)) and not isinstance(key.value, bool):  # type: ignore[attr-defined]
+            opened = self._word(node.lineno) == "["
+            close = self._close(node.lineno) if opened else at + len(word)
+            start = node.lineno if opened else at
+            return _Link(key.value, start, close - start)  # type: ignore[attr-defined]
+        if kind == "Slice":
+            parts = (key.start, key.stop, key.step)  # type: ignore[attr-defined]
+            slicing = _Slice(*(self.build(each) if each is not None else None for each in parts))
+            return _Link(slicing, node.lineno, self._close(node.lineno) - node.lineno)
+        return _Link(self.build(key), at, self._close(node.lineno) - at - 1)
+
+    def _close(self, offset: int) -> int:
+        """Just behind the `]` that closes the `[` at `offset`."""
+        depth = 0
+        for position, raw in self._tokens:
+            if position >= offset and raw in ("[", "]"):
+                depth += 1 if raw == "[" else -1
+                if not depth:
+                    return position + 1
+        raise AssertionError("BUG: jinja2 let an open bracket pass")
+
+    # -- choices --
+
+    def on_condexpr(self, node: nodes.CondExpr) -> _Run:
+        test, then = self.build(node.test), self.build(node.expr1)
+        otherwise = self.build(node.expr2) if node.expr2 is not None else _null
+        return lambda world: then(world) if test(world) else otherwise(world)
+
+    def on_and(self, node: nodes.And) -> _Run:
+        left, right = self.build(node.left), self.build(node.right)
+        return lambda world: left(world) and right(world)
+
+    def on_or(self, node: nodes.Or) -> _Run:
+        left, right = self.build(node.left), self.build(node.right)
+        return lambda world: left(world) or right(world)
+
+    def on_not(self, node: nodes.Not) -> _Run:
+        inner = self.build(node.node)
+        return lambda world: not inner(world)
+
+    def on_compare(self, node: nodes.Compare) -> _Run:
+        first = self.build(node.expr)
+        rest = [(_COMPARE[each.op], self.build(each.expr)) for each in node.ops]
+        at = node.lineno
+
+        def run(world: _World) -> object:
+            left = first(world)
+            for compare, right_of in rest:
+                right = right_of(world)
+                try:
+                    if not compare(left, right):
+                        return False
+                except TypeError:
+                    raise TemplateError(f"{_kind(left)} and {_kind(right)} cannot be compared like this", at) from None
+                left = right
+            return True
+
+        return run
+
+    # -- arithmetic and text --
+
+    def on_add(self, node: nodes.BinExpr) -> _Run:
+        return self._binary(node, operator.add, (str, list))
+
+    def on_sub(self, node: nodes.BinExpr) -> _Run:
+        return self._binary(node, operator.sub)
+
+    def on_mul(self, node: nodes.BinExpr) -> _Run:
+        return self._binary(node, operator.mul)
+
+    def on_div(self, node: nodes.BinExpr) -> _Run:
+        return self._binary(node, operator.truediv)
+
+    def on_floordiv(self, node: nodes.BinExpr) -> _Run:
+        return self._binary(node, operator.floordiv)
+
+    def on_mod(self, node: nodes.BinExpr) -> _Run:
+        return self._binary(node, operator.mod)
+
+    def on_pow(self, node: nodes.BinExpr) -> _Run:
+        raise TemplateError("`**` is not available in templates", node.lineno, 1, "compute it in the step")
+
+    def on_neg(self, node: nodes.UnaryExpr) -> _Run:
+        return self._sign(node, operator.neg)
+
+    def on_pos(self, node: nodes.UnaryExpr) -> _Run:
+        return self._sign(node, operator.pos)
+
+    def on_concat(self, node: nodes.Concat) -> _Run:
+        return self._joined([(self.build(each), each.lineno) for each in node.nodes])
+
+    def _sign(self, node: nodes.UnaryExpr, apply: Callable[[int | float], int | float]) -> _Run:
+        inner, at = self.build(node.node), node.lineno
+
+        def run(world: _World) -> object:
+            value = inner(world)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TemplateError(f"{_kind(value)} has no sign", at)
+            return apply(value)
+
+        return run
+
+    def _binary(self, node: nodes.BinExpr, apply: Callable[[object, object], object], also: tuple[type, ...] = ()) -> _Run:
+        """Numbers with numbers; text with text and lists with lists only where `also` says so: nothing is repeated or formatted."""
+        left_of, right_of, at, sign = self.build(node.left), self.build(node.right), node.lineno, node.operator
+
+        def run(world: _World) -> object:
+            left, right = left_of(world), right_of(world)
+            for kind in also:
+                if isinstance(left, kind) and isinstance(right, kind):
+                    if len(left) + len(right) > LONGEST_TEXT:  # type: ignore[arg-type]  # both have a length
+                        raise _too_long(at, 1)
+                    return apply(left, right)
+            for value in (left, right):
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                    raise TemplateError(f"`{sign}` does not work on {_kind(left)} and {_kind(right)}", at, 1, "join text with `~`")
+            try:
+                return _number(apply(left, right), at)
+            except ZeroDivisionError:
+                raise TemplateError("division by zero", at) from None
+            except OverflowError:
+                raise TemplateError("this number is too large", at) from None
+
+        return run
+
+    def _joined(self, parts: list[tuple[_Run, int]]) -> _Run:
+        def run(world: _World) -> object:
+            texts: list[str] = []
+            size = 0
+            for part, at in parts:
+                texts.append(_text_at(part(world), at))
+                size += len(texts[-1])
+                if size > LONGEST_TEXT:
+                    raise _too_long(at, 1)
+            return "".join(texts)
+
+        return run
+
+    # -- filters and tests --
+
+    def on_filter(self, node: nodes.Filter) -> _Run:
+        name, at = node.name, node.lineno
+        if name not in FILTERS:
+            raise TemplateError(f"there is no filter `{name}`", at, len(name), did_you_mean(name, FILTERS) or f"there is: {', '.join(FILTERS)}")
+        least, most = {"default": (1, 1), "join": (0, 1)}.get(name, (0, 0))
+        if node.kwargs or node.dyn_args or node.dyn_kwargs or not least <= len(node.args) <= most:
+            takes = "one argument" if least else "at most one argument" if most else "no argument"
+            raise TemplateError(f"the filter `{name}` takes {takes}", at, len(name))
+        given = [self.build(each) for each in node.args]
+        assert node.node is not None
+        if name == "default":
+            return self._default(node.node, given[0])
+        value_of = self.build(node.node)
+        if name == "join":
+            separator_of = given[0] if given else _empty
+            return lambda world: _join(value_of(world), separator_of(world), at)
+        if name == "tojson":
+            return lambda world: _json(value_of(world), at)
+        change = _PATHS[name]
+
+        def run(world: _World) -> object:
+            value = value_of(world)
+            if not isinstance(value, str):
+                raise TemplateError(f"`{name}` works on a path, not on {_kind(value)}", at, len(name))
+            return change(value)
+
+        return run
+
+    def _default(self, node: nodes.Expr, otherwise: _Run) -> _Run:
+        """Absent or null: an input that may be left out is null, so that is what a default is for."""
+        look = self._guarded(node)
+
+        def run(world: _World) -> object:
+            value = look(world)[1]
+            return otherwise(world) if value is None else value
+
+        return run
+
+    def on_test(self, node: nodes.Test) -> _Run:
+        at, word = self._after(node.lineno)
+        if word == "not":
+            at, word = self._after(node.lineno, 2)
+        if node.name not in TESTS:
+            raise TemplateError(f"there is no test `{node.name}`", at, len(word), did_you_mean(node.name, TESTS) or f"there is: {', '.join(TESTS)}")
+        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+            raise TemplateError(f"the test `{node.name}` takes no argument", at, len(word))
+        if node.name == "defined":
+            look = self._guarded(node.node)
+            return lambda world: look(world)[0]
+        value_of = self.build(node.node)
+        return lambda world: value_of(world) is None
+
+    def _guarded(self, node: nodes.Expr) -> Callable[[_World], tuple[bool, object]]:
+        root = node
+        while type(root).__name__ in ("Getattr", "Getitem"):
+            root = root.node  # type: ignore[attr-defined]
+        if type(root).__name__ == "Name":
+            return self._chain(node).guarded
+        run = self.build(node)
+        return lambda world: (True, run(world))
+
+    def on_call(self, node: nodes.Call) -> _Run:
+        raise TemplateError("a template cannot call anything", node.lineno, 1, f"there are filters, written `value | name`: {', '.join(FILTERS)}")
+
+
+_COMPARE: dict[str, Callable[[object, object], object]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,  # type: ignore[dict-item]  # a TypeError is answered where it is called
+    "lteq": operator.le,  # type: ignore[dict-item]  # a TypeError is answered where it is called
+    "gt": operator.gt,  # type: ignore[dict-item]  # a TypeError is answered where it is called
+    "gteq": operator.ge,  # type: ignore[dict-item]  # a TypeError is answered where it is called
+    "in": lambda left, right: operator.contains(right, left),  # type: ignore[arg-type]
+    "notin": lambda left, right: not operator.contains(right, left),  # type: ignore[arg-type]
+}
+
+
+def _null(world: _World) -> object:
+    return None
+
+
+def _empty(world: _World) -> object:
+    return ""
+
+
+def _number(value: object, at: int) -> object:
+    if isinstance(value, int) and value.bit_length() > _WIDEST_INTEGER:
+        raise TemplateError("this number is too large", at)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TemplateError("this number is too large", at)
+    return value
+
+
+def _text_at(value: object, at: int) -> str:
+    try:
+        return text_of(value)
+    except _NoText as error:
+        raise TemplateError(str(error), at, 1, error.fix) from None
+
+
+def _join(value: object, separator: object, at: int) -> str:
+    if not isinstance(value, (list, tuple)):
+        raise TemplateError(f"`join` works on a list, not on {_kind(value)}", at, 4)
+    texts = [_text_at(each, at) for each in value]
+    between = _text_at(separator, at)
+    if sum(map(len, texts)) + len(between) * len(texts) > LONGEST_TEXT:
+        raise _too_long(at, 4)
+    return between.join(texts)
+
+
+def _json(value: object, at: int) -> str:
+    if _weight(value, LONGEST_TEXT) < 0:  # before it is written: an expression can name one long text a thousand times
+        raise _too_long(at, 6)
+    try:
+        text = json.dumps(_ordered(value), ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise TemplateError("JSON has no such number", at, 6) from None
+    if len(text) > LONGEST_TEXT:
+        raise _too_long(at, 6)
+    return text
+
+
+def _weight(value: object, left: int) -> int:
+    """What is left of a budget of characters after writing `value`, below zero as soon as it is spent."""
+    if isinstance(value, str):
+        return left - len(value) - 2
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if (left := _weight(item, left - len(key) - 4)) < 0:
+                break
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            if (left := _weight(item, left - 2)) < 0:
+                break
+    return left - 2
+
+
+def _name_of(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The name of a path without its last suffix, and that suffix: `.bashrc` has none."""
+    name = _name_of(path)
+    dot = name.rfind(".")
+    return (name[:dot], name[dot:]) if 0 < dot < len(name) - 1 else (name, "")
+
+
+def _parent(path: str) -> str:
+    trimmed = path.rstrip("/")
+    head, slash, _ = trimmed.rpartition("/")
+    return head.rstrip("/") or ("/" if slash or path.startswith("/") else ".")
+
+
+_PATHS: dict[str, Callable[[str], str]] = {
+    "name": _name_of,
+    "stem": lambda path: _split(path)[0],
+    "suffix": lambda path: _split(path)[1],
+    "parent": _parent,
+}
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
