@@ -7,8 +7,6 @@ A digest is remembered with the identity (device, inode, size, mtime, ctime) tha
 already old: a change in the same tick of the file system's clock would not show in it.
 """
 
-# ruff: noqa: PTH  (paths are strings here: a Path costs more than the stat)
-
 from __future__ import annotations
 
 import hashlib

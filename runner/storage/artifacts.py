@@ -1,0 +1,655 @@
+"""Keep content by its name: put files and trees away once, give them out as copies or links.  Knows nothing of steps, traces or databases.
+
+Under `objects/ab/`, for a SHA-256 that begins with `ab`: `<sha256>` is a plain file, `<sha256>.x` an executable one, `<sha256>.t` a tree and
+`<sha256>.t.json` its manifest, whose digest the tree's name is.  Everything is read-only and appears by one rename.
+
+Up to `SMALL` bytes a file is hashed every time it is given out: that costs less than remembering.  Larger files and trees have a seal: what the file
+system said about them after their last change of ours.  A seal that does not match, or none, means that the object is hashed before it is used; so an
+edit is never taken for the result, not even one by root through a hard link.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from ..errors import Corrupt, Infrastructure
+from . import files
+from .crash import crashpoint
+from .files import Content, Entry
+
+SMALL = 64 << 10  # bytes; below it copying beats every kind of link
+SYNCED = 1 << 20  # bytes; from here on an object is on the disk before anybody hears of it
+_CHUNK = 1 << 20
+_FICLONE = 0x40049409
+_BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
+_SUFFIX = {"f": "", "x": ".x", "t": ".t"}
+_MODE = {"f": 0o444, "x": 0o555}
+_count = itertools.count(1)
+
+
+class Seal(NamedTuple):
+    """What the file system says about an intact object, and the boot in which we saw that."""
+
+    content: Content
+    mark: str
+    boot: str
+    size: int
+    at: float
+
+
+class Objects:
+    """The local content store below `root` (`.recipe`)."""
+
+    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None) -> None:
+        self._root = str(root)
+        self._recall = recall
+        self._seals: dict[Content, Seal] = {}
+        self._new: dict[Content, Seal] = {}
+        self._cloning: dict[tuple[int, int], bool] = {}
+        self._boot = _boot_id()
+
+    # -- putting away
+
+    def take(self, path: Path) -> Content:
+        """Put away what is at `path`, moved where that is possible, and say what it is."""
+        name = str(path)
+        try:
+            found = os.lstat(name)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
+                return self._take_small(name, found)
+        except OSError as error:
+            _fail(name, error)
+        before = _mark(name, moves=True)
+        manifest = files.entries(name) if os.path.isdir(name) else None
+        content = files.scan(name) if manifest is None else files.tree_id(manifest)
+        self._put(name, content, manifest, before)
+        return content
+
+    def put(self, path: Path, content: Content, *, move: bool) -> None:
+        """Put away what is at `path`, which holds `content`.  With `move` the path may be gone afterwards."""
+        name = str(path)
+        manifest = files.entries(name) if content[0] == "t" else None
+        if manifest is not None and files.tree_id(manifest) != content:
+            _changed(name)
+        self._put(name, content, manifest, _mark(name, moves=True) if move else None)
+
+    def _put(self, name: str, content: Content, manifest: list[Entry] | None, before: tuple[int, str] | None) -> None:
+        """`before` is what the file system said before the bytes were hashed; without it they are copied, not moved."""
+        target = self._path(content)
+        try:
+            if self._keep(content, target):
+                return
+            move = before is not None and _movable(name)
+            source = name if move else self._copy_in(name, content)
+            _protect(source)
+            if move and _mark(name, moves=True) != before:
+                _changed(name)
+            size = _total(source)
+            if size >= SYNCED:
+                _sync(source)
+            if manifest is not None:
+                self._put_manifest(target, manifest)
+            self._place(source, target, name)
+            if size >= SYNCED:
+                _sync_one(os.path.dirname(target))
+            crashpoint("object-put")
+            self._seal(content, target, size)
+        except OSError as error:
+            _fail(name, error)
+
+    # -- asking
+
+    def path(self, content: Content) -> Path:
+        """Where `content` lies, if it does."""
+        return Path(self._path(content))
+
+    def has(self, content: Content) -> bool:
+        return os.path.lexists(self._path(content))
+
+    def all(self) -> Iterator[Content]:
+        """Every object that is here."""
+        kinds = {suffix: kind for kind, suffix in _SUFFIX.items()}
+        folder = f"{self._root}/objects"
+        for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            if len(prefix) == 2:
+                for name in sorted(os.listdir(f"{folder}/{prefix}")):
+                    if (kind := kinds.get(name[64:])) is not None:
+                        yield Content(f"{kind}:{name[:64]}")
+
+    def size(self, content: Content) -> int:
+        """Bytes of content, without hashing."""
+        return _total(self._path(content))
+
+    def verify(self, content: Content) -> bool:
+        """Whether the object is here and its bytes are what its name says; reads all of it."""
+        try:
+            return files.scan(self._path(content)) == content
+        except files.Unhashable:
+            return False
+
+    def intact(self, content: Content) -> bool:
+        """Whether the object may be used: its seal holds, or else its bytes were hashed just now and are right."""
+        target = self._path(content)
+        size, mark = _mark(target)
+        if not mark:
+            return False
+        seal = self._sealed(content)
+        holds = seal is not None and seal.mark == mark
+        if holds and seal is not None and (seal.boot == self._boot or (content[0] != "t" and size >= SYNCED)):
+            return True
+        good = self._verify_unsynced(content, target) if holds and content[0] == "t" else self.verify(content)
+        if good:
+            self._seal(content, target, size)
+        return good
+
+    def entries(self, content: Content) -> list[Entry]:
+        """The manifest of a tree."""
+        target = self._path(content)
+        try:
+            with open(f"{target}.json", encoding="utf-8", errors="surrogateescape") as file:
+                manifest = [Entry(*row) for row in json.load(file)]
+            if files.tree_id(manifest) == content:
+                return manifest
+        except (OSError, ValueError, TypeError):
+            pass
+        # The manifest is only a shortcut; the tree itself says the same.
+        try:
+            manifest = files.entries(target)
+        except files.Unhashable as error:
+            raise Corrupt(str(error)) from error
+        if files.tree_id(manifest) != content:
+            raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
+        return manifest
+
+    def matching(self, content: Content, pattern: str) -> list[Entry]:
+        """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
+        fits = _glob(pattern)
+        return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
+
+    # -- giving out
+
+    def copy_to(self, content: Content, target: Path, *, link: bool = False) -> None:
+        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can."""
+        name, source = str(target), self._path(content)
+        try:
+            small = None if content[0] == "t" or link else self._read_small(content, source)
+            if small is None:
+                self._demand(content)
+            temporary = self._temporary()
+            if small is not None:
+                _write(temporary, small, content[0])
+            elif content[0] == "t":
+                self._copy_tree(self.entries(content), source, temporary, link=link)
+            else:
+                self._copy_file(source, temporary, content[0], link=link)
+            crashpoint("copy-written")
+            self._place(temporary, name, name)
+            if link:
+                self._seal(content, source, _total(source))
+        except OSError as error:
+            _fail(name, error)
+
+    def stage(self, content: Content, target: Path) -> None:
+        """Put `content` into an attempt directory, where nothing is yet: a small file as a writable copy, the rest as a link to the object."""
+        name, source = str(target), self._path(content)
+        try:
+            small = None if content[0] == "t" else self._read_small(content, source)
+            if small is None:
+                self._demand(content)
+            if small is not None:
+                _write(name, small, content[0])
+                return
+            if not os.path.isdir(folder := os.path.dirname(name)):
+                os.makedirs(folder, exist_ok=True)
+            os.symlink(source, name)
+        except OSError as error:
+            _fail(name, error)
+
+    # -- throwing away
+
+    def remove(self, content: Content, *, before: float | None = None) -> bool:
+        """Delete an object, unless it was put (again) since `before`.  Whoever deletes traces does that first."""
+        target = self._path(content)
+        try:
+            with self._turn():
+                if before is not None and os.lstat(target).st_ctime >= before:
+                    return False
+                aside = self._temporary()
+                if stat.S_ISDIR(os.lstat(target).st_mode):
+                    os.chmod(target, 0o700)
+                os.rename(target, aside)
+            self._seals.pop(content, None)
+            self._new.pop(content, None)
+            _delete(aside)
+            if content[0] == "t":
+                os.unlink(f"{target}.json")
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _fail(target, error)
+        return True
+
+    def sweep(self) -> None:
+        """Delete what an earlier process was writing when it died.  Only while no other process may be writing."""
+        folder = f"{self._root}/partial"
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            _delete(f"{folder}/{name}")
+
+    def changes(self) -> list[Seal]:
+        """The seals made since the last call, for the store's `objects` table."""
+        seals, self._new = list(self._new.values()), {}
+        return seals
+
+    # -- below
+
+    def _path(self, content: Content) -> str:
+        return f"{self._root}/objects/{content[2:4]}/{content[2:]}{_SUFFIX[content[0]]}"
+
+    def _take_small(self, name: str, found: os.stat_result) -> Content:
+        kind = "x" if found.st_mode & stat.S_IXUSR else "f"
+        handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            data = os.read(handle, SMALL + 1)
+            os.fchmod(handle, _MODE[kind])
+        finally:
+            os.close(handle)
+        content = Content(f"{kind}:{hashlib.sha256(data).hexdigest()}")
+        # Over an object of the same name: the same bytes, and a damaged one is healed.
+        target = self._path(content)
+        try:
+            os.rename(name, target)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(name, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            temporary = self._temporary()
+            _write(temporary, data, kind)
+            os.chmod(temporary, _MODE[kind])
+            self._place(temporary, target, name)
+        crashpoint("object-put")
+        return content
+
+    def _keep(self, content: Content, target: str) -> bool:
+        """Whether a good object is here already; if so it is young again, so that a gc that has decided otherwise leaves it."""
+        if not os.path.lexists(target) or not self.intact(content):
+            return False
+        with self._turn():
+            try:
+                os.utime(target, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+        self._seal(content, target, _total(target))
+        return True
+
+    def _turn(self) -> _Turn:
+        return _Turn(f"{self._root}/objects")
+
+    def _temporary(self) -> str:
+        return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
+
+    def _copy_in(self, name: str, content: Content) -> str:
+        temporary = self._temporary()
+        if content[0] == "t":
+            self._copy_tree(files.entries(name), name, temporary, link=False)
+        else:
+            self._copy_file(name, temporary, content[0], link=False)
+        if files.scan(temporary) != content:
+            _delete(temporary)
+            _changed(name)
+        return temporary
+
+    def _put_manifest(self, target: str, manifest: Sequence[Entry]) -> None:
+        temporary = self._temporary()
+        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
+        _write(temporary, text.encode("utf-8", "surrogateescape"), "f")
+        self._place(temporary, f"{target}.json", target)
+
+    def _place(self, source: str, target: str, about: str) -> None:
+        """Rename, making what is missing above and moving away what is in the way."""
+        while True:
+            try:
+                os.rename(source, target)
+                if os.path.lexists(source):  # both were names of one file: rename does nothing then
+                    os.unlink(source)
+                break
+            except FileNotFoundError:
+                if not os.path.lexists(source) or os.path.isdir(os.path.dirname(target)):
+                    raise
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            except OSError as error:
+                if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST) and os.path.lexists(target):
+                    aside = f"{self._beside(target)}.old"
+                    if os.path.isdir(target) and not os.path.islink(target):
+                        os.chmod(target, 0o700)
+                    os.rename(target, aside)
+                    os.rename(source, target)
+                    _delete(aside)
+                    break
+                if error.errno != errno.EXDEV:
+                    raise
+                near = self._beside(target)
+                self._copy_across(source, near)
+                _delete(source)
+                source = near
+        if stat.S_ISDIR(os.lstat(target).st_mode) and target.startswith(f"{self._root}/objects/"):
+            os.chmod(target, _MODE["x"])
+
+    def _beside(self, target: str) -> str:
+        return f"{os.path.dirname(target)}/.recipe-{os.getpid()}-{next(_count)}"
+
+    def _copy_across(self, source: str, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(source):
+            self._copy_tree(files.entries(source), source, target, link=False)
+        else:
+            mode = os.stat(source).st_mode
+            self._copy_file(source, target, "x" if mode & stat.S_IXUSR else "f", link=False)
+            if not mode & stat.S_IWUSR:
+                os.chmod(target, stat.S_IMODE(mode))
+
+    def _read_small(self, content: Content, source: str) -> bytes | None:
+        """The bytes, verified, if they are few."""
+        try:
+            handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            _missing(content, source)
+        try:
+            data = os.read(handle, SMALL + 1)
+        finally:
+            os.close(handle)
+        if len(data) > SMALL:
+            return None
+        if hashlib.sha256(data).hexdigest() != content[2:]:
+            _damaged(source)
+        return data
+
+    def _demand(self, content: Content) -> None:
+        if not self.has(content):
+            _missing(content, self._path(content))
+        if not self.intact(content):
+            _damaged(self._path(content))
+
+    def _copy_tree(self, manifest: Sequence[Entry], source: str, target: str, *, link: bool) -> None:
+        os.makedirs(target)
+        made = {""}
+        for entry in manifest:
+            folder = entry.path if entry.kind == "d" else os.path.dirname(entry.path)
+            if folder not in made:
+                os.makedirs(f"{target}/{folder}", exist_ok=True)
+                made.add(folder)
+            if entry.kind == "l":
+                os.symlink(entry.value, f"{target}/{entry.path}")
+            elif entry.kind != "d":
+                self._copy_file(f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind, link=link)
+
+    def _copy_file(self, source: str, target: str, kind: str, *, link: bool) -> None:
+        if link and self._link(source, target):
+            return
+        origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            handle = _create(target, kind)
+            try:
+                if not self._clone(origin, handle):
+                    _pour(origin, handle)
+                _backdate(handle)
+            finally:
+                os.close(handle)
+        finally:
+            os.close(origin)
+
+    def _link(self, source: str, target: str) -> bool:
+        while True:
+            try:
+                os.link(source, target)
+                return True
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(target))
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                    raise
+                return False
+
+    def _clone(self, origin: int, handle: int) -> bool:
+        """Share the blocks, where the file system can."""
+        pair = (os.fstat(origin).st_dev, os.fstat(handle).st_dev)
+        if not self._cloning.get(pair, True):
+            return False
+        try:
+            fcntl.ioctl(handle, _FICLONE, origin)
+        except OSError:
+            self._cloning[pair] = False
+            return False
+        return True
+
+    def _sealed(self, content: Content) -> Seal | None:
+        seal = self._seals.get(content)
+        if seal is None and (seal := self._recall(content)) is not None:
+            self._seals[content] = seal
+        return seal
+
+    def _seal(self, content: Content, target: str, size: int) -> None:
+        if content[0] == "t" or size > SMALL:
+            self._seals[content] = self._new[content] = Seal(content, _mark(target)[1], self._boot, size, time.time())
+
+    def _verify_unsynced(self, content: Content, target: str) -> bool:
+        """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
+        try:
+            for entry in self.entries(content):
+                if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
+                    return False
+        except (Corrupt, files.Unhashable):
+            return False
+        return True
+
+
+class _Turn:
+    """Putting an object that exists and removing one take turns, across processes."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        self._handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _create(path: str, kind: str) -> int:
+    while True:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if kind == "x" else 0o666)
+        except FileNotFoundError:
+            folder = os.path.dirname(path)
+            if os.path.isdir(folder):
+                raise
+            os.makedirs(folder, exist_ok=True)
+
+
+def _write(path: str, data: bytes, kind: str) -> None:
+    handle = _create(path, kind)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        _backdate(handle)
+    finally:
+        os.close(handle)
+
+
+def _backdate(handle: int) -> None:
+    now = time.time_ns()
+    mtime = now - _BACKDATE_NS
+    os.utime(handle, ns=(now, mtime + 1 if mtime % 1_000_000 == 0 else mtime))
+
+
+def _pour(origin: int, handle: int) -> None:
+    try:
+        while os.copy_file_range(origin, handle, 1 << 30):
+            pass
+        return
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            raise
+    while data := os.read(origin, _CHUNK):
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+
+
+def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """`path` and everything below it, a directory before what it holds."""
+    waiting = [path]
+    while waiting:
+        name = waiting.pop()
+        found = os.lstat(name)
+        yield name, found
+        if stat.S_ISDIR(found.st_mode):
+            waiting.extend(f"{name}/{item}" for item in os.listdir(name))
+
+
+def _movable(name: str) -> bool:
+    """Not through a link, and nobody else has another name for these bytes."""
+    return all(not stat.S_ISREG(found.st_mode) or found.st_nlink == 1 for _, found in _below(name)) and not os.path.islink(name)
+
+
+def _protect(name: str) -> None:
+    for path, found in _below(name):
+        if stat.S_ISREG(found.st_mode):
+            os.chmod(path, _MODE["x" if found.st_mode & stat.S_IXUSR else "f"])
+        elif stat.S_ISDIR(found.st_mode) and path != name:  # the top must still be renamed
+            os.chmod(path, _MODE["x"])
+
+
+def _total(name: str) -> int:
+    try:
+        return sum(found.st_size for _, found in _below(name) if stat.S_ISREG(found.st_mode))
+    except FileNotFoundError:
+        return 0
+
+
+def _mark(name: str, *, moves: bool = False) -> tuple[int, str]:
+    """Bytes, and what the file system says in one string; empty when there is nothing.  `moves`: only what a chmod and a rename leave as it is."""
+    size, marks = 0, []
+    try:
+        for path, found in _below(name):
+            if not stat.S_ISDIR(found.st_mode):
+                size += found.st_size
+                ctime = 0 if moves else found.st_ctime_ns
+                marks.append(f"{path[len(name) :]}\0{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{ctime}")
+            else:
+                marks.append(path[len(name) :])
+    except FileNotFoundError:
+        return 0, ""
+    if len(marks) == 1 and "\0" in marks[0]:
+        return size, marks[0][1:]
+    return size, hashlib.sha256("\n".join(sorted(marks)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _sync(name: str) -> None:
+    """Write out the large files and every directory."""
+    for path, found in _below(name):
+        if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_size >= SYNCED):
+            _sync_one(path)
+
+
+def _sync_one(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _delete(path: str) -> None:
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
+    folders = []
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        folders.append(folder)
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as items:
+            for item in items:
+                if item.is_dir(follow_symlinks=False):
+                    waiting.append(item.path)
+                else:
+                    os.unlink(item.path)
+    for folder in reversed(folders):
+        os.rmdir(folder)
+
+
+def _glob(pattern: str) -> Callable[[str], bool]:
+    import re
+
+    parts = []
+    for token in re.findall(r"\*\*/|\*\*|\*|\?|\[!?[^\]/]+\]|.", pattern, re.S):
+        if token == "**/":  # noqa: S105
+            parts.append("(?:.*/)?")
+        elif token == "**":  # noqa: S105
+            parts.append(".*")
+        elif token == "*":  # noqa: S105
+            parts.append("[^/]*")
+        elif token == "?":  # noqa: S105
+            parts.append("[^/]")
+        elif len(token) > 1:
+            parts.append("[" + ("^" if token[1] == "!" else "") + re.escape(token[2 if token[1] == "!" else 1 : -1]).replace(r"\-", "-") + "]")
+        else:
+            parts.append(re.escape(token))
+    compiled = re.compile("".join(parts), re.S)
+    return lambda path: compiled.fullmatch(path) is not None
+
+
+def _changed(path: str) -> NoReturn:
+    raise Corrupt(f"{path}: changed while it was put away", fix="leave it alone while recipe runs, and run again")
+
+
+def _missing(content: Content, path: str) -> NoReturn:
+    raise Corrupt(f"{path}: {content[:14]}… is not in the store", fix="run again: the step that makes it will be run")
+
+
+def _damaged(path: str) -> NoReturn:
+    raise Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")
+
+
+def _fail(path: str, error: OSError) -> NoReturn:
+    where = str(error.filename or path)
+    message = f"{where}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        message += f", {_free(where)} bytes are free"
+        raise Infrastructure(message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept") from error
+    raise Infrastructure(message) from error
+
+
+def _free(path: str) -> int:
+    while True:
+        try:
+            found = os.statvfs(path)
+            return found.f_bavail * found.f_frsize
+        except OSError:
+            if path in ("", "/"):
+                return 0
+            path = os.path.dirname(path)
