@@ -1,0 +1,151 @@
+"""What every training program here shares: who we are among the processes, checkpoints, metrics, the end by signal.  Does not know what is trained.
+
+A checkpoint is a folder `step-000010`: safetensors and `checkpoint.json`, which names each file with its SHA-256.  It is written under another name,
+synced, and renamed: it is complete or it is not there.  Nothing in it is a pickle, and the same training writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import Tensor
+
+Settings = Mapping[str, object]
+
+
+def start() -> Accelerator:
+    """Join the other processes.  Ends with a message where not as many came up as were asked for."""
+    # CUDA wants this before its first product, else no two runs are equal.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    asked = os.environ.get("RECIPE_WORLD_SIZE", "")
+    if asked and int(asked) != accelerator.num_processes:
+        fail(f"{asked} processes were asked for, {accelerator.num_processes} came up; `--cpu --num_processes 2` starts one, `--multi_gpu` starts two")
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        fail("precision fp16 needs a GPU; on a CPU use bf16 or no")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return accelerator
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"train: {message}")
+
+
+def draw(*what: object) -> None:
+    """Seed all randomness from `what`: nothing random needs to be saved, since each step draws from its own number."""
+    import torch
+
+    torch.manual_seed(int.from_bytes(hashlib.sha256(":".join(map(str, what)).encode()).digest()[:8], "big") >> 1)
+
+
+class Checkpoints:
+    """Saves and loads the state of one training."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], history: list[str]) -> Path:
+        """Write the checkpoint of `step`; it appears at once, whole."""
+        from safetensors.torch import save_file
+
+        name = f"step-{step:06d}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / f".{name}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, unfinished / "state.safetensors")
+        (unfinished / "history.jsonl").write_text("".join(history))
+        whole = {file.name: _sha256(file) for file in sorted(unfinished.iterdir())}
+        (unfinished / "checkpoint.json").write_text(json.dumps({"format": 1, "step": step, "files": whole, "settings": self.settings}, indent=2) + "\n")
+        for path in (*unfinished.iterdir(), unfinished):
+            _sync(path)
+        final = self.folder / name
+        # The same step may be there, from a run that ended after it and starts before it: equal bytes, unless they were damaged.
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+        _sync(self.folder)
+        return final
+
+    def load(self, checkpoint: Path) -> tuple[int, dict[str, Tensor], list[str]]:
+        """Step, tensors and history.  Ends with a message where it is damaged, or was made by another training than this one."""
+        from safetensors.torch import load_file
+
+        try:
+            record = json.loads((checkpoint / "checkpoint.json").read_text())
+            damaged = [name for name, digest in record["files"].items() if _sha256(checkpoint / name) != digest]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fail(f"cannot resume from {checkpoint}: not a complete checkpoint: {error}")
+        if damaged:
+            fail(f"cannot resume from {checkpoint}: {', '.join(damaged)} is not as it was saved")
+        made: Settings = record["settings"]
+        if other := [f"{name} was {made.get(name)}, is {self.settings.get(name)}" for name in sorted({*made, *self.settings}) if made.get(name) != self.settings.get(name)]:
+            fail(f"cannot resume from {checkpoint}: it was made by another training: {'; '.join(other)}")
+        return record["step"], load_file(checkpoint / "state.safetensors"), (checkpoint / "history.jsonl").read_text().splitlines(keepends=True)
+
+
+class Metrics:
+    """One JSON object a line at $RECIPE_METRICS.  Readers follow the file by offset, so lines are only ever added: a step that is there is not told again."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._told = 0
+        self._file = None
+        if file is None:
+            return
+        self._file = file.open("ab")
+        data = file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        # A line cut off by the death of its writer was never told.
+        self._file.truncate(len(whole))
+        self._told = max((json.loads(line).get("step", 0) for line in whole.splitlines()), default=0)
+
+    def tell(self, step: int, **values: float) -> None:
+        if self._file is not None and step > self._told:
+            self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
+            self._file.flush()
+
+
+class Ending:
+    """SIGTERM asks for one more checkpoint: a machine that is taken away costs no finished step, where it lets us finish one."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def end(self) -> NoReturn:
+        """Die of the signal, as whoever sent it expects."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        raise AssertionError("BUG: SIGTERM did not end this process")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()

@@ -1,0 +1,376 @@
+"""Step `data` of sft: check a data set row by row, turn it into tokens, hold a part out.  Knows tokenizers, not models."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rows import Bad, BadData, Row, files, kind, read
+from tokens import Writer, pack
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+COLUMNS = {"text": ("text",), "prompt-completion": ("prompt", "completion"), "messages": ("messages",)}
+SHOWN = 20  # complaints that are printed
+ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
+BATCH = 512  # rows tokenised at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row as text, with the spans of it that are learned; no spans: all of it."""
+
+    where: str
+    digest: int
+    text: str
+    spans: tuple[tuple[int, int], ...] | None
+
+
+@dataclass(slots=True)
+class Counts:
+    rows: int = 0
+    bad_rows: int = 0
+    duplicate_rows: int = 0
+    truncated_rows: int = 0
+    split_rows: int = 0
+    rows_without_anything_to_learn: int = 0
+    turns_not_learned: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+
+class Vocabulary:
+    """What the model folder says about text: tokenizer, end token, chat template, sizes."""
+
+    def __init__(self, base: Path, chat_template: str | None) -> None:
+        config = _json(base / "config.json", "a transformers model folder has one")
+        settings = _json(base / "tokenizer_config.json") if (base / "tokenizer_config.json").exists() else {}
+        self.size = int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
+        self.positions = int(config.get("max_position_embeddings") or 0)
+        self.tokenizer = _tokenizer(base)
+        self.end_text, self.end = self._end(config, settings)
+        beside = base / "chat_template.jinja"
+        self.chat_template = chat_template or (beside.read_text() if beside.exists() else settings.get("chat_template"))
+        self.special = {name: text for name in ("bos_token", "eos_token", "pad_token", "unk_token") if (text := _token_text(settings.get(name)))}
+
+    def _end(self, config: dict[str, Any], settings: dict[str, Any]) -> tuple[str, int]:
+        named = _token_text(settings.get("eos_token"))
+        if named and (found := self.tokenizer.token_to_id(named)) is not None:
+            return named, found
+        ids = config.get("eos_token_id")
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        if isinstance(first, int):
+            return self.tokenizer.id_to_token(first), first
+        raise BadData("the base model names no end-of-text token (eos_token in tokenizer_config.json): it could not learn to stop")
+
+
+def main() -> None:
+    options = _options()
+    if options.workers:
+        os.environ["RAYON_NUM_THREADS"] = str(options.workers)
+    try:
+        print(prepare(options))
+    except BadData as error:
+        sys.exit(f"data: {error}")
+
+
+def prepare(options: argparse.Namespace) -> str:
+    """Write the token store; the summary for people comes back."""
+    vocabulary = Vocabulary(options.base, options.chat_template.read_text() if options.chat_template else None)
+    if vocabulary.positions and options.max_length > vocabulary.positions:
+        raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
+    good, ignored = files(options.data)
+    columns = _columns(options.columns)
+    counts = Counts()
+    reading = _Reading(options.format, columns, vocabulary, counts)
+
+    store = Writer(options.out, wide=vocabulary.tokenizer.get_vocab_size() > 1 << 16)
+    owners: list[int] = []  # row digest of each document
+    seen: set[int] = set()
+    samples = reading.samples(good, options.data, max(options.max_bad_rows, ENOUGH))
+    highest = 0
+    while batch := list(islice(samples, BATCH)):
+        for sample, (tokens, learned) in zip(batch, _encode(batch, vocabulary, reading.format), strict=True):
+            highest = max(highest, *tokens)
+            pieces = _pieces(tokens, learned, options.max_length, reading.format, counts)
+            for piece, marks in pieces:
+                store.add(piece, marks)
+                owners.append(sample.digest)
+            counts.duplicate_rows += sample.digest in seen
+            seen.add(sample.digest)
+
+    _judge(counts, options.max_bad_rows, [file.name for file in good])
+    if vocabulary.size and highest >= vocabulary.size:
+        raise BadData(f"the tokenizer made token {highest}, the base model knows {vocabulary.size}: they do not belong together")
+    if not owners:
+        raise BadData(f"none of {counts.rows} rows leaves anything to learn within max_length {options.max_length}")
+    held_out = _held_out(owners, options.eval_fraction, options.seed)
+    lengths = [end - begin for begin, end in zip(store.starts, store.starts[1:], strict=False)]
+    splits = {"train": [n for n in range(len(owners)) if owners[n] not in held_out], "held_out": [n for n in range(len(owners)) if owners[n] in held_out]}
+    sequences = {name: pack(lengths, members, options.max_length) if options.packing else [[n] for n in members] for name, members in splits.items()}
+    manifest = store.close(sequences, {
+        "columns": {name: columns.get(name, name) for name in COLUMNS[reading.format]},
+        "format_of_rows": reading.format,
+        "max_length": options.max_length,
+        "packing": options.packing,
+        "files": [file.name for file in good][:SHOWN],
+        "ignored_files": [file.name for file in ignored][:SHOWN],
+        "rows": counts.rows,
+        "rows_held_out": len(held_out),
+        "bad_rows": counts.bad_rows,
+        "duplicate_rows": counts.duplicate_rows,
+        "truncated_rows": counts.truncated_rows,
+        "split_rows": counts.split_rows,
+        "rows_without_anything_to_learn": counts.rows_without_anything_to_learn,
+        "turns_not_learned": counts.turns_not_learned,
+    })  # fmt: skip
+    return _summary(manifest, counts)
+
+
+class _Reading:
+    """From rows to samples; decides the format at the first row."""
+
+    def __init__(self, wanted: str, columns: dict[str, str], vocabulary: Vocabulary, counts: Counts) -> None:
+        self.format = wanted
+        self._columns = columns
+        self._vocabulary = vocabulary
+        self._counts = counts
+
+    def samples(self, good: list[Path], root: Path, enough: int) -> Iterator[Sample]:
+        for file in good:
+            name = file.name if file == root else str(file.relative_to(root))
+            for row in read(file, name):
+                found = self._sample(row) if isinstance(row, Row) else row
+                if isinstance(found, Sample):
+                    self._counts.rows += 1
+                    yield found
+                    continue
+                self._counts.bad_rows += 1
+                if len(self._counts.complaints) < SHOWN:
+                    self._counts.complaints.append(f"{found.where}: {found.why}")
+                if self._counts.bad_rows > enough:
+                    return
+
+    def _sample(self, row: Row) -> Sample | Bad:
+        if self.format == "auto":
+            self.format = self._detect(row)
+        names = [self._columns.get(column, column) for column in COLUMNS[self.format]]
+        if missing := [name for name in names if name not in row.value]:
+            return Bad(row.where, f'no column "{missing[0]}"; it has: {", ".join(row.value) or "none"}')
+        values = [row.value[name] for name in names]
+        if self.format == "messages":
+            return self._conversation(row.where, names[0], values[0])
+        texts: list[str] = []
+        for name, value in zip(names, values, strict=True):
+            if not isinstance(value, str):
+                return Bad(row.where, f'"{name}" is {kind(value)}, a string is expected')
+            if not value.strip() and name != "prompt":
+                return Bad(row.where, f'"{name}" is empty')
+            texts.append(value)
+        text = "".join(texts)
+        spans = ((len(texts[0]), len(text)),) if self.format == "prompt-completion" else None
+        return _checked(row.where, text, spans)
+
+    def _detect(self, row: Row) -> str:
+        for name, wanted in COLUMNS.items():
+            if all(self._columns.get(column, column) in row.value for column in wanted):
+                return name
+        raise BadData(
+            f"{row.where}: no column to learn from; it has: {', '.join(row.value) or 'none'}; sft reads text, or prompt and completion, or messages "
+            "(other names: columns={text: NAME})"
+        )
+
+    def _conversation(self, where: str, name: str, messages: object) -> Sample | Bad:
+        if isinstance(messages, str):  # as CSV has it
+            try:
+                messages = json.loads(messages)
+            except json.JSONDecodeError:
+                return Bad(where, f'"{name}" is a string that is not JSON')
+        if not isinstance(messages, list) or not messages:
+            return Bad(where, f'"{name}" is {kind(messages) if messages else "empty"}, a list of messages is expected')
+        for number, message in enumerate(messages, 1):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                return Bad(where, f'message {number} of "{name}" is not {{"role": "…", "content": "…"}}')
+        if not any(message["role"] == "assistant" for message in messages):
+            return Bad(where, f'"{name}" has no message of the assistant to learn from')
+        if not self._vocabulary.chat_template:
+            raise BadData("the base model has no chat template, which conversations need: give one with chat_template=FILE")
+        text = self._render(messages, where)
+        spans: list[tuple[int, int]] = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[:number], where, answer=True)
+            after = self._render(messages[: number + 1], where)
+            # Some templates write an earlier turn differently once later ones follow; what is not there as asked cannot be learned.
+            if text.startswith(after) and after.startswith(before):
+                spans.append((len(before), len(after)))
+            else:
+                self._counts.turns_not_learned += 1
+        return _checked(where, text, tuple(spans))
+
+    def _render(self, messages: list[dict[str, object]], where: str, *, answer: bool = False) -> str:
+        import jinja2
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered: Any = render_jinja_template(
+                [messages], chat_template=self._vocabulary.chat_template, add_generation_prompt=answer, **self._vocabulary.special
+            )
+        except (jinja2.TemplateError, ValueError) as error:
+            raise BadData(f"{where}: the chat template does not take this conversation: {error}") from error
+        text = rendered[0] if isinstance(rendered, tuple) else rendered
+        return str(text[0] if isinstance(text, list) else text)
+
+
+def _checked(where: str, text: str, spans: tuple[tuple[int, int], ...] | None) -> Sample | Bad:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        return Bad(where, "the text holds half a surrogate pair, which no UTF-8 has")
+    return Sample(where, int.from_bytes(hashlib.sha256(data).digest()[:8], "big"), text, spans)
+
+
+def _encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[tuple[list[int], list[int] | None]]:
+    # A chat template writes its own special tokens; a second beginning-of-text would be read as content.
+    encoded = vocabulary.tokenizer.encode_batch([sample.text for sample in batch], add_special_tokens=form != "messages")
+    for sample, row in zip(batch, encoded, strict=True):
+        ids = list(row.ids)
+        if form != "messages" and (not ids or ids[-1] != vocabulary.end):
+            ids.append(vocabulary.end)
+        if sample.spans is None:
+            yield ids, None
+            continue
+        learned = [int(any(start < stop and finish > begin for begin, stop in sample.spans)) for start, finish in row.offsets]
+        yield ids, learned + [1] * (len(ids) - len(learned))
+
+
+def _pieces(
+    tokens: list[int], learned: list[int] | None, size: int, form: str, counts: Counts
+) -> list[tuple[list[int], list[int] | None]]:
+    """Plain text is cut into pieces, so that all of it is learned; an answer is cut off at the end, where it is learned least."""
+    if form == "text":
+        counts.split_rows += len(tokens) > size
+        return [(tokens[at : at + size], None) for at in range(0, len(tokens), size) if len(tokens) - at > 1]
+    assert learned is not None
+    if len(tokens) > size:
+        counts.truncated_rows += 1
+        tokens, learned = tokens[:size], learned[:size]
+    if not any(learned[1:]):
+        counts.rows_without_anything_to_learn += 1
+        return []
+    return [(tokens, learned)]
+
+
+def _judge(counts: Counts, allowed: int, names: list[str]) -> None:
+    if counts.bad_rows > allowed:
+        more = counts.bad_rows - len(counts.complaints)
+        complaints = "\n  ".join(counts.complaints + ([f"… and {more} more"] if more else []))
+        hint = f"; max_bad_rows={counts.bad_rows} would leave them out" if counts.rows else ""
+        raise BadData(f"{counts.bad_rows} bad rows beside {counts.rows} good ones{hint}\n  {complaints}")
+    if not counts.rows:
+        raise BadData(f"the data set is empty: no row in {', '.join(names[:3])}{' …' if len(names) > 3 else ''}")
+
+
+def _held_out(owners: list[int], fraction: float, seed: int) -> set[int]:
+    """The rows that are kept from training, by the hash of their text: equal rows are never on both sides, and more data moves no row across."""
+    if not fraction:
+        return set()
+    rank = {row: hashlib.sha256(f"{seed}:{row}".encode()).digest() for row in set(owners)}
+    if len(rank) < 2:
+        raise BadData("one row cannot be both learned and held out: more data, or eval_fraction=0")
+    limit = int(fraction * 2**64).to_bytes(8, "big")
+    chosen = {row for row, digest in rank.items() if digest[:8] < limit}
+    if not chosen:
+        chosen = {min(rank, key=rank.__getitem__)}
+    if len(chosen) == len(rank):
+        chosen.remove(max(rank, key=rank.__getitem__))
+    return chosen
+
+
+def _summary(manifest: dict[str, object], counts: Counts) -> str:
+    rows = counts.rows
+    lines = [
+        f"data: {rows} rows ({manifest['format_of_rows']}), {manifest['tokens']} tokens, sequences {manifest['sequences']}",
+        f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / rows:.1%}), "
+        f"{counts.split_rows} cut into pieces, {counts.duplicate_rows} duplicates",
+    ]
+    if counts.bad_rows:
+        lines.append(f"data: {counts.bad_rows} bad rows left out")
+        lines += [f"  {complaint}" for complaint in counts.complaints]
+    if counts.rows_without_anything_to_learn:
+        lines.append(f"data: {counts.rows_without_anything_to_learn} rows left out: nothing to learn within max_length")
+    if counts.turns_not_learned:
+        lines.append(f"data: {counts.turns_not_learned} turns are read but not learned: the chat template writes them differently once others follow")
+    return "\n".join(lines)
+
+
+def _tokenizer(base: Path) -> Tokenizer:
+    if (base / "tokenizer.json").exists():
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(base / "tokenizer.json"))
+    # An older model folder: transformers knows how to read the others, at the price of two seconds of imports.
+    from transformers import AutoTokenizer
+
+    try:
+        slow: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise BadData(f"{base}: no usable tokenizer: {error}") from error
+    found: Tokenizer = slow.backend_tokenizer
+    return found
+
+
+def _token_text(token: object) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _json(file: Path, hint: str = "") -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise BadData(f"{file}: no such file; {hint}") from error
+    except (ValueError, OSError) as error:
+        raise BadData(f"{file}: {error}") from error
+    if not isinstance(value, dict):
+        raise BadData(f"{file}: {kind(value)} where an object is expected")
+    return value
+
+
+def _columns(text: str) -> dict[str, str]:
+    value = json.loads(text)
+    known = [name for names in COLUMNS.values() for name in names]
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()) or (wrong := set(value) - set(known)):
+        raise BadData(f"columns: {sorted(wrong)[0] if isinstance(value, dict) and wrong else text} is none of {', '.join(known)}")
+    return value
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--format", choices=["auto", *COLUMNS], default="auto")
+    parser.add_argument("--columns", default="{}", help="JSON: what the columns are called here")
+    parser.add_argument("--chat-template", type=Path)
+    parser.add_argument("--max-length", type=int, required=True)
+    parser.add_argument("--packing", type=lambda word: word == "true", default=False)
+    parser.add_argument("--eval-fraction", type=float, default=0.0)
+    parser.add_argument("--max-bad-rows", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The base model, and how well a model predicts a split of the tokens.  Does not know training."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from loop import draw, fail
+from tokens import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences side by side, padded at the end.  Positions begin again with each document, so that packed ones do not see each other."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor  # the token that follows, or -100 where nobody learns it
+
+
+def load_base(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
+    """The base model with its own weights, or, where `init` is random, with weights drawn from the seed."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if init == "random":
+        draw("init", seed)
+        fresh: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True), dtype=torch.float32)
+        return fresh.to(DTYPES[precision])
+    if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
+        fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype=DTYPES[precision], local_files_only=True)
+    return model
+
+
+def identity(base: Path) -> str:
+    """A name for the base model's files that is quick to take: what the config says, and how long each file is."""
+    files = sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file())
+    return hashlib.sha256(repr(files).encode() + (base / "config.json").read_bytes()).hexdigest()
+
+
+def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device) -> Batch:
+    read = [tokens.documents(sequence) for sequence in sequences]
+    width = max(sum(len(ids) for ids, _ in documents) for documents in read)
+    shape = (len(sequences), width)
+    ids, positions, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -100, np.int64)
+    for row, documents in enumerate(read):
+        at = 0
+        for document, learned in documents:
+            end = at + len(document)
+            ids[row, at:end] = document
+            # To the end of the row: padding goes on counting, so that it does not look like documents of one token.
+            positions[row, at:] = np.arange(width - at)
+            targets[row, at : end - 1] = np.where(learned[1:], document[1:], -100)
+            at = end
+    return Batch(*(torch.from_numpy(array).to(device) for array in (ids, positions, targets)))
+
+
+def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The sum over learned tokens of −log p: to be divided by the number of tokens of a whole step, wherever its sequences are."""
+    # No mask: padding is at the end, where causal attention does not see it, and documents are told apart by their positions.
+    logits = model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
+    wanted = batch.targets != -100
+    return torch.nn.functional.cross_entropy(logits[wanted].float(), batch.targets[wanted], reduction="sum")
+
+
+def surprise(model: torch.nn.Module, tokens: Tokens, sequences: Sequence[int], size: int, device: torch.device) -> tuple[float, int]:
+    """The same sum over many sequences, and the number of tokens it is over."""
+    total, count = 0.0, 0
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for part in _chunks(sequences, size):
+            batch = batch_of(tokens, part, device)
+            total += float(loss_of(model, batch))
+            count += int((batch.targets != -100).sum())
+    model.train(was_training)
+    return total, count
+
+
+def _chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
