@@ -1,7 +1,7 @@
 """The contract between whoever runs commands and wherever they run: Driver, Host and the values that pass between them.  Imports nothing of `runner`.
 
-Every call is short and asked again by the caller; `Lease` and `Job` are serialisable and stored before they are used, so that another process can go on
-where this one died.  A driver moves no files: bytes travel through `Host.call`.
+Every call is short and asked again by the caller; `Lease` and `Job` are serialisable and stored before they are used, so that another process can go
+on where this one died.  A driver moves no files: bytes travel through `Host.call`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Exit:
     cpu: float = 0.0  # seconds of user and system time
     peak_memory: int = 0  # bytes, the largest single process
     strays: int = 0  # background processes that the command left behind and we ended
+    detail: str = ""  # what kept the command from starting, in words
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -1,0 +1,723 @@
+"""The process that is the parent of all local jobs: begins them, ends them, and writes down how they ended.  Knows nothing of steps or stores.
+
+It outlives the worker that started it and serves whoever connects to its root next.  The root directory holds
+
+    lock      held (flock) as long as a supervisor lives here; never a pid, so nothing can be mistaken for it
+    socket    where clients connect
+    journal   one JSON line when a job begins and one when it is over, appended; a torn last line is ignored
+    logs/     what jobs print, straight from their own file descriptors
+
+A client sends frames (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`) and reads lines: a greeting, then the
+JSON line of every job that ends.  Every client hears of every end.
+
+A job is over when its first process has ended and nothing of what it left behind is alive.  As a subreaper this process inherits every background
+process that a job leaves, also one that made a session of its own; the cookie in its environment (`RECIPE_JOB`), else its session, says whose it is.
+If this process is killed, how its jobs end can no longer be known: the next supervisor in this root ends what is left of them (SIGTERM, then
+SIGKILL) and writes them down as lost.
+
+Only the standard library, and little of it (no signal, socket, pathlib, json or re unless needed): start-up is part of every run.
+"""
+
+# ruff: noqa: PTH104, PTH110, PTH113, PTH116, PTH117, PTH118, PTH208
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Callable, Iterable
+
+GREETING = b'{"supervisor": 1}\n'
+LINGER = 2.0  # seconds without jobs or clients before the end
+STRAY_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what a job left behind
+GRACE = 10.0  # the same for a job that ran out of time, and for what a dead supervisor left
+HOPELESS = 5.0  # seconds after SIGKILL when we stop waiting for a process that cannot die
+REMEMBERED = 10_000  # ends kept in memory, and in the journal when it is pruned
+JOURNAL_LIMIT = 8 << 20
+BACKLOG_LIMIT = 16 << 20  # bytes a client may leave unread
+
+SIGKILL, SIGTERM, SIGCONT = 9, 15, 18
+RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by whoever began us, but not in jobs
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+
+
+class _Job:
+    """One job that is not over yet."""
+
+    __slots__ = (
+        *("code", "cpu", "deadline", "ended", "idle", "idle_at", "kill_at", "killed", "log", "name"),
+        *("orphaned", "peak", "pid", "reason", "session", "signal", "started", "strays", "termed"),
+    )
+
+    def __init__(self, name: bytes, log: bytes) -> None:
+        self.name = name
+        self.log = log
+        self.pid = 0  # 0: its first process is gone, or never was ours
+        self.session = 0
+        self.termed = False  # its group has been asked to end
+        self.orphaned = False  # its parent was a supervisor that is dead
+        self.started = time.time()
+        self.ended = 0.0
+        self.deadline: float | None = None
+        self.idle: float | None = None
+        self.idle_at: float | None = None
+        self.kill_at: float | None = None
+        self.killed = False  # no patience left: whatever appears now gets SIGKILL
+        self.reason = b""
+        self.code: int | None = None
+        self.signal: int | None = None
+        self.cpu = 0.0
+        self.peak = 0
+        self.strays: set[int] = set()
+
+
+class Supervisor:
+    """Jobs, clients and the one loop."""
+
+    def __init__(self, listener: int, first: int) -> None:
+        self._listener = listener
+        self._poll = select.epoll()
+        self._poll.register(listener, READ)
+        self._acts: dict[int, Callable[[int], None]] = {listener: self._accept}
+        self._inputs: dict[int, bytearray] = {}
+        self._outputs: dict[int, bytearray] = {}
+        self._jobs: dict[bytes, _Job] = {}
+        self._pids: dict[int, _Job] = {}
+        self._ending: list[_Job] = []  # first process gone, strays not
+        self._tolerated: dict[int, _Job | None] = {}  # background processes that belong, or may belong, to a running job
+        self._stirred = False  # a process that we watch has ended
+        self._timed: set[_Job] = set()  # jobs with any deadline
+        self._over: dict[bytes, bytes] = {}
+        self._lines: list[bytes] = []  # ends to be written and told
+        self._unwritten = b""
+        self._programs: dict[tuple[bytes, bytes], bytes] = {}
+        self._quiet_since: float | None = None
+        root = os.stat(".")
+        self._mark = b"@%d-%d" % (root.st_dev, root.st_ino)
+        try:
+            self._children: int | None = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
+        except OSError:
+            self._children = None
+        self._ooms = _oom_kills()
+        self._journal, open_jobs = _open_journal(self._over)
+        self._inherit(open_jobs)
+        self._welcome(first)
+
+    def serve(self) -> None:
+        """Until there is nothing left to do and nobody to do it for."""
+        while True:
+            for fd, _ in self._poll.poll(self._patience()):
+                act = self._acts.get(fd)
+                if act is not None:
+                    act(fd)
+            self._reap()
+            if self._timed:
+                self._keep_time()
+            if self._lines or self._unwritten:
+                self._publish()
+            if self._jobs or self._inputs:
+                self._quiet_since = None
+            elif self._quiet_since is None:
+                self._quiet_since = time.monotonic()
+            elif time.monotonic() - self._quiet_since >= LINGER:
+                # A client that connects from here on is turned away before it got a greeting, and begins the next supervisor.
+                return
+
+    def _patience(self) -> float | None:
+        if self._timed:
+            times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
+            return max(0.0, min(times) - time.monotonic())
+        if self._jobs or self._inputs:
+            return None
+        return LINGER
+
+    # --- clients
+
+    def _accept(self, _: int) -> None:
+        import socket
+
+        with socket.socket(fileno=os.dup(self._listener)) as listener:
+            listener.setblocking(False)
+            try:
+                client, _address = listener.accept()
+            except OSError:
+                return
+            self._welcome(client.detach())
+
+    def _welcome(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+        self._inputs[fd] = bytearray()
+        self._outputs[fd] = bytearray()
+        self._acts[fd] = self._hear
+        self._poll.register(fd, READ)
+        self._tell(fd, GREETING)
+
+    def _dismiss(self, fd: int) -> None:
+        if self._inputs.pop(fd, None) is not None:
+            del self._outputs[fd], self._acts[fd]
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def _tell(self, fd: int, data: bytes) -> None:
+        waiting = self._outputs.get(fd)
+        if waiting is None:
+            return
+        waiting += data
+        try:
+            while waiting:
+                del waiting[: os.write(fd, waiting)]
+        except BlockingIOError:
+            if len(waiting) > BACKLOG_LIMIT:
+                self._dismiss(fd)  # it asks again when it comes back
+            else:
+                self._poll.modify(fd, READ | WRITE)
+            return
+        except OSError:
+            self._dismiss(fd)
+
+    def _hear(self, fd: int) -> None:
+        if self._outputs[fd]:
+            self._poll.modify(fd, READ)
+            self._tell(fd, b"")
+            if fd not in self._inputs:
+                return
+        try:
+            data = os.read(fd, 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(fd)
+            return
+        buffer = self._inputs[fd]
+        buffer += data
+        begin = 0
+        starts: list[list[bytes]] = []
+        while len(buffer) - begin >= 4:
+            end = begin + 4 + int.from_bytes(buffer[begin : begin + 4], "little")
+            if end > len(buffer):
+                break
+            fields = bytes(buffer[begin + 4 : end]).split(b"\0")
+            begin = end
+            if fields[0] == b"start":
+                starts.append(fields)
+                continue
+            self._begin(starts)
+            starts = []
+            if fields[0] == b"stop":
+                job = self._jobs.get(fields[1])
+                if job is not None:
+                    self._end(job, b"stopped", float(fields[2]))
+            else:
+                self._answer(fd, fields[1])
+        del buffer[:begin]
+        self._begin(starts)
+
+    def _answer(self, fd: int, name: bytes) -> None:
+        if name in self._jobs:
+            self._tell(fd, b'{"job": "%s", "going": true}\n' % name)
+        elif name in self._over:
+            self._tell(fd, self._over[name])
+        else:  # final, so that two askers never hear different things
+            self._settle(name, _line(name, None, None, b"lost", 0.0, time.time(), 0.0, 0, 0))
+
+    # --- beginning
+
+    def _begin(self, starts: list[list[bytes]]) -> None:
+        """Write down that these begin, then begin them: in the other order a crash could run one twice."""
+        fresh: list[list[bytes]] = []
+        for fields in starts:
+            name = fields[1]
+            if name in self._over:
+                self._lines.append(self._over[name])
+            elif name not in self._jobs:
+                self._jobs[name] = _Job(name, fields[3])
+                fresh.append(fields)
+        if fresh:
+            now = time.time()
+            self._write(b"".join(b'{"job": "%s", "began": %.3f}\n' % (fields[1], now) for fields in fresh))
+            for fields in fresh:
+                self._spawn(fields)
+
+    def _spawn(self, fields: list[bytes]) -> None:
+        _, name, cwd, log, timeout, idle, count, *rest = fields
+        argv = rest[: int(count)]
+        pairs = iter(rest[int(count) :])
+        env = dict(zip(pairs, pairs, strict=True))
+        env[b"RECIPE_JOB"] = name + self._mark
+        job = self._jobs[name]
+        try:
+            os.chdir(cwd)
+            pid = os.posix_spawn(
+                self._program(argv[0], env),
+                argv,
+                env,
+                file_actions=(
+                    (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ),
+                setsid=True,
+                setsigmask=(),
+                setsigdef=RESTORED,
+            )
+        except OSError as error:
+            self._programs.clear()
+            self._not_begun(job, argv[0], cwd, error)
+            return
+        job.pid = job.session = pid
+        self._pids[pid] = job
+        try:
+            self._watch(pid)
+        except OSError as error:  # no descriptor left to watch it with: it may not run unwatched
+            os.killpg(pid, SIGKILL)
+            os.waitpid(pid, 0)
+            del self._pids[pid]
+            self._not_begun(job, argv[0], cwd, error)
+            return
+        if timeout or idle:
+            now = time.monotonic()
+            self._timed.add(job)
+            if timeout:
+                job.deadline = now + float(timeout)
+            if idle:
+                job.idle = float(idle)
+                job.idle_at = now + job.idle
+
+    def _program(self, name: bytes, env: dict[bytes, bytes]) -> bytes:
+        """What execvp would find, in the job's PATH and not in ours."""
+        if b"/" in name:
+            return name
+        path = env.get(b"PATH", b"/bin:/usr/bin")
+        found = self._programs.get((name, path))
+        if found is None:
+            candidates = [os.path.join(part or b".", name) for part in path.split(b":")]
+            there = [candidate for candidate in candidates if os.path.isfile(candidate)]
+            if not there:
+                raise FileNotFoundError(2, "No such file or directory")
+            found = next((candidate for candidate in there if os.access(candidate, os.X_OK)), there[0])
+            if os.path.isabs(found):
+                self._programs[name, path] = found
+        return found
+
+    def _not_begun(self, job: _Job, program: bytes, cwd: bytes, error: OSError) -> None:
+        """Find out which part failed (posix_spawn does not say), tell it in the log, and end the job as a shell would."""
+        code = 126
+        what = b"cannot run " + program
+        why = _why(error)
+        try:
+            os.chdir(cwd)
+        except OSError as cause:
+            what, why = b"cannot enter the working directory " + cwd, _why(cause)
+        else:
+            if error.errno == 2:
+                code = 127
+                if b"/" not in program:
+                    why = b"no such program in PATH"
+                elif os.path.exists(program):
+                    why = b"the interpreter named in its first line does not exist"
+            elif error.errno == 8:
+                why += b" (a script must begin with #! and its interpreter)"
+        try:
+            log = os.open(job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as cause:
+            code, what, why = 126, b"cannot write the log " + job.log, _why(cause)
+        else:
+            try:
+                os.write(log, b"recipe: %s: %s\n" % (what, why))
+            except OSError as cause:
+                what, why = b"cannot write the log " + job.log, _why(cause)
+            os.close(log)
+        self._drop(job)
+        self._settle(job.name, _line(job.name, code, None, b"exit", job.started, time.time(), 0.0, 0, 0, what + b": " + why))
+
+    # --- ending
+
+    def _watch(self, pid: int) -> None:
+        """Wake up when `pid` ends."""
+        fd = os.pidfd_open(pid)
+        try:
+            self._poll.register(fd, READ)
+        except OSError:
+            os.close(fd)
+            raise
+        self._acts[fd] = self._unwatch
+
+    def _unwatch(self, fd: int) -> None:
+        del self._acts[fd]
+        os.close(fd)  # which takes it out of the epoll set too: nobody else has this descriptor
+        self._stirred = True
+
+    def _reap(self) -> None:
+        if not self._stirred:
+            return
+        self._stirred = False
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            job = self._pids.pop(pid, None)
+            if job is not None:
+                self._first_process_ended(job, status, usage)
+            elif self._tolerated.pop(pid, None) is None:
+                for ending in self._ending:
+                    if pid in ending.strays:
+                        ending.cpu += usage.ru_utime + usage.ru_stime
+        if self._ending:
+            if self._bereft():
+                for job in self._ending:
+                    self._finish(job)
+                self._ending.clear()
+            else:
+                self._sweep()
+
+    def _first_process_ended(self, job: _Job, status: int, usage: resource.struct_rusage) -> None:
+        job.pid = 0
+        job.ended = time.time()
+        job.cpu = usage.ru_utime + usage.ru_stime
+        job.peak = usage.ru_maxrss * 1024
+        if os.WIFSIGNALED(status):
+            job.signal = os.WTERMSIG(status)
+            job.code = 128 + job.signal
+        else:
+            job.code = os.WEXITSTATUS(status)
+        if not job.reason:
+            job.reason = b"exit" if job.signal is None else b"signal"
+            if job.code == 128 + SIGKILL:
+                kills = _oom_kills()
+                if kills > self._ooms:
+                    job.reason = b"oom"
+                self._ooms = kills
+        job.deadline = job.idle_at = None
+        self._ending.append(job)
+        if self._tolerated:
+            self._tolerated = {pid: owner for pid, owner in self._tolerated.items() if owner is not job and (owner or self._pids)}
+
+    def _bereft(self) -> bool:
+        """Our children are first processes of running jobs, and their background processes: the ended ones left nothing behind."""
+        if self._children is None:
+            return False
+        for child in os.pread(self._children, 1 << 16, 0).split():
+            pid = int(child)
+            if pid not in self._pids and pid not in self._tolerated:
+                return False
+        return not any(job.orphaned for job in self._ending)
+
+    def _sweep(self) -> None:
+        """End what ended jobs left behind; finish those of which nothing is left."""
+        now = time.monotonic()
+        ending = {job.name: job for job in self._ending}
+        haunted: set[bytes] = set()
+        table = _processes()
+        for pid in self._left_behind(table):
+            _, group, session = table[pid]
+            name = self._cookie(pid)
+            if name is None:
+                name = next((job.name for job in [*self._pids.values(), *self._ending] if job.session == session), None)
+            if name is None and not self._pids:
+                name = self._ending[-1].name  # nothing says whose it is, and no running job could be its owner
+            if name is None or (name in self._jobs and name not in ending):
+                self._tolerated[pid] = self._jobs[name] if name else None
+            elif name in ending:
+                haunted.add(name)
+                self._signal_stray(ending[name], pid, group, now)
+            else:
+                _kill(pid, SIGKILL)
+        for job in list(self._ending):
+            late = job.kill_at is not None and now >= job.kill_at
+            if job.name not in haunted or (late and job.killed):
+                self._ending.remove(job)
+                self._finish(job)
+            elif late:
+                job.killed = True
+                job.kill_at = now + HOPELESS
+
+    def _signal_stray(self, job: _Job, pid: int, group: int, now: float) -> None:
+        if job.kill_at is None:
+            job.kill_at = now + STRAY_GRACE
+            self._timed.add(job)
+        if pid not in job.strays:
+            job.strays.add(pid)
+            try:
+                self._watch(pid)
+            except OSError:
+                self._stirred = True  # gone already, or no descriptor to watch it with
+            if not (job.termed and group == job.session):  # a second SIGTERM may mean "at once" to those who got the first
+                _kill(pid, SIGTERM)
+                _kill(pid, SIGCONT)
+        if job.killed or now >= job.kill_at:
+            _kill(pid, SIGKILL)
+
+    def _left_behind(self, table: dict[int, tuple[int, int, int]]) -> Iterable[int]:
+        """Living processes below us but below no running job's first process, and what a dead supervisor's jobs left, which is below nobody."""
+        below: dict[int, list[int]] = {}
+        for pid, (parent, _, _) in table.items():
+            below.setdefault(parent, []).append(pid)
+        pending = [pid for pid in below.get(os.getpid(), ()) if pid not in self._pids]
+        orphaned = {job.name for job in self._ending if job.orphaned}
+        if orphaned:
+            pending += [pid for pid in table if self._cookie(pid) in orphaned]
+        seen: set[int] = set()
+        while pending:
+            pid = pending.pop()
+            if pid not in seen:
+                seen.add(pid)
+                yield pid
+                pending += below.get(pid, ())
+
+    def _cookie(self, pid: int) -> bytes | None:
+        try:
+            _, found, rest = (b"\0" + _read(f"/proc/{pid}/environ")).partition(b"\0RECIPE_JOB=")
+        except OSError:
+            return None
+        value = rest.split(b"\0", 1)[0]
+        return value[: -len(self._mark)] if found and value.endswith(self._mark) else None
+
+    def _end(self, job: _Job, reason: bytes, grace: float) -> None:
+        """SIGTERM now, SIGKILL after `grace`; asked again, the earlier deadline holds."""
+        kill_at = time.monotonic() + grace
+        if job.pid and not job.termed:
+            job.reason = reason
+            job.termed = True
+            _kill_group(job.pid, SIGTERM)
+            _kill_group(job.pid, SIGCONT)
+        if job.kill_at is None or kill_at < job.kill_at:
+            job.kill_at = kill_at
+        job.deadline = job.idle_at = None
+        self._timed.add(job)
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        sweep = False
+        for job in list(self._timed):
+            if job.deadline is not None and now >= job.deadline:
+                self._end(job, b"timeout", GRACE)
+            elif job.idle_at is not None and now >= job.idle_at:
+                self._look_idle(job, now)
+            if job.kill_at is not None and now >= job.kill_at:
+                if job.pid:
+                    _kill_group(job.pid, SIGKILL)
+                    job.killed = True
+                    job.kill_at = now + HOPELESS
+                else:
+                    sweep = True
+        if sweep:
+            self._sweep()
+
+    def _look_idle(self, job: _Job, now: float) -> None:
+        assert job.idle is not None
+        try:
+            silent = max(0.0, time.time() - max(os.stat(job.log).st_mtime, job.started))
+        except OSError:
+            silent = job.idle
+        if silent >= job.idle:
+            self._end(job, b"idle", GRACE)
+        else:
+            job.idle_at = now + job.idle - silent
+
+    def _finish(self, job: _Job) -> None:
+        self._drop(job)
+        line = _line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays))
+        self._settle(job.name, line)
+
+    def _drop(self, job: _Job) -> None:
+        self._jobs.pop(job.name, None)
+        self._timed.discard(job)
+
+    def _settle(self, name: bytes, line: bytes) -> None:
+        self._over[name] = line
+        self._lines.append(line)
+        self._unwritten += line
+        if len(self._over) > REMEMBERED:
+            del self._over[next(iter(self._over))]
+
+    # --- remembering
+
+    def _publish(self) -> None:
+        """Ends are on disk before anybody hears of them; when the disk is full they are told all the same, and written as soon as there is room."""
+        self._write(b"")
+        data = b"".join(self._lines)
+        self._lines = []
+        if data:
+            for fd in list(self._outputs):
+                self._tell(fd, data)
+
+    def _write(self, more: bytes) -> None:
+        data = self._unwritten + more
+        if data:
+            try:
+                self._unwritten = data[os.write(self._journal, data) :]
+            except OSError:
+                self._unwritten = data
+
+    def _inherit(self, names: list[bytes]) -> None:
+        """End what a supervisor that was killed here left running."""
+        cookies = {name for pid in _processes() if (name := self._cookie(pid)) is not None}
+        now = time.monotonic()
+        for name in dict.fromkeys([*names, *cookies]):
+            job = _Job(name, b"")
+            job.reason, job.started, job.ended = b"lost", 0.0, time.time()
+            if name in cookies:
+                job.orphaned = True
+                job.kill_at = now + GRACE
+                self._jobs[name] = job
+                self._ending.append(job)
+                self._timed.add(job)
+            else:
+                self._finish(job)
+        if self._ending:
+            self._sweep()
+        self._write(b"")
+
+
+def _processes() -> dict[int, tuple[int, int, int]]:
+    """Living processes: pid -> parent, group, session."""
+    table = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent, group, session = _read(f"/proc/{entry}/stat").rpartition(b")")[2].split()[:4]
+            except (OSError, ValueError):
+                continue
+            if state not in (b"Z", b"X"):
+                table[int(entry)] = (int(parent), int(group), int(session))
+    return table
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _kill_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory: in our memory cgroup where it says so, else on this machine."""
+    try:
+        groups = _read("/proc/self/cgroup").split(b"\n")
+    except OSError:
+        groups = []
+    candidates = []
+    for line in groups:
+        _, _, rest = line.partition(b":")
+        kinds, _, path = rest.partition(b":")
+        if kinds == b"memory":
+            candidates += [b"/sys/fs/cgroup/memory" + path + b"/memory.oom_control", b"/sys/fs/cgroup/memory/memory.oom_control"]
+        elif not kinds and path:
+            candidates += [b"/sys/fs/cgroup" + path + b"/memory.events"]
+    for file in [*candidates, b"/proc/vmstat"]:
+        try:
+            for line in _read(file).split(b"\n"):
+                if line.startswith(b"oom_kill "):
+                    return int(line.split()[1])
+        except OSError:
+            continue
+    return 0
+
+
+def _read(path: str | bytes) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _why(error: OSError) -> bytes:
+    return os.fsencode(error.strerror or str(error))
+
+
+def _line(
+    name: bytes,
+    code: int | None,
+    number: int | None,
+    reason: bytes,
+    started: float,
+    ended: float,
+    cpu: float,
+    peak: int,
+    strays: int,
+    detail: bytes = b"",
+) -> bytes:
+    form = b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}'
+    return form % (
+        name,
+        b"null" if code is None else b"%d" % code,
+        b"null" if number is None else b"%d" % number,
+        reason,
+        started,
+        ended,
+        cpu,
+        peak,
+        strays,
+        b', "detail": "%s"' % _escaped(detail) if detail else b"",
+    ) + b"\n"
+
+
+def _escaped(text: bytes) -> bytes:
+    """Inside a JSON string; what has no four-digit code becomes a question mark."""
+    plain = (c if c < "\U00010000" else "?" for c in text.decode("utf-8", "replace"))
+    return "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\u{ord(c):04x}" for c in plain).encode()
+
+
+def _open_journal(over: dict[bytes, bytes]) -> tuple[int, list[bytes]]:
+    """Fill `over` with the ends on disk; the journal, open for appending, and the jobs in it that have no end."""
+    try:
+        data = _read("journal")
+    except FileNotFoundError:
+        data = b""
+    begun: dict[bytes, None] = {}
+    for line in data.split(b"\n")[:-1]:
+        if not (line.startswith(b'{"job": "') and line.endswith(b"}")):
+            continue
+        name, _, rest = line[9:].partition(b'"')
+        if rest.startswith(b', "began"'):
+            begun[name] = None
+        else:
+            begun.pop(name, None)
+            over[name] = line + b"\n"
+    for name in list(over)[:-REMEMBERED]:
+        del over[name]
+    if len(data) > JOURNAL_LIMIT:
+        pruned = b"".join([*over.values(), *(b'{"job": "%s", "began": 0}\n' % name for name in begun)])
+        fd = os.open("journal.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(pruned)
+        os.rename("journal.new", "journal")
+    fd = os.open("journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    if data and not data.endswith(b"\n"):
+        os.write(fd, b"\n")
+    # The working directory changes with every job; what is opened by a relative name is opened before the first.
+    return fd, list(begun)
+
+
+def main(root: str, lock: int, listener: int, first: int) -> None:
+    """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us."""
+    # Whatever else the client held open (a pipe somebody reads to its end, a jobserver) would be held by us, and by every job.
+    kept = sorted((2, lock, listener, first))
+    for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(below + 1, above)
+    for fd in kept[1:]:
+        os.set_inheritable(fd, False)
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    os.chdir(root)
+    Supervisor(listener, first).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:5]))
