@@ -1,0 +1,362 @@
+"""Check a document against the schema of the language, in our own words, every problem at once.  Knows no meaning beyond the schema.
+
+jsonschema finds what is wrong; nothing of its prose is shown, and nothing is ever fetched for a `$ref`.
+Steps of the commonest shape are recognised without it, because it costs a millisecond a step and there may be 100,000 of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from runner.errors import Problem, did_you_mean
+
+from . import library
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator, ValidationError
+
+    from .document import Document
+
+Where: TypeAlias = "tuple[str | int, ...]"
+
+_MANY = 200  # a file with more problems than this is not a recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A problem by its path in the value, before it has a line."""
+
+    code: str
+    message: str
+    path: Where
+    fix: str = ""
+    key: bool = False  # it is the key that is wrong, not what it holds
+
+
+def check(document: Document) -> list[Problem]:
+    """Everything in which `document` is not what the schema says."""
+    return [located(document, fault) for fault in faults(document.value)]
+
+
+def located(document: Document, fault: Fault) -> Problem:
+    return document.problem(fault.code, fault.message, fault.path, fix=fault.fix, key=fault.key)
+
+
+@cache
+def load() -> dict[str, Any]:
+    """The schema."""
+    return cast("dict[str, Any]", json.loads(library.schema_text()))
+
+
+def faults(value: object) -> list[Fault]:
+    """As `check`, on a bare value."""
+    if isinstance(value, dict) and isinstance(steps := value.get("steps"), dict):
+        # One step always stays, so that the schema never sees an emptied mapping.
+        rest = {id: step for id, step in steps.items() if not _is_plain(id, step)} or dict(list(steps.items())[:1])
+        value = {**value, "steps": rest}
+    found: dict[Fault, None] = {}
+    for error in _validator().iter_errors(value):
+        for fault in _explained(error, ()):
+            found[fault] = None
+        if len(found) > _MANY:
+            break
+    return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:_MANY]
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    return Draft202012Validator(load(), registry=Registry())
+
+
+# -- the commonest step -----------------------------------------------------------------------------------------------------------------------------
+
+_PLAIN_KEYS = frozenset(("run", "deps", "outputs", "needs", "code"))
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+def _is_plain(id: object, step: object) -> bool:
+    """Whether the schema is known to accept this step: a command and lists of non-empty text, nothing else.  False means: ask the schema."""
+    if type(step) is not dict or "run" not in step or not _PLAIN_KEYS.issuperset(step) or not _is_name(id):
+        return False
+    for key, value in step.items():
+        if key == "run":
+            if type(value) is not str and not (type(value) is list and value and all(type(item) is str for item in value)):
+                return False
+        elif key == "outputs" and type(value) is dict:
+            if not all(_is_name(name) and type(path) is str and path for name, path in value.items()):
+                return False
+        elif type(value) is not list or not all(type(item) is str and item for item in value) or (key == "needs" and not _are_names(value)):
+            return False
+    return bool(step["run"])
+
+
+def _are_names(words: list[str]) -> bool:
+    return all(map(_is_name, words)) and len(set(words)) == len(words)
+
+
+def _is_name(word: object) -> bool:
+    return type(word) is str and _NAME.fullmatch(word) is not None
+
+
+# -- from jsonschema's errors to ours ---------------------------------------------------------------------------------------------------------------
+
+
+def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
+    """What to tell the author.  `above` is the path of the error's parent, when it is one of several alternatives."""
+    path: Where = (*above, *error.relative_path)
+    schema: Any = error.schema
+    found: Any = error.instance
+    rule: Any = error.validator_value
+    if "propertyNames" in error.relative_schema_path:
+        yield Fault("bad-name", f'"{_short(found)}" is not {_expected(schema)}', (*path, found), _name_fix(found, schema), key=True)
+        return
+    match error.validator:
+        case "additionalProperties":
+            known = list(schema.get("properties", ()))
+            for key in found:
+                if key not in known:
+                    yield _unknown_key(key, known, path)
+        case "required":
+            for key in rule:
+                if key not in found:
+                    yield Fault("missing-key", f'{_thing(path)} has no "{key}"', path, _about(schema, key), key=True)
+        case "anyOf":
+            yield from _alternatives(error, path)
+        case "oneOf":
+            if isinstance(found, dict):  # anything else is a wrong type already
+                yield _one_of(schema, found, path)
+        case "not":
+            message = f'"{path[-1]}" is not in this version of the language'
+            yield Fault("reserved", message, path, "start and stop it in the script of the step", key=True)
+        case "type":
+            yield _wrong_type(path, _expected(schema), schema, found)
+        case "enum":
+            words = [str(word) for word in rule]
+            near = did_you_mean(found, words) if isinstance(found, str) else ""
+            yield Fault("not-allowed", f"{_thing(path)} must be {_listed(words)}, not {_found(found)}", path, near)
+        case "pattern":
+            yield Fault("not-allowed", f"{_thing(path)} must be {_expected(schema)}, not {_found(found)}", path, _pattern_fix(schema, found))
+        case "maxLength":
+            yield Fault("too-long", f"{_thing(path)} has {len(found)} characters; at most {rule} are allowed", path)
+        case "minLength" | "minItems" | "minProperties":
+            fix = "a recipe has at least one step" if path == ("steps",) else "write at least one, or leave the key out"
+            yield Fault("empty", f"{_thing(path)} is empty", path, fix if error.validator != "minLength" else "", key=True)
+        case "uniqueItems":
+            twice = next(item for n, item in enumerate(found) if item in found[:n])
+            yield Fault("twice", f"{_thing(path)} lists {_found(twice)} twice", path, "write it once")
+        case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
+            yield Fault("not-allowed", f"{_thing(path)} must be {_BOUNDS[error.validator]} {rule}, not {_found(found)}", path)
+        case _:
+            raise AssertionError(f"BUG: the schema uses {error.validator!r}, for which there are no words")
+
+
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
+
+
+def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
+    """The author meant the alternative whose kind of value is there; where none is, say what all of them are."""
+    branches: dict[object, list[ValidationError]] = {}
+    for inner in error.context or ():
+        branches.setdefault(inner.relative_schema_path[0], []).append(inner)
+    for inners in branches.values():
+        if not any(inner.validator == "type" and not inner.relative_path for inner in inners):
+            for inner in inners:
+                yield from _explained(inner, path)
+            return
+    schema: Any = error.schema
+    kinds = [_expected(_resolved(branch)) for branch in schema["anyOf"]]
+    yield _wrong_type(path, _listed(kinds), schema, error.instance)
+
+
+def _one_of(schema: dict[str, Any], found: dict[str, object], path: Where) -> Fault:
+    keys = [branch["required"][0] for branch in schema["oneOf"]]
+    there = [key for key in found if key in keys]
+    if there:
+        both = "both " if len(there) == 2 else ""
+        listed = ", ".join(f'"{key}"' for key in there[:-1]) + f' and "{there[-1]}"'
+        return Fault("one-of", f"{_thing(path)} has {both}{listed}; it can have only one of them", (*path, there[1]), "keep one", key=True)
+    message = f"{_thing(path)} has none of {_listed([_quoted(key) for key in keys], 'and')}"
+    return Fault("missing-key", message, path, f"add one, such as {keys[0]}", key=True)
+
+
+def _unknown_key(key: str, known: Sequence[str], path: Where) -> Fault:
+    elsewhere = [word for word, ours in _ELSEWHERE.items() if ours in known and word not in known]
+    near = get_close_matches(key, [*known, *elsewhere], n=1, cutoff=0.6)
+    fix = ""
+    if near:
+        fix = did_you_mean(key, near) if near[0] in known else f'it is called "{_ELSEWHERE[near[0]]}" here'
+    if not fix and known:
+        fix = "the keys here are " + " ".join(known) if len(known) <= 12 else ""
+    return Fault("unknown-key", f'{_thing(path)} has no key "{_short(key)}"', (*path, key), fix, key=True)
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(("command", "cmd", "script", "shell_command", "entrypoint"), "run"),
+    **dict.fromkeys(("depends_on", "after", "requires", "dependencies"), "needs"),
+    **dict.fromkeys(("inputs", "input", "deps_files", "sources"), "deps"),
+    **dict.fromkeys(("outs", "output", "products", "artifacts", "targets"), "outputs"),
+    **dict.fromkeys(("params", "parameters", "args", "variables"), "inputs"),
+    **dict.fromkeys(("environment", "envs", "vars"), "env"),
+    **dict.fromkeys(("description", "help"), "doc"),
+    **dict.fromkeys(("container", "docker"), "image"),
+    **dict.fromkeys(("num_nodes", "hosts"), "nodes"),
+    **dict.fromkeys(("if", "condition"), "when"),
+    **dict.fromkeys(("retry", "max_retries"), "retries"),
+    **dict.fromkeys(("strategy", "foreach", "for_each"), "matrix"),
+    **dict.fromkeys(("checkpoints", "checkpoint"), "state"),
+    **dict.fromkeys(("bootstrap", "before"), "setup"),
+    **dict.fromkeys(("finally", "after_script"), "cleanup"),
+    **dict.fromkeys(("jobs", "stages", "tasks", "rules"), "steps"),
+    **dict.fromkeys(("options", "enum", "values"), "choices"),
+    **dict.fromkeys(("gpu_count", "num_gpus", "accelerators"), "gpus"),
+    **dict.fromkeys(("ram", "mem"), "memory"),
+    **dict.fromkeys(("cpu", "cores"), "cpus"),
+    **dict.fromkeys(("hours", "max_time"), "time"),
+    "name": "recipe",
+    "min": "minimum",
+    "max": "maximum",
+    "extends": "continues",
+}
+
+
+def _wrong_type(path: Where, expected: str, schema: dict[str, Any], found: object) -> Fault:
+    if found is None:
+        fix = 'in { } a comma begins a new key; quote a text that has one: "x,y"' if "outputs" in path else "write a value, or leave the key out"
+        return Fault("null", f"{_thing(path)} has no value; it must be {expected}", path, fix, key=True)
+    fix = ""
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        if "duration" in expected:
+            fix = f"write its unit, such as {found}s"
+        elif "a size" in expected:
+            fix = f"write its unit, such as {found}GB"
+        elif "an amount" in expected:
+            fix = f"write {found} USD"
+        elif "expression" not in expected:
+            fix = f'quote it, "{found}", if it is meant as text' if "string" in _types(schema) else ""
+    elif isinstance(found, bool) and "string" in _types(schema):
+        fix = f'quote it, "{str(found).lower()}", if it is meant as text'
+    elif isinstance(found, str):
+        types = _types(schema)
+        if types & {"integer", "number"}:
+            fix = "write it without quotes" if re.fullmatch(r"[-+]?[0-9.]+", found) else ""
+        elif "boolean" in types:
+            fix = "write true or false" if found.lower() in ("yes", "no", "on", "off", "true", "false") else ""
+        elif "array" in types:
+            fix = f"write a list, [{_short(found)}]"
+        elif path[:1] == ("steps",) and len(path) == 2:
+            fix = "write the command under `run:`"
+        elif path[:1] == ("inputs",) and len(path) == 2:
+            fix = "write {type: string}, for instance"
+    return Fault("wrong-type", f"{_thing(path)} must be {expected}, not {_found(found)}", path, fix)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------------------------------------
+
+_TYPES = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "null",
+}
+
+
+def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema itself, or the definition it refers to."""
+    return cast("dict[str, Any]", load()["$defs"][schema["$ref"].removeprefix("#/$defs/")]) if "$ref" in schema else schema
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """Every type that `schema` accepts at its top."""
+    schema = _resolved(schema)
+    if "anyOf" in schema:
+        return set().union(*(_types(branch) for branch in schema["anyOf"]))
+    types = schema.get("type", [])
+    return {types} if isinstance(types, str) else set(types)
+
+
+def _expected(schema: dict[str, Any]) -> str:
+    """What a value must be, in words."""
+    if "title" in schema:
+        return str(schema["title"])
+    types = schema.get("type", [])
+    return _listed([_TYPES[word] for word in ([types] if isinstance(types, str) else types)])
+
+
+def _about(schema: dict[str, Any], key: str) -> str:
+    """What a missing key would say: the first sentence of its description."""
+    text = str(schema.get("properties", {}).get(key, {}).get("description", ""))
+    sentence = re.split(r"(?<=[.:]) ", text, maxsplit=1)[0].rstrip(".:")
+    return f"{key}: {sentence[:1].lower()}{sentence[1:]}" if sentence else ""
+
+
+def _thing(path: Where) -> str:
+    """What stands at `path`, as a person would call it."""
+    kind = {"steps": "step", "inputs": "input", "presets": "preset"}.get(str(path[0])) if path else None
+    if kind and len(path) > 1:
+        owner, rest = f'{kind} "{_short(path[1])}"', path[2:]
+    else:
+        owner, rest = "the recipe", path
+    if not rest:
+        return owner
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{_short(part)}" for part in rest).lstrip(".")
+    return f'"{name}"' if owner == "the recipe" else f'"{name}" of {owner}'
+
+
+def _found(value: object) -> str:
+    """A value as the author sees it, cut to a length that fits in a sentence."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case None:
+            return "null"
+        case str():
+            return f'the text "{_short(value)}"' if value else "an empty text"
+        case int() | float():
+            return f"the number {value}" if abs(value) < 1e30 else "a number far too large"
+        case list():
+            return "a list" if value else "an empty list"
+        case _:
+            return "a mapping" if value else "an empty mapping"
+
+
+def _short(value: object) -> str:
+    text = str(value).partition("\n")[0]
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
+
+
+def _listed(words: Sequence[str], joint: str = "or") -> str:
+    words = list(dict.fromkeys(words))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
+
+
+def _name_fix(found: str, schema: dict[str, Any]) -> str:
+    if "A-Z" in schema.get("pattern", ""):
+        return ""
+    better = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found).lower()).strip("_")[:64]
+    better = better if better[:1].isalpha() else f"n_{better}" if better else ""
+    return f'write "{better}"' if better and better != found else ""
+
+
+def _pattern_fix(schema: dict[str, Any], found: str) -> str:
+    title = schema.get("title", "")
+    if "duration" in title or "size" in title or "amount" in title:
+        return "write a number and a unit" if re.fullmatch(r"[0-9.]+", found) else ""
+    if "version" in title and "@" not in found:
+        return f'write "{_short(found)}@1"'
+    return ""

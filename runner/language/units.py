@@ -1,0 +1,71 @@
+"""Sizes, durations and money as people write them, and their one canonical text.  Knows nothing of recipes.
+
+`GB` is 10⁹ bytes and `GiB` is 2³⁰, as on the box of a card and as in `free -h`.
+A number without its unit is refused: nobody agrees on what it means.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_SIZES = {"B": 1} | {f"{p}B": 1000**n for n, p in enumerate("KMGTP", 1)} | {f"{p}iB": 1024**n for n, p in enumerate("KMGTP", 1)} | {"kB": 1000}
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kKMGTP]?i?B)")
+_DURATION = re.compile(r"".join(rf"(?:([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?){unit})?" for unit in "dhms"))
+_SECONDS = (86400, 3600, 60, 1)
+_MONEY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD")
+
+
+def size(text: str) -> int:
+    """Bytes of `24GB`, `16GiB`, `1.5TB`.  Raises ValueError with a sentence for the author."""
+    found = _SIZE.fullmatch(text)
+    if found is None or found[2] not in _SIZES:
+        raise ValueError(f'"{text}" is not a size; write a number and a unit, such as 24GB or 16GiB')
+    return int(Fraction(found[1]) * _SIZES[found[2]])
+
+
+def duration(text: str) -> float:
+    """Seconds of `30s`, `5m`, `1h30m`, `2d`.  Raises ValueError with a sentence for the author."""
+    found = _DURATION.fullmatch(text)
+    if found is None or not text:
+        raise ValueError(f'"{text}" is not a duration; write numbers with units from large to small, such as 30s, 5m or 1h30m')
+    total = sum((Fraction(part) * unit for part, unit in zip(found.groups(), _SECONDS, strict=True) if part), Fraction())
+    if not total:
+        raise ValueError(f'"{text}" is no time at all; leave the key out instead')
+    return float(total)
+
+
+def money(text: str) -> float:
+    """US dollars of `5 USD`.  Raises ValueError with a sentence for the author."""
+    found = _MONEY.fullmatch(text)
+    if found is None:
+        raise ValueError(f'"{text}" is not an amount; write US dollars, such as 5 USD or 0.50 USD')
+    return float(found[1])
+
+
+def size_text(size: int) -> str:
+    """The shortest exact text of `size` bytes: `24GB`, `16GiB`, `1001B`."""
+    for unit, factor in sorted(_SIZES.items(), key=lambda item: -item[1]):
+        if unit != "KB" and size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return "0B"
+
+
+def duration_text(seconds: float) -> str:
+    """`1h30m` for 5400: the largest units first, parts that are zero left out."""
+    rest, parts = round(Fraction(seconds).limit_denominator(10**6), 6), []
+    for unit, factor in zip("dhm", _SECONDS, strict=False):
+        whole, rest = divmod(rest, factor)
+        if whole:
+            parts.append(f"{whole}{unit}")
+    if rest or not parts:
+        parts.append(f"{float(rest):.6f}".rstrip("0").rstrip(".") + "s")
+    return "".join(parts)
+
+
+def money_text(dollars: float) -> str:
+    """`5 USD`, `0.50 USD`; parts of a cent are kept where there are any."""
+    if dollars == int(dollars):
+        return f"{int(dollars)} USD"
+    text = f"{dollars:.4f}"
+    return f"{text[:-2] if text.endswith('00') else text.rstrip('0')} USD"
