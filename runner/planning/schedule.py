@@ -1,0 +1,628 @@
+"""Decide what a run does next: which steps to judge, which to start, what an end means for the rest.  Unaware of hosts, files, clocks and databases.
+
+Two states are easily mistaken.  READY: what the step needs is final, so ask now whether it must run at all.  QUEUED: it must, and waits for room.
+
+Every change of state goes through `Scheduler._move`, which alone keeps counters, queues and pools, so that they cannot drift.  Every method returns
+the moves it made; storing them in that order, and dying after any of them, loses nothing: a new Scheduler over the stored states derives the rest.
+
+Who is started first.  Highest priority first; a step that does not fit lets others past.  Once sixteen starts have taken what it waits for, its whole
+need is kept free until it starts: one such reservation at a time, stronger than any priority.  A step that asks for more of a pool than there is gets
+all of it, alone: whether that can work at all is for preflight to say.  A pool without a capacity is without limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
+from typing import Literal, TypeAlias
+
+
+class State(StrEnum):
+    """Where a step stands."""
+
+    WAITING = "WAITING"  # something it needs is not final
+    READY = "READY"  # what it needs is final: judge it
+    FRESH = "FRESH"  # its outputs are there already
+    QUEUED = "QUEUED"  # must run; waits for room
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"  # its `when` is false, or it mentions a step whose `when` is
+    BLOCKED = "BLOCKED"  # something it needs failed
+    CANCELLED = "CANCELLED"
+
+
+_S = State
+
+MOVES: Mapping[State, frozenset[State]] = {
+    _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
+    _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
+    _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run made it
+    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause
+    _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
+    _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
+    _S.FAILED: frozenset(),
+    _S.SKIPPED: frozenset(),
+    _S.BLOCKED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+
+FINAL: frozenset[State] = frozenset({_S.FRESH, _S.DONE, _S.FAILED, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED})
+
+Verdict: TypeAlias = Literal["fresh", "run", "skip"]
+RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
+
+_VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
+_PREEMPTIONS = frozenset({"lost", "preempted"})
+_NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
+_PATIENCE = 16
+_UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of state, as it is stored and shown."""
+
+    subject: Literal["step", "run", "lease", "request"]
+    id: str
+    before: str
+    after: str
+    reason: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the scheduler knows of a step.
+
+    `needs` are steps it mentions: one that is SKIPPED skips it too.  `after` are steps it follows or takes as a list: a SKIPPED one is left out.
+    One that failed blocks it on either edge, unless that one has `allow_failure`, which every step after it respects.
+    """
+
+    id: str
+    needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    pools: Mapping[str, float] = field(default_factory=dict)
+    retries: int = 0
+    preemptions: int = 10
+    allow_failure: bool = False
+    priority: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, lost, output, preempted, …"""
+
+    ok: bool
+    reason: str = "exit"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What earlier attempts used up of a step's two budgets, which never mix."""
+
+    failures: int = 0
+    preemptions: int = 0
+
+
+def spent(reasons: Iterable[str]) -> Spent:
+    """The budget used by attempts that ended badly for these reasons.  Being stopped on request costs nothing."""
+    failures = preemptions = 0
+    for reason in reasons:
+        if reason in _PREEMPTIONS:
+            preemptions += 1
+        elif reason != "stopped":
+            failures += 1
+    return Spent(failures, preemptions)
+
+
+def backoff(attempt: int) -> float:
+    """Seconds to wait before try number `attempt` + 1: half a second, doubled each time, at most five minutes."""
+    return min(300.0, 0.5 * 2.0 ** min(attempt - 1, 30))
+
+
+def priorities(tasks: Iterable[Task], seconds: Mapping[str, float]) -> dict[str, float]:
+    """The length of the longest way from the start of each step to the end of the run.  A step of unknown length counts one second."""
+    tasks = list(tasks)
+    above = {task.id: tuple(dict.fromkeys(task.needs + task.after)) for task in tasks}
+    open_below = dict.fromkeys(above, 0)
+    for needs in above.values():
+        for need in needs:
+            open_below[need] += 1
+    longest_below = dict.fromkeys(above, 0.0)
+    lengths: dict[str, float] = {}
+    work = [id for id, count in open_below.items() if not count]
+    while work:
+        id = work.pop()
+        lengths[id] = length = longest_below[id] + seconds.get(id, 1.0)
+        for need in above[id]:
+            if longest_below[need] < length:
+                longest_below[need] = length
+            open_below[need] -= 1
+            if not open_below[need]:
+                work.append(need)
+    if len(lengths) != len(tasks):
+        raise AssertionError(f"BUG: a plan with a cycle through {min(above.keys() - lengths.keys())} reached the scheduler")
+    return lengths
+
+
+def word(run: str, *, reason: str, steps: Collection[tuple[str, str]], leases: Collection[str], claimed: bool) -> str:
+    """The word people see for a run.
+
+    `run` and `reason` are its stored columns, `steps` the (state, reason) pairs that occur in it (a RUNNING step's reason is its phase: `staging`,
+    `fetching`, else it executes), `leases` the lease states that occur, `claimed` whether a live worker holds it.
+    """
+    if run == "FAILED":
+        return "FAILED_PROVISIONING" if reason == "provisioning" else run
+    if run != "ACTIVE":
+        return run
+    if not claimed:
+        return "NEEDS_RECOVERY"
+    phases = {phase for state, phase in steps if state == _S.RUNNING}
+    if phases - {"staging", "fetching"}:
+        return "EXECUTING"
+    if "staging" in phases:
+        return "TRANSFERRING_DATA"
+    if phases or all(state in FINAL for state, _ in steps):
+        return "FETCHING_RESULTS"
+    if "ASKED" in leases or "COMING" in leases:
+        return "PROVISIONING"
+    return "EXECUTING"
+
+
+class Scheduler:
+    """The decisions of one run.
+
+    `states` and `attempts` are what the store remembers; a RUNNING step stays so until `end` is told.  `opening` holds the moves that follow.
+    A plan without cycles, and needs that exist, are the caller's promise (`priorities` checks the first).
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        capacity: Mapping[str, float],
+        *,
+        jobs: int,
+        keep_going: bool,
+        states: Mapping[str, State] | None = None,
+        attempts: Mapping[str, Spent] | None = None,
+    ) -> None:
+        self._capacity = {pool: int(amount * _UNIT) for pool, amount in capacity.items()}
+        self._free = dict(self._capacity)
+        self._jobs = max(1, jobs)
+        self._keep_going = keep_going
+        self._nodes: dict[str, _Node] = {}
+        self._counts = dict.fromkeys(State, 0)
+        self._hard_failures = 0  # FAILED without allow_failure
+        self._ready = _Queue()
+        self._shapes: dict[tuple[tuple[str, int], ...], _Shape] = {}
+        self._reserved: _Shape | None = None
+        self._draining = ""
+        self._cancelling = ""
+        self._pausing = False
+        self.opening: tuple[Move, ...] = tuple(self._add(tasks, states or {}, attempts or {}))
+
+    # What to do next
+
+    def ready(self, limit: int | None = None) -> list[str]:
+        """Steps to judge now, most urgent first."""
+        if self._held:
+            return []
+        return self._ready.first(len(self._ready) if limit is None else limit)
+
+    def startable(self, resting: Collection[str] = ()) -> list[str]:
+        """Steps that may all be started now, most urgent first; not those `resting` before another try."""
+        room = self._jobs - self._counts[_S.RUNNING]
+        if self._held or room <= 0 or not self._counts[_S.QUEUED]:
+            return []
+        free = dict(self._free)
+        chosen: list[str] = []
+        walks = {shape: shape.queue.walk(resting) for shape in self._shapes.values() if len(shape.queue)}
+        elder = self._reserved if self._reserved in walks else None
+        if elder is not None and (node := walks[elder].next()) is not None:
+            if elder.fits(free):
+                chosen.append(node.task.id)
+            else:
+                walks[elder].stop()
+                del walks[elder]
+            elder.take(free)  # what it has or is owed; others live on what is left
+        heads = [(node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None]
+        heapify(heads)
+        while heads and len(chosen) < room:
+            rank, shape = heappop(heads)
+            if not shape.fits(free):
+                continue  # nor does any other of this shape
+            shape.take(free)
+            chosen.append(rank[2])
+            if (node := walks[shape].next()) is not None:
+                heappush(heads, (node.rank, shape))
+        for walk in walks.values():
+            walk.stop()
+        return chosen
+
+    # What happened
+
+    def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
+        """A READY step is fresh, must run, or is skipped; also what follows from that."""
+        return self._apply(self._nodes[id], _VERDICTS[verdict], reason)
+
+    def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
+        """A QUEUED step for which there is room begins to run."""
+        node = self._nodes[id]
+        if self._held or self._counts[_S.RUNNING] >= self._jobs or not node.shape_in(self._shapes, self._capacity).fits(self._free):
+            raise AssertionError(f"BUG: no room to start {id}")
+        (move,) = self._apply(node, _S.RUNNING, data=data)
+        self._let_past(node.shape_in(self._shapes, self._capacity))
+        return move
+
+    def end(self, id: str, outcome: Outcome) -> list[Move]:
+        """A RUNNING step's attempt is over: done, another try, or failed; and what that means for the others."""
+        node = self._nodes[id]
+        data: dict[str, object] = {"detail": outcome.detail} if outcome.detail else {}
+        if outcome.ok:
+            after = _S.DONE
+        elif self._cancelling:
+            after = _S.CANCELLED
+        elif outcome.reason == "stopped":
+            after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
+        else:
+            if outcome.reason in _PREEMPTIONS:
+                node.preemptions += 1
+                again = node.preemptions <= node.task.preemptions
+            else:
+                node.failures += 1
+                again = node.failures <= node.task.retries
+            after = _S.QUEUED if again else _S.FAILED
+            if again:
+                data["wait"] = backoff(node.failures + node.preemptions)
+        return self._apply(node, after, "" if outcome.ok else outcome.reason, data)
+
+    def gone(self, id: str, reason: str) -> list[Move]:
+        """The bytes of a FRESH or DONE step are gone: it runs again, and what has not started waits for it; what is running or final stays so."""
+        return self._apply(self._nodes[id], _S.QUEUED, reason)
+
+    def adopt(self, id: str, reason: str) -> list[Move]:
+        """Another run made what this QUEUED step would make: judge it again."""
+        return self._apply(self._nodes[id], _S.READY, reason)
+
+    def extend(self, tasks: Iterable[Task]) -> list[Move]:
+        """Add steps to a run under way; a known one, still WAITING, is replaced (a matrix became its instances, and the consumer needs those)."""
+        return self._add(tasks, {}, {})
+
+    # What people ask for
+
+    def drain(self, reason: str = "interrupted") -> list[Move]:
+        """Start nothing new; what has not started when the last running step ends is CANCELLED."""
+        self._draining = reason
+        moves: list[Move] = []
+        self._sweep(moves)
+        return moves
+
+    def cancel(self, reason: str) -> list[Move]:
+        """What has not started is CANCELLED now, a running step when it ends, unless it ends well."""
+        self._cancelling = reason
+        moves: list[Move] = []
+        self._sweep(moves)
+        return moves
+
+    def pause(self) -> None:
+        """Start nothing new; a running step that ends because it was stopped is QUEUED again, at no cost to its budgets."""
+        self._pausing = True
+
+    # How it stands
+
+    def state(self, id: str) -> State:
+        return self._nodes[id].state
+
+    def states(self) -> dict[str, State]:
+        return {id: node.state for id, node in self._nodes.items()}
+
+    @property
+    def counts(self) -> dict[State, int]:
+        return dict(self._counts)
+
+    @property
+    def finished(self) -> bool:
+        """Every step is final."""
+        counts = self._counts
+        return not (counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING])
+
+    @property
+    def result(self) -> RunState:
+        """The state the run has, as it is stored.  A cancel asked for before the last step ended wins; a drain that came too late does not."""
+        if not self.finished:
+            return "PAUSED" if self._pausing and not self._counts[_S.RUNNING] else "ACTIVE"
+        if self._cancelling:
+            return "CANCELLED"
+        if self._hard_failures or self._counts[_S.BLOCKED]:
+            return "FAILED"
+        return "CANCELLED" if self._counts[_S.CANCELLED] else "COMPLETED"
+
+    # The one method that moves, and what follows from a move
+
+    def _move(self, node: _Node, after: State, moves: list[Move], reason: str = "", data: Mapping[str, object] | None = None) -> None:
+        before = node.state
+        if after not in MOVES[before]:
+            raise AssertionError(f"BUG: step {node.task.id} cannot go from {before} to {after}")
+        self._leave(node)
+        node.state = after
+        self._enter(node)
+        moves.append(Move("step", node.task.id, before, after, reason, {} if data is None else data))
+
+    def _leave(self, node: _Node) -> None:
+        state = node.state
+        self._counts[state] -= 1
+        if state is _S.READY:
+            self._ready.discard(node)
+        elif state is _S.QUEUED:
+            node.shape_in(self._shapes, self._capacity).queue.discard(node)
+        elif state is _S.RUNNING:
+            node.shape_in(self._shapes, self._capacity).give_back(self._free)
+
+    def _enter(self, node: _Node) -> None:
+        state = node.state
+        self._counts[state] += 1
+        if state is _S.READY:
+            self._ready.push(node)
+        elif state is _S.QUEUED:
+            node.shape_in(self._shapes, self._capacity).queue.push(node)
+        elif state is _S.RUNNING:
+            node.shape_in(self._shapes, self._capacity).take(self._free)
+        elif state is _S.FAILED and not node.task.allow_failure:
+            self._hard_failures += 1
+
+    def _apply(self, node: _Node, after: State, reason: str = "", data: Mapping[str, object] | None = None) -> list[Move]:
+        moves: list[Move] = []
+        self._move(node, after, moves, reason, data)
+        self._follow([node], moves)
+        if after is _S.QUEUED:
+            self._go_back(node, moves)
+            if node.state is _S.WAITING:
+                self._place(node, moves)
+        self._sweep(moves)
+        return moves
+
+    def _go_back(self, node: _Node, moves: list[Move]) -> None:
+        """A step cannot be judged or started while something it needs is made again; it may have been running, or final, when that began."""
+        if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
+            self._move(node, _S.WAITING, moves, "what it needs is made again")
+
+    def _follow(self, work: list[_Node], moves: list[Move]) -> None:
+        """Tell the steps below each of `work` what it became, and so on down, without recursion."""
+        while work:
+            node = work.pop()
+            passes = node.passes
+            if passes and not node.passed:
+                node.passed = True
+                for below in node.below:
+                    below.unmet -= 1
+                    if not below.unmet and below.state is _S.WAITING and self._admit(below, moves) is _S.SKIPPED:
+                        work.append(below)
+            elif node.passed and not passes:
+                node.passed = False
+                for below in node.below:
+                    below.unmet += 1
+                    self._go_back(below, moves)
+            elif node.broken:
+                for below in node.below:
+                    if below.state is _S.WAITING:
+                        self._move(below, _S.BLOCKED, moves, f"needs {node.task.id}")
+                        work.append(below)
+
+    def _admit(self, node: _Node, moves: list[Move]) -> State:
+        """A WAITING step whose needs all let it pass is READY, or SKIPPED with one it mentions.
+
+        Only now, not as soon as one is skipped: were another to fail meanwhile, the answer would hang on which came first.
+        """
+        for need in node.task.needs:
+            if self._nodes[need].state is _S.SKIPPED:
+                self._move(node, _S.SKIPPED, moves, f"{need} is skipped")
+                return _S.SKIPPED
+        self._move(node, _S.READY, moves)
+        return _S.READY
+
+    def _place(self, node: _Node, moves: list[Move]) -> None:
+        """Put a WAITING step where its needs say that it belongs."""
+        if not node.unmet:
+            if self._admit(node, moves) is _S.SKIPPED:
+                self._follow([node], moves)
+            return
+        for need in node.above:
+            if need.broken:
+                self._move(node, _S.BLOCKED, moves, f"needs {need.task.id}")
+                self._follow([node], moves)
+                return
+
+    def _add(self, tasks: Iterable[Task], states: Mapping[str, State], attempts: Mapping[str, Spent]) -> list[Move]:
+        nodes = self._nodes
+        added: list[_Node] = []
+        for task in tasks:
+            node = nodes.get(task.id)
+            if node is None:
+                node = nodes[task.id] = _Node(task, len(nodes), states.get(task.id, _S.WAITING), attempts.get(task.id))
+                self._enter(node)
+            elif node.state is _S.WAITING:
+                for need in node.above:
+                    need.below.remove(node)
+                node.replace(task)
+            else:
+                raise AssertionError(f"BUG: step {task.id} is {node.state}, too late to replace it")
+            added.append(node)
+        for node in added:
+            node.above = [nodes[id] for id in dict.fromkeys(node.task.needs + node.task.after)]
+            for need in node.above:
+                need.below.append(node)
+                node.unmet += not need.passed
+        moves: list[Move] = []
+        for node in added:
+            self._go_back(node, moves)  # we died between a step that went back and those that had to go back with it
+        for node in added:
+            if node.state is _S.WAITING:
+                self._place(node, moves)
+        self._sweep(moves)
+        return moves
+
+    def _sweep(self, moves: list[Move]) -> None:
+        """When the run is being given up, cancel what will not start: at once when cancelled, else when nothing runs any more."""
+        if not self._giving_up or (self._counts[_S.RUNNING] and not self._cancelling):
+            return
+        if any(self._counts[state] for state in _NOT_STARTED):
+            reason = self._cancelling or self._draining or "a step failed"
+            for node in self._nodes.values():
+                if node.state in _NOT_STARTED:
+                    self._move(node, _S.CANCELLED, moves, reason)
+
+    @property
+    def _giving_up(self) -> bool:
+        return bool(self._cancelling or self._draining or (self._hard_failures and not self._keep_going))
+
+    @property
+    def _held(self) -> bool:
+        return self._pausing or self._giving_up
+
+    def _let_past(self, started: _Shape) -> None:
+        """Count this start against every waiting step from which it took; the first that was passed too often gets the reservation."""
+        started.passed = 0
+        if self._reserved is started or (self._reserved is not None and not len(self._reserved.queue)):
+            self._reserved = None
+        for shape in self._shapes.values():
+            if shape is not started and len(shape.queue) and shape.is_short_of(started, self._free):
+                shape.passed += 1
+                if shape.passed >= _PATIENCE and self._reserved is None:
+                    self._reserved = shape
+
+
+class _Node:
+    """A step among its neighbours."""
+
+    __slots__ = ("above", "below", "failures", "order", "passed", "preemptions", "rank", "shape", "state", "task", "unmet")
+
+    def __init__(self, task: Task, order: int, state: State, used: Spent | None) -> None:
+        self.order = order
+        self.state = state
+        self.failures = used.failures if used else 0
+        self.preemptions = used.preemptions if used else 0
+        self.below: list[_Node] = []
+        self.replace(task)
+        self.passed = self.passes  # what the steps below have been told
+
+    def replace(self, task: Task) -> None:
+        self.task = task
+        self.rank = (-task.priority, self.order, task.id)
+        self.shape: _Shape | None = None
+        self.above: list[_Node] = []
+        self.unmet = 0  # needs that do not let it pass yet
+
+    @property
+    def passes(self) -> bool:
+        """The steps below may go on."""
+        state = self.state
+        return state is _S.DONE or state is _S.FRESH or state is _S.SKIPPED or (state is _S.FAILED and self.task.allow_failure)
+
+    @property
+    def broken(self) -> bool:
+        """The steps below never can."""
+        return self.state is _S.BLOCKED or (self.state is _S.FAILED and not self.task.allow_failure)
+
+    def shape_in(self, shapes: dict[tuple[tuple[str, int], ...], _Shape], capacity: Mapping[str, int]) -> _Shape:
+        if self.shape is None:
+            pools = self.task.pools
+            wanted = ((pool, min(int(pools[pool] * _UNIT), capacity[pool])) for pool in pools if pool in capacity)
+            amounts = tuple(sorted((pool, amount) for pool, amount in wanted if amount > 0))
+            shape = shapes.get(amounts)
+            self.shape = shape if shape is not None else shapes.setdefault(amounts, _Shape(amounts))
+        return self.shape
+
+
+class _Shape:
+    """All QUEUED steps that need the same: where the first does not fit, none does, so that a decision costs the number of shapes, not of steps."""
+
+    __slots__ = ("amounts", "passed", "queue")
+
+    def __init__(self, amounts: tuple[tuple[str, int], ...]) -> None:
+        self.amounts = amounts
+        self.queue = _Queue()
+        self.passed = 0
+
+    def __lt__(self, other: _Shape) -> bool:
+        return self.amounts < other.amounts
+
+    def fits(self, free: Mapping[str, int]) -> bool:
+        return all(amount <= free[pool] for pool, amount in self.amounts)
+
+    def take(self, free: dict[str, int]) -> None:
+        for pool, amount in self.amounts:
+            free[pool] -= amount
+
+    def give_back(self, free: dict[str, int]) -> None:
+        for pool, amount in self.amounts:
+            free[pool] += amount
+
+    def is_short_of(self, taker: _Shape, free: Mapping[str, int]) -> bool:
+        """It lacks room in a pool from which `taker` takes."""
+        takes = {pool for pool, _ in taker.amounts}
+        return any(amount > free[pool] and pool in takes for pool, amount in self.amounts)
+
+
+class _Queue:
+    """Steps by rank, O(log n) each.  One that left stays in the heap until it surfaces; one that came back meanwhile is there already."""
+
+    __slots__ = ("_heap", "_here", "_in_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, int, str], _Node]] = []
+        self._here: set[_Node] = set()
+        self._in_heap: set[_Node] = set()
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def push(self, node: _Node) -> None:
+        self._here.add(node)
+        if node not in self._in_heap:
+            self._in_heap.add(node)
+            heappush(self._heap, (node.rank, node))
+
+    def discard(self, node: _Node) -> None:
+        self._here.discard(node)
+
+    def first(self, limit: int) -> list[str]:
+        walk = self.walk(())
+        ids: list[str] = []
+        while len(ids) < limit and (node := walk.next()) is not None:
+            ids.append(node.task.id)
+        walk.stop()
+        return ids
+
+    def walk(self, skip: Collection[str]) -> _Walk:
+        return _Walk(self._heap, self._here, self._in_heap, skip)
+
+
+class _Walk:
+    """Reads a queue in order; `stop` puts back what was read."""
+
+    __slots__ = ("_heap", "_here", "_in_heap", "_read", "_skip")
+
+    def __init__(self, heap: list[tuple[tuple[float, int, str], _Node]], here: set[_Node], in_heap: set[_Node], skip: Collection[str]) -> None:
+        self._heap, self._here, self._in_heap, self._skip = heap, here, in_heap, skip
+        self._read: list[tuple[tuple[float, int, str], _Node]] = []
+
+    def next(self) -> _Node | None:
+        while self._heap:
+            entry = heappop(self._heap)
+            node = entry[1]
+            if node not in self._here:
+                self._in_heap.discard(node)
+                continue
+            self._read.append(entry)
+            if node.task.id not in self._skip:
+                return node
+        return None
+
+    def stop(self) -> None:
+        for entry in self._read:
+            heappush(self._heap, entry)
+        self._read.clear()
