@@ -351,7 +351,8 @@ class Supervisor:
 
     def _unwatch(self, fd: int) -> None:
         del self._acts[fd]
-        os.close(fd)  # which takes it out of the epoll set too: nobody else has this descriptor
+        self._poll.unregister(fd)  # closing is not enough while a process between fork and exec still has a copy
+        os.close(fd)
         self._stirred = True
 
     def _reap(self) -> None:
