@@ -454,6 +454,16 @@ class Objects:
         return True
 
 
+def delete(path: Path) -> None:
+    """Delete a file or a tree, read-only or not, if it is there."""
+    try:
+        _delete(str(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _fail(str(path), error)
+
+
 class _Turn:
     """Putting an object that exists and removing one take turns, across processes."""
 

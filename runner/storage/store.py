@@ -16,7 +16,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
@@ -49,7 +49,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " WITHOUT ROWID",
         "CREATE TABLE objects (content TEXT PRIMARY KEY, mark TEXT, boot TEXT, size INTEGER, at REAL) WITHOUT ROWID",
         "CREATE TABLE traces (key TEXT PRIMARY KEY, recipe TEXT, step TEXT, run TEXT, made_at REAL, seconds REAL,"
-        " outputs TEXT, metrics TEXT, facts TEXT, crc INTEGER) WITHOUT ROWID",
+        " outputs TEXT, outputs_crc INTEGER, metrics TEXT, facts TEXT, facts_crc INTEGER) WITHOUT ROWID",
         "CREATE INDEX traces_by_recipe ON traces (recipe, made_at)",
         "CREATE TABLE runs (id TEXT PRIMARY KEY, recipe TEXT, plan TEXT, inputs TEXT, workspace TEXT, state TEXT, reason TEXT, request TEXT,"
         " created REAL, ended REAL, claim TEXT, fence INTEGER, next_event INTEGER, data TEXT) WITHOUT ROWID",
@@ -275,19 +275,24 @@ class Store:
         return Seal(*rows[0]) if rows else None
 
     def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
-        """The traces of those keys that have one.  A damaged row is no trace."""
-        columns = "key, recipe, step, run, made_at, seconds, outputs, metrics, facts, crc"
-        if len(keys) <= 500:
-            rows = self._all(f"SELECT {columns} FROM traces WHERE key IN ({','.join('?' * len(keys))})", keys)  # noqa: S608
+        """The traces of those keys that have one, whole.  A damaged row is no trace."""
+        rows = self._all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),))
+        return {row[0]: trace for row in rows if (trace := _trace(row)) is not None}
+
+    def outputs(self, keys: Collection[str]) -> dict[str, list[Made]]:
+        """What those keys gave that have a trace: the fast half of `traces`, for thousands at once.  Items are bare (name, path, content) triples."""
+        ((known,),) = self._all("SELECT count(*) FROM traces")
+        if known < 4 * len(keys):  # reading all of a table is quicker than finding a quarter of it
+            rows = self._all("SELECT key, outputs, outputs_crc FROM traces")
+            wanted = keys if isinstance(keys, (set, frozenset, dict)) else set(keys)
+            rows = [row for row in rows if row[0] in wanted]
         else:
-            rows = self._all(f"SELECT {columns} FROM traces WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),))  # noqa: S608
+            chosen = json.dumps(list(keys))
+            rows = self._all("SELECT key, outputs, outputs_crc FROM traces WHERE key IN (SELECT value FROM json_each(?))", (chosen,))
         crc32 = zlib.crc32
-        sound = [row for row in rows if crc32(f"{row[0]}{row[6]}{row[7]}{row[8]}".encode("utf-8", "surrogateescape")) == row[9]]
-        made = json.loads("[" + ",".join([row[6] for row in sound]) + "]")
-        return {
-            row[0]: Trace(row[0], row[1], row[2], row[3], row[4], row[5], tuple([Made(*item) for item in items]), row[7], row[8])
-            for row, items in zip(sound, made, strict=True)
-        }
+        sound = [row for row in rows if crc32(f"{row[0]}{row[1]}".encode()) == row[2]]
+        made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
+        return {row[0]: items for row, items in zip(sound, made, strict=True)}
 
     def expected(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
         """Seconds that each of `steps` may take, from earlier ones; recent ones weigh more.  Steps never made are absent."""
@@ -321,17 +326,17 @@ class Store:
     def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
         """The attempts of a run, or of one step of it, in order."""
         rows = self._all("SELECT * FROM attempts WHERE run = ? AND (? IS NULL OR step = ?) ORDER BY step, n", (run, step, step))
-        return [AttemptRow(*row[:5], _mapping(row[5]), *row[6:11], _mapping(row[11]), _parsed(row[12])) for row in rows]
+        return [AttemptRow._make((*row[:5], _mapping(row[5]), *row[6:11], _mapping(row[11]), _parsed(row[12]))) for row in rows]
 
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
         """The events of a run with a number above `after`, in order, without gaps."""
         rows = self._all("SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit))
-        return [Event(*row[:8], _mapping(row[8])) for row in rows]
+        return [Event._make((*row[:8], _mapping(row[8]))) for row in rows]
 
     def states(self, keys: Iterable[str]) -> dict[tuple[str, str], StateRow]:
         """States by (key, name)."""
         rows = self._all("SELECT * FROM states WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(list(keys)),))
-        return {(row[0], row[1]): StateRow(*row[:4], _mapping(row[4]), row[5]) for row in rows}
+        return {(row[0], row[1]): StateRow._make((*row[:4], _mapping(row[4]), row[5])) for row in rows}
 
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
@@ -431,7 +436,7 @@ class Store:
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(*row[:5], _text(row.job), *row[6:11], _text(row.exit), _text(row.preimage)) for row in attempts],
             )
-            many("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+            many("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
             self._save(files, objects)
             many("DELETE FROM published WHERE path = ?", [(path,) for path in unpublished])
             many("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
@@ -463,7 +468,7 @@ class Store:
     def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
         """Take files as they are for what a step makes: this trace instead of any other of its key."""
         with self._transaction():
-            self._db.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _trace_row(trace))
+            self._db.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _trace_row(trace))
             self._db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
 
     def unpublish(self, paths: Iterable[str]) -> None:
@@ -558,10 +563,20 @@ def _run(row: _Row) -> RunRow:
     return RunRow._make(fields)
 
 
-def _trace_row(trace: Trace) -> tuple[object, ...]:
+def _trace_row(trace: Trace) -> _Row:
     outputs = json.dumps(trace.outputs, separators=(",", ":"))
-    crc = zlib.crc32(f"{trace.key}{outputs}{trace.metrics_json}{trace.facts_json}".encode("utf-8", "surrogateescape"))
-    return (*trace[:6], outputs, trace.metrics_json, trace.facts_json, crc)
+    said = (trace.metrics_json, trace.facts_json)
+    return (*trace[:6], outputs, _crc(trace.key, outputs), *said, _crc(trace.key, *said))
+
+
+def _trace(row: _Row) -> Trace | None:
+    if _crc(row[0], row[6]) != row[7] or _crc(row[0], row[8], row[9]) != row[10]:
+        return None
+    return Trace._make((*row[:6], tuple(Made(*item) for item in json.loads(row[6])), row[8], row[9]))
+
+
+def _crc(*parts: object) -> int:
+    return zlib.crc32("".join(map(str, parts)).encode())
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

@@ -1,0 +1,93 @@
+"""Decide what of a store nobody needs any more, and delete it.  Knows what refers to what, not when to do this.
+
+Kept are: runs that are not over, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the newest of every
+step, those of steps in kept runs, all of a recipe that is running now, and those that a published file comes from; the objects of kept traces, of
+published files, and any that was put away after the decision, or while some run lives, since it began.  Traces go first, then objects: at no instant
+does a trace name an object that was taken from under it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import artifacts
+from .artifacts import Objects
+from .files import Content
+from .store import FINAL, Store, Trace
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """What would go.  `before`: objects put away later stay.  `size` is the bytes of `objects`."""
+
+    traces: tuple[str, ...]
+    objects: tuple[Content, ...]
+    attempts: tuple[str, ...]
+    runs: tuple[str, ...]
+    before: float
+    size: int
+
+
+def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
+    """What nobody needs any more."""
+    now = time.time()
+    oldest = now - keep_days * _DAY
+    runs = store.runs()
+    live = [run for run in runs if run.state not in FINAL or store.live(run.id)]
+    kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}
+    published = store.published()
+
+    needed = {row.key for run in kept_runs for row in store.steps(run).values()}
+    busy = {run.recipe for run in live}
+    shown = {(row.recipe, path, row.content) for path, row in published.items()}
+    traces = list(store.every_trace())
+    newest = {(trace.recipe, trace.step): trace.key for trace in traces}
+
+    def kept(trace: Trace) -> bool:
+        if trace.made_at >= oldest or trace.key in needed or trace.recipe in busy or newest[trace.recipe, trace.step] == trace.key:
+            return True
+        return any((trace.recipe, made.path, made.content) in shown for made in trace.outputs)
+
+    going = [trace for trace in traces if not kept(trace)]
+    gone = {trace.key for trace in going}
+    roots = {row.content for row in published.values()} | {made.content for trace in traces if trace.key not in gone for made in trace.outputs}
+    before = min([now, *(run.created for run in live)])
+    doomed = [content for content in objects.all() if content not in roots and objects.path(content).lstat().st_ctime < before]
+    dirs = {row.dir for run in kept_runs for row in store.attempts(run)}
+    folder = store.root / "attempts"
+    idle = [
+        path.name
+        for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+        if f"attempts/{path.name}" not in dirs and path.lstat().st_ctime < min(before, oldest)
+    ]
+    return Garbage(
+        traces=tuple(trace.key for trace in going),
+        objects=tuple(doomed),
+        attempts=tuple(idle),
+        runs=tuple(run.id for run in runs if run.id not in kept_runs),
+        before=before,
+        size=sum(objects.size(content) for content in doomed),
+    )
+
+
+def collect(store: Store, objects: Objects, plan: Garbage) -> int:
+    """Delete what `garbage` found, and answer how many bytes of objects went.  What has come into use since then stays."""
+    store.forget(traces=plan.traces, runs=plan.runs)
+    freed = 0
+    for content in plan.objects:
+        size = objects.size(content)
+        if objects.remove(content, before=plan.before):
+            freed += size
+    store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store))
+    for name in plan.attempts:
+        artifacts.delete(store.root / "attempts" / name)
+    return freed
+
+
+def _vanished(store: Store) -> list[str]:
+    workspace = store.root.parent
+    return [row[0] for row in store.files() if not Path(workspace, row[0]).exists()]
