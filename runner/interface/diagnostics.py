@@ -1,0 +1,167 @@
+"""Show problems: as text with the line and a caret, as JSON, GitHub annotations or SARIF.  Does not know how they were found, nor where they go.
+
+What a file says is never sent to a terminal as it is: control, bidirectional and invisible characters are shown as escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from runner.errors import Location, Problem
+
+Format = Literal["text", "json", "github", "sarif"]
+
+_TAB = 4
+_WIDEST = 160  # columns of a source line that are shown
+_COLOURS = {"error": "31", "warning": "33", "note": "36"}
+
+
+def render(problems: Iterable[Problem], format: Format, color: bool = False) -> str:
+    """All of `problems`, in the order of their places.  Ends with a line feed unless it is empty."""
+    ordered = sorted(dict.fromkeys(problems), key=_place)
+    if format == "json":
+        return json.dumps([_plain(problem) for problem in ordered], indent=2) + "\n"
+    if format == "sarif":
+        return json.dumps(_sarif(ordered), indent=2) + "\n"
+    if format == "github":
+        return "".join(map(_annotation, ordered))
+    if not ordered:
+        return ""
+    return "".join(_paragraph(problem, color) for problem in ordered) + _count(ordered) + "\n"
+
+
+def _place(problem: Problem) -> tuple[str, int, int]:
+    where = problem.where
+    return (where.path, where.line, where.column) if where else ("", 0, 0)
+
+
+# --- text ---
+
+
+def _paragraph(problem: Problem, color: bool) -> str:
+    def paint(text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if color else text
+
+    shade = _COLOURS.get(problem.severity, "31")
+    where = problem.where
+    place = f"{_line(where.path)}:{where.line}:{where.column}: " if where else ""
+    lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(problem.message)]
+    if where and where.text:
+        source, indent, width = _excerpt(where)
+        lines += [f"  {source}", "  " + " " * indent + paint("^" * width, shade)]
+    if problem.fix:
+        lines.append("  " + paint("fix:", "32") + " " + _line(problem.fix))
+    return "\n".join(lines) + "\n"
+
+
+def _excerpt(where: Location) -> tuple[str, int, int]:
+    """The source line as shown, the columns before the caret, the width of the underline."""
+    cells = [_shown(char) for char in where.text]
+    first = min(where.column - 1, len(cells))
+    last = min(first + max(where.length, 1), len(cells))
+    # Of a line too long to show, what surrounds the place.
+    begin = 0 if _width("".join(cells[:last])) <= _WIDEST else max(0, first - _WIDEST // 4)
+    end = min(len(cells), begin + _WIDEST)
+    last = max(min(last, end), first)
+    head = "…" if begin else ""
+    tail = "…" if end < len(cells) else ""
+    before = head + "".join(cells[begin:first])
+    marked = "".join(cells[first:last])
+    return before + marked + "".join(cells[last:end]) + tail, _width(before), max(1, _width(marked))
+
+
+def _line(text: str) -> str:
+    return "".join(_shown(char) for char in text)
+
+
+def _shown(char: str) -> str:
+    """A character as a terminal may safely have it."""
+    if char.isprintable() and unicodedata.category(char) != "Cf":
+        return char
+    if char == "\t":
+        return " " * _TAB
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _width(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _count(problems: Sequence[Problem]) -> str:
+    counts = []
+    for severity in ("error", "warning", "note"):
+        number = sum(problem.severity == severity for problem in problems)
+        if number:
+            counts.append(f"{number} {severity}" + ("s" if number > 1 else ""))
+    return ", ".join(counts)
+
+
+# --- for programs ---
+
+
+def _plain(problem: Problem) -> dict[str, str | int | None]:
+    where = problem.where
+    return {
+        "code": problem.code,
+        "severity": problem.severity,
+        "message": problem.message,
+        "fix": problem.fix,
+        "path": where.path if where else None,
+        "line": where.line if where else None,
+        "column": where.column if where else None,
+        "length": where.length if where else None,
+    }
+
+
+def _annotation(problem: Problem) -> str:
+    level = {"error": "error", "warning": "warning"}.get(problem.severity, "notice")
+    where = problem.where
+    properties = {"title": problem.code}
+    if where:
+        end = str(where.column + where.length)
+        properties = {"file": where.path, "line": str(where.line), "col": str(where.column), "endColumn": end, **properties}
+    listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{level} {listed}::{_data(problem.message + (f' (fix: {problem.fix})' if problem.fix else ''))}\n"
+
+
+def _data(text: str) -> str:
+    # The runner of GitHub undoes these three, and cuts a command at a raw line break: unescaped, a recipe could write commands of its own.
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return "".join(char if char == "\t" or (char >= " " and char != "\x7f") else _shown(char) for char in escaped)
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _sarif(problems: Sequence[Problem]) -> dict[str, object]:
+    codes = sorted({problem.code for problem in problems})
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "recipe", "rules": [{"id": code} for code in codes]}},
+                "columnKind": "unicodeCodePoints",
+                "results": [_result(problem, codes.index(problem.code)) for problem in problems],
+            }
+        ],
+    }
+
+
+def _result(problem: Problem, rule: int) -> dict[str, object]:
+    from urllib.parse import quote
+
+    level = problem.severity if problem.severity in ("error", "warning", "note") else "error"
+    text = problem.message + (f" ({problem.fix})" if problem.fix else "")
+    result: dict[str, object] = {"ruleId": problem.code, "ruleIndex": rule, "level": level, "message": {"text": text}}
+    if where := problem.where:
+        region = {"startLine": where.line, "startColumn": where.column, "endColumn": where.column + where.length}
+        uri = quote(where.path, errors="surrogateescape")
+        result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
+    return result
