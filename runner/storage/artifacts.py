@@ -89,7 +89,7 @@ class Objects:
         try:
             if self._keep(content, target):
                 return
-            move = before is not None and _movable(name)
+            move = before is not None and _movable(name, os.stat(f"{self._root}/objects").st_dev)
             source = name if move else self._copy_in(name, content)
             _protect(source)
             if move and _mark(name, moves=True) != before:
@@ -99,7 +99,7 @@ class Objects:
                 _sync(source)
             if manifest is not None:
                 self._put_manifest(target, manifest)
-            self._place(source, target, name)
+            self._place(source, target)
             if size >= SYNCED:
                 _sync_one(os.path.dirname(target))
             crashpoint("object-put")
@@ -123,7 +123,7 @@ class Objects:
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             if len(prefix) == 2:
                 for name in sorted(os.listdir(f"{folder}/{prefix}")):
-                    if (kind := kinds.get(name[64:])) is not None:
+                    if (kind := kinds.get(name[64:])) is not None and len(name) >= 64:
                         yield Content(f"{kind}:{name[:64]}")
 
     def size(self, content: Content) -> int:
@@ -193,7 +193,7 @@ class Objects:
             else:
                 self._copy_file(source, temporary, content[0], link=link)
             crashpoint("copy-written")
-            self._place(temporary, name, name)
+            self._place(temporary, name)
             if link:
                 self._seal(content, source, _total(source))
         except OSError as error:
@@ -231,7 +231,7 @@ class Objects:
             self._seals.pop(content, None)
             self._new.pop(content, None)
             _delete(aside)
-            if content[0] == "t":
+            if content[0] == "t" and os.path.lexists(f"{target}.json"):
                 os.unlink(f"{target}.json")
         except FileNotFoundError:
             return False
@@ -269,15 +269,14 @@ class Objects:
         try:
             os.rename(name, target)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.rename(name, target)
+            self._place(name, target)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             temporary = self._temporary()
             _write(temporary, data, kind)
             os.chmod(temporary, _MODE[kind])
-            self._place(temporary, target, name)
+            self._place(temporary, target)
         crashpoint("object-put")
         return content
 
@@ -314,9 +313,9 @@ class Objects:
         temporary = self._temporary()
         text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
         _write(temporary, text.encode("utf-8", "surrogateescape"), "f")
-        self._place(temporary, f"{target}.json", target)
+        self._place(temporary, f"{target}.json")
 
-    def _place(self, source: str, target: str, about: str) -> None:
+    def _place(self, source: str, target: str) -> None:
         """Rename, making what is missing above and moving away what is in the way."""
         while True:
             try:
@@ -539,9 +538,11 @@ def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
             waiting.extend(f"{name}/{item}" for item in os.listdir(name))
 
 
-def _movable(name: str) -> bool:
-    """Not through a link, and nobody else has another name for these bytes."""
-    return all(not stat.S_ISREG(found.st_mode) or found.st_nlink == 1 for _, found in _below(name)) and not os.path.islink(name)
+def _movable(name: str, device: int) -> bool:
+    """On our file system, not through a link, and nobody else has another name for these bytes."""
+    if os.path.islink(name):
+        return False
+    return all(found.st_dev == device and (not stat.S_ISREG(found.st_mode) or found.st_nlink == 1) for _, found in _below(name))
 
 
 def _protect(name: str) -> None:

@@ -1,9 +1,9 @@
 """Decide what of a store nobody needs any more, and delete it.  Knows what refers to what, not when to do this.
 
-Kept are: runs that are not over, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the newest of every
-step, those of steps in kept runs, all of a recipe that is running now, and those that a published file comes from; the objects of kept traces, of
-published files, and any that was put away after the decision, or while some run lives, since it began.  Traces go first, then objects: at no instant
-does a trace name an object that was taken from under it.
+Kept are: runs that are not over, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the newest of
+every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of published
+files, and any that was put away after the decision, or while some run lives, since it began.  Traces go first, then objects: at no instant does a
+trace name an object that was taken from under it.
 """
 
 from __future__ import annotations
