@@ -246,13 +246,19 @@ def test_bytes_that_are_gone_put_the_steps_below_back_even_one_that_is_retried()
     assert s.ready() == ["b", "c", "d"]
 
 
+@pytest.mark.parametrize("below", [State.READY, State.QUEUED])
+def test_a_crash_before_the_steps_below_went_back_is_made_good(below: State) -> None:
+    s = Scheduler([Task("a"), Task("b", ("a",))], {}, jobs=2, keep_going=False, states={"a": State.QUEUED, "b": below})
+    assert [(m.id, m.after) for m in s.opening] == [("b", "WAITING")] and s.startable() == ["a"] and s.ready() == []
+
+
 def test_a_paused_step_waits_again_at_no_cost_and_nothing_new_starts() -> None:
     s = simple(Task("a"), Task("b"))
     run(s, "a")
     s.pause()
     assert s.ready() == [] and s.result == "ACTIVE"
     s.end("a", Outcome(False, "stopped"))
-    assert s.state("a") is State.QUEUED and s.startable() == [] and s.result == "PAUSED"
+    assert (s.state("a"), s.startable(), str(s.result)) == (State.QUEUED, [], "PAUSED")
     again = Scheduler([Task("a"), Task("b")], {}, jobs=1, keep_going=False, states=s.states())
     assert again.startable() == ["a"]
 
