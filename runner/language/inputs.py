@@ -1,0 +1,477 @@
+"""Bind a recipe's inputs: typed values from what the caller gave, a preset and defaults, or every problem at once.  Knows no disk and no plan.
+
+Text is converted by the type of the input, as on a command line; values of Python's types are taken as they are.  A number that is whole is the same
+value however it was written (`1000`, `1e3`, `1000.0`), because a value's text and its key depend on the value alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from runner.errors import Invalid, Problem, did_you_mean
+
+from . import library
+from .recipe import Input, InputType, Recipe, Tree, Where
+from .template import TemplateError, evaluate, has, references
+
+if TYPE_CHECKING:
+    from .document import Document
+
+Kind: TypeAlias = Literal["path", "hf", "s3", "gs", "https"]
+
+_SCHEMES: tuple[Kind, ...] = ("hf", "s3", "gs", "https")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_HUB = re.compile(rf"(?:hf://)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za-z0-9._/-]*)?")
+_SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?")
+_PATIENCE = 0.25  # seconds for one `pattern`: a recipe's expression must not be able to hang
+
+
+class Wrong(Exception):
+    """A value that its input does not take: a code, a sentence that follows the input's name, and what to do."""
+
+    def __init__(self, code: str, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.fix = code, message, fix
+
+
+def bind(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, environment: Mapping[str, str] | None = None) -> dict[str, Tree]:
+    """One value for every input but the secrets, which have none here.  Raises Invalid.
+
+    `environment` is where required secrets must be set; without it nobody asks.
+    """
+    problems = [_unknown_input(recipe, name) for name in given if name not in recipe.inputs]
+    chosen: Mapping[str, Tree] = {}
+    if preset is not None:
+        if preset in recipe.presets:
+            chosen = recipe.presets[preset].inputs
+        else:
+            problems.append(_unknown_preset(recipe, preset))
+    binder = _Binder(recipe, given, chosen, preset)
+    values = binder.bind()
+    problems += binder.problems
+    if environment is not None:
+        problems += [_unset(recipe, spec) for spec in recipe.inputs.values() if spec.name not in given and _is_unset(spec, environment)]
+    if problems:
+        raise Invalid(problems)
+    return values
+
+
+def provenance(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None) -> dict[str, str]:
+    """Where the value of each input comes from: `given`, `preset NAME`, `default` (which is null where an input has none)."""
+    chosen = recipe.presets[preset].inputs if preset is not None else {}
+    names = [name for name, spec in recipe.inputs.items() if spec.type != "secret"]
+    return {name: "given" if name in given else f"preset {preset}" if name in chosen else "default" for name in names}
+
+
+def kind_of(address: str) -> Kind:
+    """What a bound model, dataset or file is: its scheme, or a path."""
+    found = _SCHEME.match(address)
+    return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
+
+
+def converted(spec: Input, value: object) -> Tree:
+    """`value` as a value of this input, within its limits.  Raises Wrong."""
+    if value is None or (value == "null" and spec.type not in ("string", "choice")):
+        if spec.required and not (spec.has_default and spec.default is None):
+            raise Wrong("missing-input", "must have a value, not null", "say `required: false` in the recipe if it may be null")
+        return None
+    result = _as_type(spec.type, spec, value)
+    for item in result if isinstance(result, list) else [result]:
+        _within(spec, item)
+    if isinstance(result, list):
+        _list_within(spec, result)
+    return result
+
+
+# -- which value ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _unknown_input(recipe: Recipe, name: str) -> Problem:
+    fix = did_you_mean(name, recipe.inputs) or ("its inputs are " + " ".join(recipe.inputs) if recipe.inputs else "it has no inputs")
+    return Problem("unknown-input", f'{recipe.id} has no input "{name}"', None, fix)
+
+
+def _unknown_preset(recipe: Recipe, name: str) -> Problem:
+    fix = did_you_mean(name, recipe.presets) or ("its presets are " + " ".join(recipe.presets) if recipe.presets else "it has no presets")
+    return Problem("unknown-preset", f'{recipe.id} has no preset "{name}"', None, fix)
+
+
+def _is_unset(spec: Input, environment: Mapping[str, str]) -> bool:
+    return spec.type == "secret" and spec.required and not environment.get(spec.env or "")
+
+
+def _unset(recipe: Recipe, spec: Input) -> Problem:
+    fix = f"export {spec.env}=…; a secret comes from the environment, never from the command line"
+    return recipe.document.problem("secret-not-set", f'the secret "{spec.name}" is not set', ("inputs", spec.name), fix=fix, key=True)
+
+
+class _Binder:
+    """One binding: values are found in the order in which their templates need each other."""
+
+    def __init__(self, recipe: Recipe, given: Mapping[str, object], chosen: Mapping[str, Tree], preset: str | None) -> None:
+        self.recipe, self.given, self.chosen, self.preset = recipe, given, chosen, preset
+        self.problems: list[Problem] = []
+        self.values: dict[str, Tree] = {}
+
+    def bind(self) -> dict[str, Tree]:
+        inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
+        needs: dict[str, set[str]] = {}
+        for name in inputs:
+            tree, path = self._written(name)
+            try:
+                needs[name] = set(mentioned(tree)) & inputs.keys() if path else set()
+            except TemplateError:
+                needs[name] = set()  # told when the value is made
+        names, circle = ordered(needs)
+        for name in names:
+            if needs[name] <= self.values.keys():
+                self._one(inputs[name])
+        if circle:
+            self._loop(circle)
+        for spec in self.recipe.inputs.values():
+            if spec.type == "secret" and spec.name in self.given:
+                self._secret(spec)
+        return {name: self.values[name] for name in inputs if name in self.values}
+
+    def _written(self, name: str) -> tuple[Any, Where]:
+        """What the recipe says about an input that the caller did not give, and where."""
+        if name in self.given:
+            return None, ()
+        if name in self.chosen:
+            return self.chosen[name], ("presets", self.preset or "", name)
+        return self.recipe.inputs[name].default, ("inputs", name, "default")
+
+    def _one(self, spec: Input) -> None:
+        document = self.recipe.document
+        tree, path = self._written(spec.name)
+        if not path:
+            tree = self.given[spec.name]
+        elif path[0] == "inputs" and not spec.has_default:
+            if spec.required:
+                fix = f"{spec.name}=…" + (f"  {spec.doc}" if spec.doc else "")
+                message = f'the input "{spec.name}" has no value'
+                self.problems.append(document.problem("missing-input", message, ("inputs", spec.name), fix=fix, key=True))
+            else:
+                self.values[spec.name] = None
+            return
+        try:
+            if path:
+                tree = self._rendered(tree, path)
+            self.values[spec.name] = converted(spec, tree)
+        except Wrong as wrong:
+            message = f'"{spec.name}" {wrong.message}'
+            self.problems.append(
+                document.problem(wrong.code, message, path, fix=wrong.fix) if path else Problem(wrong.code, message, None, wrong.fix),
+            )
+        except Invalid as error:
+            self.problems += error.problems
+
+    def _rendered(self, tree: Tree, path: Where) -> Tree:
+        match tree:
+            case str() if has(tree):
+                try:
+                    return evaluate(tree, {"inputs": self.values, "fixtures": str(library.fixtures())})  # type: ignore[return-value]
+                except TemplateError as error:
+                    raise Invalid([misread(self.recipe.document, path, error)]) from error
+            case list():
+                return [self._rendered(item, (*path, n)) for n, item in enumerate(tree)]
+            case dict():
+                return {key: self._rendered(item, (*path, key)) for key, item in tree.items()}
+        return tree
+
+    def _loop(self, names: tuple[str, ...]) -> None:
+        _, path = self._written(names[0])
+        message = f"the values of these inputs need each other: {' -> '.join(names)}"
+        self.problems.append(self.recipe.document.problem("cycle", message, path, fix="give one of them a value of its own"))
+
+    def _secret(self, spec: Input) -> None:
+        """A secret is handed on by name in `with`; a value that stands in a command is a secret no more."""
+        value = self.given[spec.name]
+        if not isinstance(value, str) or not _SECRET.fullmatch(value):
+            message = f'"{spec.name}" is a secret and cannot be given like this'
+            self.problems.append(Problem("secret-given", message, None, f"set the variable {spec.env} instead"))
+
+
+def misread(document: Document, path: Where, error: TemplateError) -> Problem:
+    """What is wrong with the template at `path`, where in it."""
+    return document.problem("template", str(error), path, fix=error.fix, offset=error.offset, length=error.length)
+
+
+def mentioned(tree: Tree) -> Iterator[str]:
+    """The inputs that the templates in `tree` read.  Raises TemplateError."""
+    for leaf, _ in leaves(tree):
+        for reference in references(leaf):
+            if reference.path[0] == "inputs" and len(reference.path) > 1:
+                yield reference.path[1]
+
+
+def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
+    """Every text in `tree` that has a template, with its path."""
+    match tree:
+        case str() if has(tree):
+            yield tree, path
+        case list():
+            for n, item in enumerate(tree):
+                yield from leaves(item, (*path, n))
+        case dict():
+            for key, item in tree.items():
+                yield from leaves(item, (*path, key))
+
+
+def ordered(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
+    """The names, each after those it needs, and a circle of needs that ends where it began.  What it keeps back is left out."""
+    from graphlib import CycleError, TopologicalSorter
+
+    sorter, circle, found = TopologicalSorter(needs), tuple[str, ...](), list[str]()
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        circle = tuple(reversed(error.args[1]))
+    while ready := sorter.get_ready():
+        found += ready
+        sorter.done(*ready)
+    return found, circle
+
+
+# -- one value --------------------------------------------------------------------------------------------------------------------------------------
+
+_WORDS: dict[str, str] = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "list": "a list",
+    "object": "a mapping",
+    "file": "the path of a file",
+    "dataset": "the address of a dataset",
+    "model": "the address of a model",
+}
+
+
+def _as_type(type_: InputType, spec: Input, value: object) -> Tree:
+    match type_:
+        case "string" if isinstance(value, str):
+            return value
+        case "integer" | "number":
+            number = _number(value)
+            if number is not None and (type_ == "number" or isinstance(number, int)):
+                return number
+        case "boolean":
+            if isinstance(value, bool):
+                return value
+            if value in ("true", "false"):
+                return value == "true"
+        case "choice":
+            return _choice(spec, value)
+        case "list":
+            return _list(spec, value)
+        case "object":
+            return _object(value)
+        case "file" | "dataset" | "model":
+            return _address(type_, value)
+    fix = ""
+    if type_ == "string" and not isinstance(value, (list, dict)):
+        fix = f'quote it: "{_text(value)}"'
+    elif type_ == "boolean":
+        fix = "write true or false"
+    elif type_ == "integer" and _number(value) is not None:
+        fix = "it has to be whole"
+    raise Wrong("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}", fix)
+
+
+def _number(value: object) -> int | float | None:
+    """The number that `value` is or spells: an int whenever it is whole."""
+    if isinstance(value, str):
+        if _INTEGER.fullmatch(value):
+            return int(value)
+        if not _NUMBER.fullmatch(value):
+            return None
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) and abs(value) < 2**53 else value
+
+
+def _choice(spec: Input, value: object) -> Tree:
+    choices = spec.limits.get("choices")
+    known = choices if isinstance(choices, list) else []
+    for choice in known:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    for choice in known:
+        if isinstance(value, str) and (_text(choice) == value or (_is_number(choice) and _number(value) == choice)):
+            return choice
+    words = [_text(choice) for choice in known]
+    raise Wrong("not-allowed", f"must be {_or(words)}, not {_shown(value)}", did_you_mean(_text(value), words) if isinstance(value, str) else "")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _list(spec: Input, value: object) -> Tree:
+    if isinstance(value, str):
+        if value.lstrip().startswith("["):
+            value = _json(value, "a list")
+        else:
+            value = [part.strip() for part in value.split(",")] if value.strip() else []
+    if not isinstance(value, (list, tuple)):
+        raise Wrong("wrong-type", f"must be a list, not {_shown(value)}", "write a,b,c or [a, b, c]")
+    items: list[Tree] = []
+    for n, item in enumerate(value, 1):
+        try:
+            items.append(_as_type(spec.items, spec, item) if spec.items else _tree(item))
+        except Wrong as wrong:
+            raise Wrong(wrong.code, f"{wrong.message} (item {n})", wrong.fix) from None
+    return items
+
+
+def _object(value: object) -> Tree:
+    if isinstance(value, str):
+        value = _json(value, "a mapping")
+    if not isinstance(value, Mapping):
+        raise Wrong("wrong-type", f"must be a mapping, not {_shown(value)}", 'write JSON, such as {"a": 1}')
+    return _tree(value)
+
+
+def _json(text: str, wanted: str) -> object:
+    def refuse(word: str) -> object:
+        raise ValueError(f"{word} is not a number that JSON has")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise Wrong("wrong-type", f"must be {wanted} in JSON: {error}") from None
+
+
+def _tree(value: object) -> Tree:
+    """`value` as plain JSON-like values."""
+    match value:
+        case None | bool() | int():
+            return value
+        case str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case list() | tuple():
+            return [_tree(item) for item in value]
+        case Mapping() if all(isinstance(key, str) for key in value):
+            return {str(key): _tree(item) for key, item in value.items()}
+    raise Wrong("wrong-type", f"has a part that is not a plain value: {_shown(value)}")
+
+
+def _address(type_: InputType, value: object) -> Tree:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise Wrong("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}")
+    if type(value) is not str:
+        return value  # the output of another step, which says itself what it is
+    if not value or "\0" in value:
+        raise Wrong("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}")
+    scheme = _SCHEME.match(value)
+    if scheme is None:
+        # Only a model's bare name is the Hub's; `./org/name` is a folder.
+        return f"hf://{value}" if type_ == "model" and _HUB.fullmatch(value) and value[0] not in "./~" else value
+    if type_ == "file" and scheme[1] == "hf":
+        raise Wrong("wrong-type", "is a file, which the Hub's hf:// cannot name", "use an input of type dataset or model")
+    if scheme[1] not in _SCHEMES:
+        near = did_you_mean(scheme[1], _SCHEMES)
+        fix = near or "write a path, or an address that begins hf:// s3:// gs:// or https://"
+        raise Wrong("not-allowed", f'has the scheme "{scheme[1]}://", which is not known', fix)
+    if scheme[1] == "hf" and not _HUB.fullmatch(value):
+        raise Wrong("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
+    if len(value) == scheme.end() or re.search(r"[\s\x00-\x1f]", value):
+        raise Wrong("not-allowed", f"is not a whole address: {_shown(value)}")
+    return value
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _within(spec: Input, value: Tree) -> None:
+    limits: Mapping[str, Any] = spec.limits
+    if isinstance(value, (int, float)) and _is_number(value):
+        for word, says, holds in (
+            ("minimum", "at least", lambda bound: value >= bound),
+            ("maximum", "at most", lambda bound: value <= bound),
+            ("exclusiveMinimum", "more than", lambda bound: value > bound),
+            ("exclusiveMaximum", "less than", lambda bound: value < bound),
+            ("multipleOf", "a multiple of", lambda bound: _is_multiple(value, bound)),
+        ):
+            if word in limits and not holds(limits[word]):
+                raise Wrong("out-of-range", f"must be {says} {_text(limits[word])}, not {_text(value)}")
+    elif isinstance(value, str):
+        if len(value) < limits.get("minLength", 0):
+            raise Wrong("too-short", f"must have at least {_count(limits['minLength'], 'character')}, not {len(value)}")
+        if len(value) > limits.get("maxLength", len(value)):
+            raise Wrong("too-long", f"must have at most {_count(limits['maxLength'], 'character')}, not {len(value)}")
+        if "pattern" in limits:
+            _matches(limits["pattern"], value)
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    from fractions import Fraction  # of the decimals as written: 0.3 is three times 0.1
+
+    return Fraction(repr(value)) % Fraction(repr(step)) == 0
+
+
+def _matches(pattern: str, value: str) -> None:
+    import regex
+
+    try:
+        found = regex.search(pattern, value, timeout=_PATIENCE)
+    except TimeoutError:
+        message = f'took too long to compare with the pattern "{pattern}"'
+        raise Wrong("pattern-too-slow", message, "the recipe's pattern backtracks without end") from None
+    if not found:
+        raise Wrong("not-allowed", f'must match the pattern "{pattern}", unlike {_shown(value)}')
+
+
+def _list_within(spec: Input, value: list[Tree]) -> None:
+    limits: Mapping[str, Any] = spec.limits
+    if len(value) < limits.get("minItems", 0):
+        raise Wrong("too-short", f"must have at least {_count(limits['minItems'], 'item')}, not {len(value)}")
+    if len(value) > limits.get("maxItems", len(value)):
+        raise Wrong("too-long", f"must have at most {_count(limits['maxItems'], 'item')}, not {len(value)}")
+    if limits.get("uniqueItems"):
+        seen: set[str] = set()
+        for item in value:
+            text = json.dumps(item, sort_keys=True)
+            if text in seen:
+                raise Wrong("twice", f"lists {_shown(item)} twice", "write it once")
+            seen.add(text)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        line = value.partition("\n")[0]
+        return f'"{line if len(line) <= 60 else line[:57] + "..."}"'
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "null" if value is None else _text(value) if isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
+
+
+def _or(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
