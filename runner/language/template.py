@@ -354,12 +354,13 @@ class _Chain:
         for link in self.links:
             key = link.key(world) if callable(link.key) else link.key
             if isinstance(value, Mapping):
+                known: Mapping[str, object] = value
                 if not isinstance(key, str):
                     raise TemplateError(f"{_called(path)} is read by name, not by {_kind(key)}", link.offset, link.length)
                 try:
                     value = value[key]
                 except KeyError:
-                    raise _Missing(*_unknown(path, key, list(value), link), None if recorded else (*path, key)) from None
+                    raise _Missing(*_unknown(path, key, list(known), link), None if recorded else (*path, key)) from None
                 path = (*path, key)
                 continue
             if not recorded:  # from here on the path says nothing: what is read is this value, whole
