@@ -59,18 +59,16 @@ def _paragraph(problem: Problem, color: bool) -> str:
 
 def _excerpt(where: Location) -> tuple[str, int, int]:
     """The source line as shown, the columns before the caret, the width of the underline."""
-    cells = [_shown(char) for char in where.text]
-    first = min(where.column - 1, len(cells))
-    last = min(first + max(where.length, 1), len(cells))
+    text, first = where.text, min(where.column - 1, len(where.text))
     # Of a line too long to show, what surrounds the place.
-    begin = 0 if _width("".join(cells[:last])) <= _WIDEST else max(0, first - _WIDEST // 4)
-    end = min(len(cells), begin + _WIDEST)
-    last = max(min(last, end), first)
-    head = "…" if begin else ""
-    tail = "…" if end < len(cells) else ""
-    before = head + "".join(cells[begin:first])
+    begin = 0 if first + where.length <= _WIDEST else max(0, first - _WIDEST // 4)
+    end = min(len(text), begin + _WIDEST)
+    cells = [_shown(char) for char in text[begin:end]]
+    first, last = first - begin, min(max(first + max(where.length, 1), first), end) - begin
+    head, tail = "…" if begin else "", "…" if end < len(text) else ""
+    before = head + "".join(cells[:first])
     marked = "".join(cells[first:last])
-    return before + marked + "".join(cells[last:end]) + tail, _width(before), max(1, _width(marked))
+    return before + marked + "".join(cells[last:]) + tail, _width(before), max(1, _width(marked))
 
 
 def _line(text: str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 32_000_000  # 100,000 steps are 15 MB; in memory a file with one emoji takes four bytes a character
 MAX_SCALAR = 1_000_000
 MAX_NODES = 2_000_000
+MAX_WIDTH = 200_000  # entries of one list or mapping
 MAX_DEPTH = 64
 MAX_EXPANDED = 100_000  # nodes made by aliases
 MAX_DIGITS = 400
@@ -46,7 +47,7 @@ class Document:
     def locate(self, path: tuple[str | int, ...], *, key: bool = False, offset: int | None = None, length: int | None = None) -> Location:
         """Where the value at `path` stands, or the deepest part of the path that exists.
 
-        `key` points at its key instead.  `offset` and `length` count characters of the parsed scalar; they are mapped back through quotes, escapes and folds.
+        `key` points at its key instead.  `offset` and `length` count characters of the parsed scalar and are mapped back through escapes and folds.
         """
         survey = self._survey()
         value: object = self.value
@@ -278,6 +279,10 @@ def _too_many(index: int) -> _Limit:
     return _Limit("too-large", f"more than {MAX_NODES:,} values in one file", index)
 
 
+def _too_wide(index: int) -> _Limit:
+    return _Limit("too-large", f"more than {MAX_WIDTH:,} entries in one list or mapping", index)
+
+
 def _too_deep(index: int) -> _Limit:
     return _Limit("too-deep", f"nested deeper than {MAX_DEPTH} levels", index)
 
@@ -331,11 +336,17 @@ def _build(text: str) -> Tree:
                     raise _Suspect
             if event.tag is not None:
                 raise _Suspect
+            if nodes > MAX_NODES:
+                raise _too_many(event.start_mark.index)
             if type(box) is list:
                 box.append(value)
+                if len(box) > MAX_WIDTH:
+                    raise _too_wide(event.start_mark.index)
             elif key is not _NO_KEY:
                 box[key] = value  # type: ignore[index]
                 key = _NO_KEY
+                if len(box) > MAX_WIDTH:  # type: ignore[arg-type]
+                    raise _too_wide(event.start_mark.index)
             else:
                 if type(value) is not str or value in box or event.anchor or (value == "<<" and not event.style):  # type: ignore[operator]
                     raise _Suspect
@@ -357,8 +368,6 @@ def _build(text: str) -> Tree:
                 anchors[opened] = _OPEN
             continue
         if kind is mapping_end or kind is sequence_end:
-            if nodes > MAX_NODES:
-                raise _too_many(event.start_mark.index)
             value, anchor = box, opened
             box, key, opened = stack.pop()
             if anchor:
