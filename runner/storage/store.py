@@ -328,6 +328,15 @@ class Store:
         rows = self._all("SELECT * FROM attempts WHERE run = ? AND (? IS NULL OR step = ?) ORDER BY step, n", (run, step, step))
         return [AttemptRow._make((*row[:5], _mapping(row[5]), *row[6:11], _mapping(row[11]), _parsed(row[12]))) for row in rows]
 
+    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
+        """The last attempt of each of `steps` in any run of a recipe, or in one run: whose pre-image says what it was run with."""
+        rows = self._all(
+            "SELECT a.*, max(a.started) FROM attempts a JOIN runs r ON r.id = a.run WHERE r.recipe = ? AND (? IS NULL OR a.run = ?)"
+            " AND a.step IN (SELECT value FROM json_each(?)) GROUP BY a.step",
+            (recipe, run, run, json.dumps(list(steps))),
+        )
+        return {row[2]: AttemptRow._make((*row[:5], _mapping(row[5]), *row[6:11], _mapping(row[11]), _parsed(row[12]))) for row in rows}
+
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
         """The events of a run with a number above `after`, in order, without gaps."""
         rows = self._all("SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit))

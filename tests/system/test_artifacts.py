@@ -202,7 +202,7 @@ def test_another_file_system_is_reached_by_copying(tmp_path: Path) -> None:
         content = objects.take(tree(tmp_path / "t"))
         objects.copy_to(content, tmp_path / "back")
         assert objects.verify(content) and scan(tmp_path / "back") == content
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["back"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "f", "t"]
 
 
 def test_no_space_is_said_with_the_path_and_what_is_free(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,167 @@
+"""What every store of runs promises, whatever it is made of.
+
+A test module imports these and gives a fixture `store`, and `fresh`, which opens another connection to the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.errors import NotFound
+from runner.storage.files import Content
+from runner.storage.store import AttemptRow, Made, Published, Requested, RunRow, Stale, StateRow, StepRow, Store, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    subject: str
+    id: str
+    before: str
+    after: str
+    reason: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+Fresh = Callable[[], Store]
+RUN = RunRow("r1", "tool@1", "plan", {"rank": 16}, "here")
+DONE = Move("step", "a", "RUNNING", "DONE")
+CONTENT = Content("f:" + "0" * 64)
+
+
+def trace(key: str, *, step: str = "a", seconds: float = 1.0, made_at: float = 1.0, recipe: str = "tool@1", content: Content = CONTENT) -> Trace:
+    return Trace(key, recipe, step, "r1", made_at, seconds, (Made("out", "o/a", content),), '{"loss":0.5}', '{"gpu":"none"}')
+
+
+@pytest.fixture
+def claimed(store: Store) -> int:
+    store.submit(RUN)
+    fence = store.claim("r1", "worker 1")
+    assert fence is not None
+    return fence
+
+
+def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> None:
+    attempt = AttemptRow("r1/a/1", "r1", "a", 1, "k", {"pid": 7}, "attempts/1", 1.0, 2.0, "done", "exit", {"code": 0}, {"deps": ["x"]})
+    published, state = Published("o/a", CONTENT, "id", "r1", "a", "tool@1"), StateRow("s", "ckpt", "a", "r1/a/1", {"max_steps": 9}, 5.0)
+    moves = [Move("step", "a", "QUEUED", "RUNNING", data={"host": "local"}), DONE]
+    files = [("o/a", 1, 2, 3, 4, 5, CONTENT)]
+    last = store.group(
+        "r1", claimed, moves, steps=[StepRow("r1", "a", "DONE", "k")], attempts=[attempt], traces=[trace("k")],
+        files=files, published=[published], states=[state],
+    )  # fmt: skip
+    other = fresh()
+    assert other.traces(["k", "none"]) == {"k": trace("k")} and other.traces(["k"])["k"].metrics == {"loss": 0.5}
+    assert {key: [tuple(made) for made in items] for key, items in other.outputs(["k", "none"]).items()} == {"k": [("out", "o/a", CONTENT)]}
+    assert other.attempts("r1") == [attempt] == other.attempts("r1", "a") and other.attempts("r1", "b") == []
+    assert other.steps("r1") == {"a": StepRow("r1", "a", "DONE", "k")}
+    assert other.published() == {"o/a": published} and other.published("other@1") == {}
+    assert other.states(["s"]) == {("s", "ckpt"): state} and other.files() == files
+    assert [(event.seq, event.after) for event in other.events("r1")] == [(1, "QUEUED"), (2, "RUNNING"), (3, "DONE")]
+    assert [event.seq for event in other.events("r1", after=2)] == [last] == [3] and other.events("r1")[1].data == {"host": "local"}
+    row = other.run("r1")
+    assert (row.inputs, row.state, row.claim, row.next_event) == ({"rank": 16}, "QUEUED", "worker 1", 4) and other.runs() == [row]
+
+
+def test_the_first_trace_of_a_key_wins(store: Store, claimed: int) -> None:
+    store.group("r1", claimed, traces=[trace("k", seconds=1)])
+    store.group("r1", claimed, traces=[trace("k", seconds=2)])
+    assert store.traces(["k"])["k"].seconds == 1
+
+
+def test_a_stale_worker_writes_nothing(store: Store, fresh: Fresh, claimed: int) -> None:
+    store.release("r1", claimed)
+    other = fresh()
+    newer = other.claim("r1", "worker 2")
+    assert newer is not None and newer > claimed
+    with pytest.raises(Stale):
+        store.group("r1", claimed, [DONE], traces=[trace("k")], steps=[StepRow("r1", "a", "DONE")])
+    with pytest.raises(Stale):
+        store.requested("r1", claimed)
+    assert store.traces(["k"]) == {} and store.steps("r1") == {} and len(store.events("r1")) == 1
+    other.group("r1", newer, [DONE])
+
+
+def test_two_workers_never_hold_one_run(store: Store, fresh: Fresh, claimed: int) -> None:
+    assert fresh().claim("r1", "worker 2") is None and store.live("r1") and fresh().live("r1")
+    store.close()
+    assert not fresh().live("r1") and fresh().claim("r1", "worker 2") is not None
+
+
+def test_a_request_before_the_end_wins_and_after_it_is_refused(store: Store, fresh: Fresh, claimed: int) -> None:
+    assert fresh().request("r1", "cancel") and store.requested("r1", claimed) == "cancel"
+    store.group("r1", claimed, [DONE], traces=[trace("k")])  # a step that had ended is committed all the same
+    with pytest.raises(Requested) as caught:
+        store.group("r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+    assert caught.value.request == "cancel" and store.run("r1").state == "QUEUED"
+    store.group("r1", claimed, [Move("run", "r1", "ACTIVE", "CANCELLED")], run_state=("CANCELLED", "asked"), answers="cancel")
+    row = store.run("r1")
+    assert (row.state, row.reason, row.request, row.claim) == ("CANCELLED", "asked", "", "") and row.ended and not store.live("r1")
+    assert not fresh().request("r1", "pause")
+    with pytest.raises(Stale):
+        store.group("r1", claimed, [DONE])
+    assert [event.after for event in store.events("r1")] == ["QUEUED", "cancel", "DONE", "CANCELLED"]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(0, 5), max_size=6), asks=st.sets(st.integers(0, 5)))
+def test_events_are_numbered_without_gaps(store: Store, sizes: list[int], asks: set[int]) -> None:
+    run = f"r{len(store.runs())}"
+    store.submit(RUN._replace(id=run))
+    fence = store.claim(run, "w")
+    assert fence is not None
+    for n, size in enumerate(sizes):
+        last = store.group(run, fence, [DONE] * size)
+        assert last == store.events(run)[-1].seq
+        if n in asks:
+            store.request(run, "pause")
+        with pytest.raises(Stale):
+            store.group(run, fence + 1, [DONE] * 3)
+    seen = [event.seq for event in store.events(run)]
+    assert seen == list(range(1, 2 + sum(sizes) + len([n for n in range(len(sizes)) if n in asks])))
+
+
+def test_a_run_submitted_twice_is_one_run(store: Store) -> None:
+    store.submit(RUN)
+    store.submit(RUN)
+    assert len(store.runs()) == 1 and len(store.events("r1")) == 1
+    with pytest.raises(NotFound, match="no run r2"):
+        store.run("r2")
+    with pytest.raises(NotFound):
+        store.claim("r2", "w")
+    assert not store.live("r2") and not store.request("r2", "cancel")
+
+
+def test_one_attempt_holds_a_state(store: Store, fresh: Fresh) -> None:
+    state = StateRow("s", "ckpt", "a", "attempt 1", {"max_steps": 9})
+    assert store.hold(state) and store.hold(state)
+    assert not fresh().hold(state._replace(holder="attempt 2"))
+    assert fresh().hold(state._replace(holder="attempt 2"), instead_of="attempt 1")
+    assert store.states(["s"])["s", "ckpt"].holder == "attempt 2"
+
+
+def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claimed: int) -> None:
+    mine = [trace("1", seconds=10, made_at=1), trace("2", seconds=20, made_at=2)]
+    store.group("r1", claimed, traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")])
+    assert store.expected("tool@1", ["a", "c"]) == {"a": 15}
+
+
+def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: int) -> None:
+    store.group("r1", claimed, traces=[trace("k")], published=[Published("o/a", CONTENT, "", "r1", "a", "tool@1")])
+    mine = Content("f:" + "1" * 64)
+    store.adopt(trace("k", content=mine), [Published("o/a", mine, "", "r1", "a", "tool@1")])
+    assert store.traces(["k"])["k"].outputs[0].content == mine == store.published()["o/a"].content
+    store.unpublish(["o/a"])
+    assert store.published() == {}
+
+
+def test_thousands_of_keys_are_found_and_only_those(store: Store, claimed: int) -> None:
+    store.group("r1", claimed, traces=[trace(f"k{n}") for n in range(1200)])
+    for asked in ([f"k{n}" for n in range(600, 1800)], ["k7", "none"]):
+        expected = {key for key in asked if key != "none" and int(key[1:]) < 1200}
+        assert set(store.outputs(asked)) == expected == set(store.traces(asked))
+    assert store.outputs([]) == {} == store.traces([])

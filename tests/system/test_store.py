@@ -1,0 +1,288 @@
+"""The store on a disk: damage is refused, crashes leave nothing half done, formats only go forward."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.errors import Busy, RecipeError, Unusable
+from runner.storage import files
+from runner.storage import store as module
+from runner.storage.artifacts import Objects
+from runner.storage.files import DigestCache, scan
+from runner.storage.garbage import collect, garbage
+from runner.storage.store import Made, Published, RunRow, StepRow, Store, Trace, home
+from tests.contract.store_contract import *  # noqa: F403
+from tests.contract.store_contract import RUN, Move, trace
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / ".recipe"
+
+
+@pytest.fixture
+def fresh(root: Path) -> Iterator[Callable[[], Store]]:
+    opened: list[Store] = []
+
+    def another() -> Store:
+        opened.append(Store.open(root))
+        return opened[-1]
+
+    yield another
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def store(fresh: Callable[[], Store]) -> Store:
+    return fresh()
+
+
+def test_reading_makes_nothing(root: Path) -> None:
+    with Store.open(root, read_only=True) as store:
+        assert store.runs() == [] and store.traces(["k"]) == {} and store.files() == [] and not store.live("r")
+    assert not root.exists()
+
+
+def test_a_reader_sees_what_a_writer_wrote_and_cannot_write(root: Path, store: Store) -> None:
+    store.submit(RUN)
+    with Store.open(root, read_only=True) as reader:
+        assert reader.runs()[0].id == "r1" and reader.check() == ""
+        with pytest.raises(Unusable):
+            reader.submit(RUN._replace(id="r2"))
+
+
+def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(root).close()
+    monkeypatch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, ("CREATE TABLE later (x)", "INSERT INTO meta VALUES ('a', 'b')")))
+    with pytest.raises(Unusable, match="older"):
+        Store.open(root, read_only=True)
+    with Store.open(root) as store:
+        assert store._db.execute("SELECT * FROM meta").fetchall() == [("a", "b")]
+    monkeypatch.setattr(module, "_MIGRATIONS", module._MIGRATIONS[:1])
+    for read_only in (True, False):
+        with pytest.raises(Unusable, match="format 2 was written by a newer recipe"):
+            Store.open(root, read_only=read_only)
+
+
+def test_a_migration_that_fails_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(root).close()
+    before = (root / "recipe.db").read_bytes()
+    monkeypatch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, ("CREATE TABLE later (x)", "INSERT INTO nowhere VALUES (1)")))
+    with pytest.raises(Unusable, match="nowhere"):
+        Store.open(root)
+    monkeypatch.undo()
+    Store.open(root).close()
+    assert sqlite3.connect(root / "recipe.db").execute("PRAGMA user_version").fetchone() == (1,) and len(before)
+
+
+def test_another_program_s_database_is_refused(root: Path) -> None:
+    root.mkdir()
+    with sqlite3.connect(root / "recipe.db") as db:
+        db.execute("CREATE TABLE x (y)")
+    with pytest.raises(Unusable, match="not a store of recipe's"):
+        Store.open(root)
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 99, 100, 4096, 8191, 20000])
+def test_a_database_that_was_cut_short_is_refused_and_never_looks_empty(root: Path, length: int) -> None:
+    Store.open(root).close()
+    os.truncate(root / "recipe.db", length)
+    for read_only in (True, False):
+        with pytest.raises(Unusable, match="cut short"):
+            Store.open(root, read_only=read_only)
+
+
+def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Path) -> None:
+    keys = [f"{n:064x}" for n in range(300)]
+    truth = {key: [("out", f"o/{n}", "f:" + "ab" * 32)] for n, key in enumerate(keys)}
+    with Store.open(root) as store:
+        store.submit(RUN)
+        fence = store.claim("r1", "w")
+        assert fence is not None
+        traces = [Trace(key, "t@1", "s", "r1", 1.0, 1.0, tuple(Made(*made) for made in truth[key])) for key in keys]  # type: ignore[arg-type]
+        store.group("r1", fence, traces=traces, steps=[StepRow("r1", f"s{n}", "DONE") for n in range(300)])
+    good = (root / "recipe.db").read_bytes()
+    refused = 0
+    for n in range(250):
+        at = (n * 7919 * 13) % (len(good) * 8)
+        bad = bytearray(good)
+        bad[at // 8] ^= 1 << at % 8
+        (root / "recipe.db").write_bytes(bad)
+        try:
+            with Store.open(root) as store:
+                for key, made in store.outputs(keys).items():
+                    assert [tuple(one) for one in made] == truth[key]
+                for key, whole in store.traces(keys[:50]).items():
+                    assert [tuple(one) for one in whole.outputs] == truth[key]
+                store.runs(), store.steps("r1"), store.events("r1")
+        except RecipeError:
+            refused += 1
+    assert 0 < refused < 250
+
+
+def test_a_busy_database_is_said_after_a_while(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    with Store.open(root) as other:
+        store._db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Busy, match="another process"):
+            other.submit(RUN)
+        store._db.execute("ROLLBACK")
+        other.submit(RUN)
+
+
+def test_a_network_file_system_is_refused_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(root).close()
+    device = root.stat().st_dev
+    line = f"1 2 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n"
+    monkeypatch.setattr(module.Path, "read_text", lambda *_: line)
+    with pytest.raises(Unusable, match="nfs4") as caught:
+        Store.open(root)
+    assert "RECIPE_HOME" in caught.value.fix
+
+
+def test_two_workspaces_below_one_recipe_home_do_not_meet(tmp_path: Path) -> None:
+    assert home(tmp_path, {}) == tmp_path / ".recipe"
+    one, other = (home(tmp_path / name / "w", {"RECIPE_HOME": "/h"}) for name in "ab")
+    assert one.parent == other.parent == Path("/h") and one != other
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".recipe").write_text("")
+    with pytest.raises(Unusable, match=r"\.recipe"):
+        Store.open(tmp_path / ".recipe")
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from runner.storage import files
+from runner.storage.artifacts import Objects
+from runner.storage.files import DigestCache
+from runner.storage.store import *
+from tests.contract.store_contract import Move
+w = Path(sys.argv[1])
+store = Store.open(w / ".recipe")
+objects, cache = Objects(w / ".recipe", store.seal), DigestCache(w, store.files())
+store.submit(RunRow("r", "t@1", "p", {}, str(w)))
+fence = store.claim("r", "w")
+done = store.outputs([f"k{n}" for n in range(4)])
+for n in range(4):
+    if f"k{n}" in done:
+        continue
+    out = w / f"attempt{n}"
+    out.write_bytes(b"%d" % n * (1 if n % 2 else 70_000))
+    content = objects.take(out)
+    objects.copy_to(content, w / f"out{n}")
+    cache.note(f"out{n}", content)
+    store.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")],
+        steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (Made("o", f"out{n}", content),))],
+        files=cache.changes(), objects=objects.changes(), published=[Published(f"out{n}", content, "", "r", f"s{n}", "t@1")])
+store.group("r", fence, [Move("run", "r", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+"""
+
+POINTS = [f"{name}:{k}" for name in ("object-put", "copy-written", "group-begun", "group-written", "group-committed") for k in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("point", ["store-made:1", *POINTS, "group-written:5"])
+def test_a_kill_at_any_instant_loses_nothing_that_was_done_and_keeps_nothing_half_done(tmp_path: Path, point: str) -> None:
+    def work(**extra: str) -> int:
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **extra}
+        return subprocess.run([sys.executable, "-c", WORKER, str(tmp_path)], env=environ, check=False).returncode
+
+    def truth() -> dict[str, StepRow]:
+        with Store.open(tmp_path / ".recipe") as store:
+            assert store.check() == ""
+            objects, cache = Objects(tmp_path / ".recipe", store.seal), DigestCache(tmp_path, store.files())
+            steps = store.steps("r")
+            assert {f"k{step[1:]}" for step in steps} == set(store.outputs([f"k{n}" for n in range(4)])) == {row.key for row in steps.values()}
+            for made in store.outputs([row.key for row in steps.values()]).values():
+                for _, path, content in made:
+                    assert objects.intact(content) and objects.verify(content) and cache.content_of(path) == content
+            for n in range(4):
+                whole = b"%d" % n * (1 if n % 2 else 70_000)
+                assert not (tmp_path / f"out{n}").exists() or (tmp_path / f"out{n}").read_bytes() == whole
+            seen = [event.seq for event in store.events("r")]
+            assert seen == list(range(1, len(seen) + 1)) and not store.live("r")
+            return steps
+
+    assert work(RECIPE_CRASH_AT=point) == -9
+    kept = truth()
+    assert work() == 0
+    assert {**truth(), **kept} == truth() and len(truth()) == 4
+    with Store.open(tmp_path / ".recipe") as store:
+        assert store.run("r").state == "COMPLETED"
+
+
+@pytest.fixture
+def objects(root: Path, store: Store) -> Objects:
+    return Objects(root, store.seal)
+
+
+def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects: Objects) -> None:
+    def put(text: str) -> module.Content:
+        (tmp_path / "x").write_text(text)
+        return objects.take(tmp_path / "x")
+
+    old, new, shown, orphan = put("old"), put("new"), put("shown"), put("orphan")
+    ids = ["r1", "r2", "r3"]
+    for n, run in enumerate(ids):
+        store.submit(RunRow(run, "t@1", "p", {}, "", created=float(n + 1)))
+    fence = store.claim("r1", "w")
+    assert fence is not None
+    made = [trace(name, content=content, recipe="t@1", made_at=at) for at, (name, content) in enumerate({"old": old, "shown": shown, "new": new}.items())]
+    store.group("r1", fence, traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")])
+    assert garbage(store, objects, keep_days=0, keep_runs=0).traces == ()  # the recipe is running
+    assert garbage(store, objects, keep_days=0, keep_runs=0).objects == ()  # and what it puts away is not yet in a trace
+    for run in ids:
+        mine = store.claim(run, "w")
+        assert mine is not None
+        store.group(run, mine, run_state=("COMPLETED", ""))
+    assert garbage(store, objects, keep_days=100_000, keep_runs=0).traces == ()
+    plan = garbage(store, objects, keep_days=0, keep_runs=1)
+    assert plan.traces == ("old",) and set(plan.objects) == {old, orphan} and set(plan.runs) == {"r1", "r2"} and plan.size == 9
+    assert put("orphan") == orphan  # a step made it again after the decision
+    assert collect(store, objects, plan) == 3
+    assert set(objects.all()) == {new, shown, orphan} and set(store.traces(["old", "shown", "new"])) == {"shown", "new"}
+    assert [run.id for run in store.runs()] == ["r3"] and store.events("r1") == []
+
+
+def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store: Store, objects: Objects) -> None:
+    for name in ("kept", "gone"):
+        (store.root / "attempts" / name / "deep").mkdir(parents=True)
+        (store.root / "attempts" / name / "deep" / "f").touch()
+        (store.root / "attempts" / name / "deep").chmod(0o555)
+    store.submit(RUN)
+    fence = store.claim("r1", "w")
+    assert fence is not None
+    store.group("r1", fence, attempts=[module.AttemptRow("a1", "r1", "a", 1, dir="attempts/kept")])
+    store.group("r1", fence, run_state=("FAILED", "exit"))
+    plan = garbage(store, objects, keep_days=-1, keep_runs=1)
+    assert plan.attempts == ("gone",)
+    collect(store, objects, plan)
+    assert [path.name for path in (store.root / "attempts").iterdir()] == ["kept"]
+
+
+def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store, objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DigestCache(tmp_path)
+    store.submit(RUN)
+    fence = store.claim("r1", "w")
+    assert fence is not None
+    (tmp_path / "x").write_text("x")
+    content = scan(tmp_path / "x")
+    objects.put(tmp_path / "x", content, move=True)
+    paths = [f"o/{n}" for n in range(1000)]
+    for path in paths:
+        objects.copy_to(content, tmp_path / path)
+        cache.note(path, content)
+    store.group("r1", fence, [Move("run", "r1", "", "ACTIVE")], files=cache.changes(), objects=objects.changes())
+    monkeypatch.setattr(files, "_hash", None)
+    with Store.open(tmp_path / ".recipe", read_only=True) as reader:
+        assert set(DigestCache(tmp_path, reader.files()).contents(paths).values()) == {content}
