@@ -6,6 +6,7 @@ synced, and renamed: it is complete or it is not there.  Nothing in it is a pick
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # type: ignore[import-untyped]
     from torch import Tensor
 
 Settings = Mapping[str, object]
@@ -72,7 +73,8 @@ class Checkpoints:
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, unfinished / "state.safetensors")
         (unfinished / "history.jsonl").write_text("".join(history))
         whole = {file.name: _sha256(file) for file in sorted(unfinished.iterdir())}
-        (unfinished / "checkpoint.json").write_text(json.dumps({"format": 1, "step": step, "files": whole, "settings": self.settings}, indent=2) + "\n")
+        record = {"format": 1, "step": step, "files": whole, "settings": self.settings}
+        (unfinished / "checkpoint.json").write_text(json.dumps(record, indent=2) + "\n")
         for path in (*unfinished.iterdir(), unfinished):
             _sync(path)
         final = self.folder / name
@@ -93,14 +95,14 @@ class Checkpoints:
             fail(f"cannot resume from {checkpoint}: not a complete checkpoint: {error}")
         if damaged:
             fail(f"cannot resume from {checkpoint}: {', '.join(damaged)} is not as it was saved")
-        made: Settings = record["settings"]
-        if other := [f"{name} was {made.get(name)}, is {self.settings.get(name)}" for name in sorted({*made, *self.settings}) if made.get(name) != self.settings.get(name)]:
+        made, now = record["settings"], self.settings
+        if other := [f"{name} was {made.get(name)}, is {now.get(name)}" for name in sorted({*made, *now}) if made.get(name) != now.get(name)]:
             fail(f"cannot resume from {checkpoint}: it was made by another training: {'; '.join(other)}")
         return record["step"], load_file(checkpoint / "state.safetensors"), (checkpoint / "history.jsonl").read_text().splitlines(keepends=True)
 
 
 class Metrics:
-    """One JSON object a line at $RECIPE_METRICS.  Readers follow the file by offset, so lines are only ever added: a step that is there is not told again."""
+    """One JSON object a line at $RECIPE_METRICS.  Its readers follow it by offset: lines are only added, and no step is told twice."""
 
     def __init__(self, file: Path | None) -> None:
         self._told = 0
@@ -126,6 +128,9 @@ class Ending:
     def __init__(self) -> None:
         self.asked = False
         signal.signal(signal.SIGTERM, self._ask)
+        if sys.platform == "linux":
+            # A launcher that dies takes us along: torch starts us in a session of our own, where a signal to its group does not come.
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True

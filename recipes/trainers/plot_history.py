@@ -10,7 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 def main() -> None:
@@ -35,11 +35,9 @@ def main() -> None:
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """A running mean that forgets: each value counts a tenth."""
-    smoothed: list[float] = []
-    for value in values:
-        smoothed.append(value if not smoothed else 0.9 * smoothed[-1] + 0.1 * value)
-    return smoothed
+    """The mean of a twentieth of the values around each: it does not lag behind as a running mean would."""
+    reach = len(values) // 40
+    return [sum(part) / len(part) for at in range(len(values)) if (part := values[max(0, at - reach) : at + reach + 1])]
 
 
 if __name__ == "__main__":

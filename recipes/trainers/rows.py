@@ -61,7 +61,7 @@ def _jsonl(file: Path, name: str) -> Iterator[Row | Bad]:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line.decode())
+                value = json.loads(line.rstrip(b"\r\n").decode())
             except UnicodeDecodeError as error:
                 yield Bad(where, _not_utf8(error))
                 continue
@@ -107,8 +107,8 @@ def _csv(file: Path, name: str) -> Iterator[Row | Bad]:
 
 
 def _parquet(file: Path, name: str) -> Iterator[Row | Bad]:
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
+    import pyarrow as arrow  # type: ignore[import-untyped]
+    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
     number = 0
     try:

@@ -68,7 +68,7 @@ class Vocabulary:
         ids = config.get("eos_token_id")
         first = ids[0] if isinstance(ids, list) and ids else ids
         if isinstance(first, int):
-            return self.tokenizer.id_to_token(first), first
+            return str(self.tokenizer.id_to_token(first)), first
         raise BadData("the base model names no end-of-text token (eos_token in tokenizer_config.json): it could not learn to stop")
 
 
@@ -114,7 +114,9 @@ def prepare(options: argparse.Namespace) -> str:
         raise BadData(f"none of {counts.rows} rows leaves anything to learn within max_length {options.max_length}")
     held_out = _held_out(owners, options.eval_fraction, options.seed)
     lengths = [end - begin for begin, end in zip(store.starts, store.starts[1:], strict=False)]
-    splits = {"train": [n for n in range(len(owners)) if owners[n] not in held_out], "held_out": [n for n in range(len(owners)) if owners[n] in held_out]}
+    splits: dict[str, list[int]] = {"train": [], "held_out": []}
+    for document, owner in enumerate(owners):
+        splits["held_out" if owner in held_out else "train"].append(document)
     sequences = {name: pack(lengths, members, options.max_length) if options.packing else [[n] for n in members] for name, members in splits.items()}
     manifest = store.close(sequences, {
         "columns": {name: columns.get(name, name) for name in COLUMNS[reading.format]},
@@ -221,10 +223,9 @@ class _Reading:
         import jinja2
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        special: dict[str, Any] = self._vocabulary.special
         try:
-            rendered: Any = render_jinja_template(
-                [messages], chat_template=self._vocabulary.chat_template, add_generation_prompt=answer, **self._vocabulary.special
-            )
+            rendered: Any = render_jinja_template([messages], chat_template=self._vocabulary.chat_template, add_generation_prompt=answer, **special)
         except (jinja2.TemplateError, ValueError) as error:
             raise BadData(f"{where}: the chat template does not take this conversation: {error}") from error
         text = rendered[0] if isinstance(rendered, tuple) else rendered

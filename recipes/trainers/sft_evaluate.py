@@ -1,4 +1,4 @@
-"""Step `evaluate` of sft: perplexity on the held-out part, of the base model and of what was exported.  It judges the delivered folder, not the training."""
+"""Step `evaluate` of sft: perplexity on the held-out part, of the base model and of the exported folder.  Does not know how it was trained."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ def main() -> None:
         with autocast:
             return surprise(model, tokens, range(len(tokens)), options.micro_batch, device)
 
-    base: torch.nn.Module = load_base(options.base, options.init, options.seed, options.precision).to(device)
+    base: torch.nn.Module = load_base(options.base, options.init, options.seed, options.precision)
+    base.to(device)
     total, count = judge(base)
     if (options.model / "adapter_config.json").exists():
-        tuned: torch.nn.Module = PeftModel.from_pretrained(base, str(options.model)).to(device)
+        tuned: torch.nn.Module = PeftModel.from_pretrained(base, str(options.model))
     else:
         del base
-        tuned = load_base(options.model, "pretrained", options.seed, options.precision).to(device)
+        tuned = load_base(options.model, "pretrained", options.seed, options.precision)
+    tuned.to(device)
     after, _ = judge(tuned)
+    before_after = math.exp(total / count), math.exp(after / count)
 
     report = {
         "tokens": count,
         "sequences": len(tokens),
         "loss_before": total / count,
         "loss_after": after / count,
-        "perplexity_before": math.exp(total / count),
-        "perplexity_after": math.exp(after / count),
+        "perplexity_before": before_after[0],
+        "perplexity_after": before_after[1],
         "times_better": math.exp((total - after) / count),
         "data": {name: tokens.manifest[name] for name in ("format_of_rows", "rows", "rows_held_out", "truncated_rows", "duplicate_rows", "bad_rows")},
     }
@@ -50,8 +53,8 @@ def main() -> None:
     (options.report / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (options.report / "report.md").write_text(_page(report, tokens))
     if told := os.environ.get("RECIPE_METRICS"):
-        Metrics(Path(told)).tell(1, perplexity_before=report["perplexity_before"], perplexity=report["perplexity_after"])
-    print(f"evaluate: perplexity {report['perplexity_before']:.2f} before, {report['perplexity_after']:.2f} after, on {count} held-out tokens")
+        Metrics(Path(told)).tell(1, perplexity_before=before_after[0], perplexity=before_after[1])
+    print(f"evaluate: perplexity {before_after[0]:.2f} before, {before_after[1]:.2f} after, on {count} held-out tokens")
 
 
 def _page(report: dict[str, object], tokens: Tokens) -> str:
@@ -67,8 +70,8 @@ Judged on {report["tokens"]:,} tokens of {facts["rows_held_out"]} rows that were
 
 Perplexity is {report["times_better"]:.2f} times lower.
 
-Data: {facts["format_of_rows"]} rows, {facts["tokens"]:,} tokens, sequences of at most {facts["max_length"]} tokens; {facts["truncated_rows"]} rows truncated,
-{facts["duplicate_rows"]} duplicates, {facts["bad_rows"]} bad rows left out.
+Data: {facts["format_of_rows"]} rows, {facts["tokens"]:,} tokens, sequences of at most {facts["max_length"]} tokens.
+{facts["truncated_rows"]} rows truncated, {facts["duplicate_rows"]} duplicates, {facts["bad_rows"]} bad rows left out.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,18 @@ class Batch:
 def load_base(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
     """The base model with its own weights, or, where `init` is random, with weights drawn from the seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    # A log keeps what people can act on: no bar of a load that takes a second, no news of names that peft has to change.
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
     if init == "random":
         draw("init", seed)
-        fresh: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True), dtype=torch.float32)
-        return fresh.to(DTYPES[precision])
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        fresh: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        torch.nn.Module.to(fresh, DTYPES[precision])
+        return fresh
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype=DTYPES[precision], local_files_only=True)

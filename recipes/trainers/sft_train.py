@@ -1,8 +1,8 @@
 """Step `train` of sft: learn a LoRA adapter from a token store, one optimizer step after another.
 
-What is trained depends on the settings and the global batch, not on how many processes share it, and a training that was killed and resumed ends in the
-same bits as one that was not.  Gradients are added up in one flat buffer at the end of a step and not by DistributedDataParallel, whose buckets are laid
-out anew after its first step: with more than two processes a resumed run would add in another order.
+What is trained depends on the settings and the global batch, not on how many processes share it, and a training that was killed and resumed ends
+in the same bits as one that was not.  Gradients are added up in one flat buffer at the end of a step and not by DistributedDataParallel, whose
+buckets are laid out anew after its first step: with more than two processes a resumed run would add in another order.  Knows tokens, not text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from sft_model import batch_of, identity, load_base, loss_of, surprise
 from tokens import Tokens, order
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # type: ignore[import-untyped]
     from peft import PeftModel
 
 CLIP = 1.0  # the norm that the gradient of a step may have
 GLANCE = 256  # held-out sequences that `eval_loss` looks at; step `evaluate` reads all of them
-SETTINGS = ("init", "rank", "alpha", "dropout", "train_embeddings", "learning_rate", "warmup_steps", "decay_steps", "global_batch", "micro_batch", "seed")
+SETTINGS = (
+    "init", "rank", "alpha", "dropout", "train_embeddings", "learning_rate", "warmup_steps", "decay_steps", "global_batch", "micro_batch", "seed",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -222,8 +224,10 @@ def _embeddings(base: torch.nn.Module) -> list[str]:
 
 
 def _rate(step: int, options: argparse.Namespace) -> float:
-    """The learning rate of a step: up over the warm-up, then level, or down a cosine to a tenth at `decay_steps`.  Not a function of max_steps, so that
-    a training continued with more steps is the one that was asked for more at once."""
+    """The learning rate of a step: up over the warm-up, then level, or down a cosine to a tenth at `decay_steps`.
+
+    Not a function of max_steps: a training continued with more steps is the one that was asked for more at once.
+    """
     warm = min(1.0, step / options.warmup_steps) if options.warmup_steps else 1.0
     fall = 1.0
     if options.decay_steps:

@@ -1,0 +1,269 @@
+"""Claims about the trainers of `sft@1`, run as programs of their own: what they learn, what a kill leaves, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINERS = ROOT / "recipes" / "trainers"
+BASE = ROOT / "fixtures" / "tiny-llama"
+TOPICS = ROOT / "fixtures" / "python-topics" / "topics.jsonl"
+STEPS = 30
+
+pytestmark = pytest.mark.xdist_group("sft")
+
+
+def program(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(TRAINERS / name), *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("RECIPE_", "ACCELERATE_"))}
+    return {**keep, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, env=environment(**env), capture_output=True, text=True, timeout=120, check=False)
+
+
+def prepare(data: Path, out: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    return run(program("sft_data.py", "--data", data, "--base", BASE, "--out", out, "--max-length", 128, *more))
+
+
+def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
+    """The command line as the engine makes it from the recipe."""
+    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
+    launch = [
+        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
+        "--dynamo_backend", "no", *several,
+    ]  # fmt: skip
+    return launch + program(
+        "sft_train.py", "--data", tokens, "--base", BASE, "--adapter", out / "adapter", "--history", out / "history.jsonl",
+        "--checkpoints", out / "checkpoints", "--init", "random", "--max-steps", max_steps, "--rank", 8, "--alpha", 16, "--global-batch", 16,
+        "--micro-batch", 8, "--save-every", 10, "--learning-rate", 0.01, "--warmup-steps", 5, "--eval-every", 10, "--train-embeddings", *more,
+    )[1:]  # fmt: skip
+
+
+def signal_at(line: str, argv: Sequence[str], number: signal.Signals, env: dict[str, str], *, whole: bool = True) -> str:
+    """Run until it prints `line`, then send the signal to every process of it, or to the launcher alone.  What it printed after that."""
+    job = subprocess.Popen(argv, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert job.stdout is not None
+    said = []
+    for text in job.stdout:
+        said.append(text)
+        if line in text:
+            break
+    else:
+        pytest.fail("it never said so:\n" + "".join(said))
+    # torch starts workers in sessions of their own: a signal to the group would miss them.
+    for process in (*(psutil.Process(job.pid).children(recursive=True) if whole else ()), psutil.Process(job.pid)):
+        process.send_signal(number)
+    rest = job.stdout.read()  # to its end: the last process is gone
+    assert job.wait(60) == -number
+    return rest
+
+
+def learned(out: Path) -> tuple[bytes, bytes]:
+    return (out / "adapter" / "adapter_model.safetensors").read_bytes(), (out / "adapter" / "adapter_config.json").read_bytes()
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "checkpoints").glob("step-*"))
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sft") / "tokens"
+    done = prepare(TOPICS, out, "--packing", "true", "--eval-fraction", "0.1")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One training that nobody disturbed."""
+    out = tmp_path_factory.mktemp("trained")
+    done = run(training(tokens, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The trainers' modules, importable as they import each other."""
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    yield
+    for name in ("loop", "tokens", "rows", "sft_model", "sft_data", "sft_train"):
+        sys.modules.pop(name, None)
+
+
+def test_the_loss_falls_and_is_told_once_a_step(trained: Path) -> None:
+    told = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told] == list(range(1, STEPS + 1))
+    assert all(line["tokens_per_second"] > 0 and line["lr"] > 0 for line in told)
+    assert told[-1]["eval_loss"] < told[9]["eval_loss"] - 0.5  # 5.94 to 4.82 when this was written
+    assert told[-1]["loss"] < told[0]["loss"] - 1.5  # 6.94 to 4.73
+
+
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path, trained: Path, tmp_path: Path) -> None:
+    same = ("--base", BASE, "--init", "random", "--precision", "no", "--seed", 0)
+    model, report = tmp_path / "model", tmp_path / "report"
+    assert run(program("sft_export.py", "--kind", kind, "--adapter", trained / "adapter", "--out", model, *same)).returncode == 0
+    done = run(program("sft_evaluate.py", "--data", tokens, "--model", model, "--micro-batch", 8, "--report", report, *same))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((report / "report.json").read_text())
+    assert found["perplexity_before"] == pytest.approx(1037, rel=0.05)  # about the 1024 of a model that knows nothing
+    assert found["times_better"] > 4  # 8.4 when this was written
+    assert f"{found['perplexity_after']:.2f}" in (report / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_training_ends_in_the_same_bits(processes: int, tokens: Path, trained: Path, tmp_path: Path) -> None:
+    """Killed at step 14 of 25, resumed at 10 and continued to 30; two processes learn the very bits that one learns."""
+    metrics = tmp_path / "metrics.jsonl"
+    env = {"RECIPE_WORLD_SIZE": str(processes), "RECIPE_METRICS": str(metrics)}
+    signal_at("step 14/25", training(tokens, tmp_path, processes=processes, max_steps=25), signal.SIGKILL, env)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000010"]
+    assert not (tmp_path / "adapter").exists()
+    done = run(training(tokens, tmp_path, "--resume", checkpoints(tmp_path)[-1], processes=processes), **env)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 10" in done.stdout
+    assert learned(tmp_path) == learned(trained)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, STEPS + 1))
+    whole = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in whole] == list(range(1, STEPS + 1))
+    if processes == 1:
+        assert (tmp_path / "history.jsonl").read_bytes() == (trained / "history.jsonl").read_bytes()
+        assert (checkpoints(tmp_path)[-1] / "state.safetensors").read_bytes() == (checkpoints(trained)[-1] / "state.safetensors").read_bytes()
+
+
+def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
+    said = signal_at("step 3/", training(tokens, tmp_path, "--save-every", 1000), signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    (saved,) = checkpoints(tmp_path)
+    step = json.loads((saved / "checkpoint.json").read_text())["step"]
+    assert 3 <= step < STEPS
+    assert f"asked to end; saved step {step}" in said
+
+
+def test_fewer_processes_than_asked_for_are_refused(tokens: Path, tmp_path: Path) -> None:
+    done = run(training(tokens, tmp_path), RECIPE_WORLD_SIZE="2")
+    assert done.returncode != 0
+    assert "2 processes were asked for, 1 came up" in done.stderr
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.usefixtures("sibling")
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [({"world": 2}, "world was 1, is 2"), ({"data": "other"}, "data was"), ({"learning_rate": 1.0}, "learning_rate was 0.01, is 1.0")],
+)
+def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, object], complaint: str, trained: Path) -> None:
+    from loop import Checkpoints  # type: ignore[import-not-found]
+
+    checkpoint = checkpoints(trained)[-1]
+    settings = json.loads((checkpoint / "checkpoint.json").read_text())["settings"]
+    step, tensors, history = Checkpoints(trained, settings).load(checkpoint)
+    assert (step, len(history)) == (STEPS, STEPS) and "optimizer.step" in tensors
+    with pytest.raises(SystemExit, match=complaint):
+        Checkpoints(trained, {**settings, **changed}).load(checkpoint)
+
+
+@pytest.mark.usefixtures("sibling")
+@pytest.mark.parametrize("damage", ["short", "flipped", "gone", "no record"])
+def test_a_damaged_checkpoint_is_refused(damage: str, trained: Path, tmp_path: Path) -> None:
+    from loop import Checkpoints
+
+    torn = tmp_path / "step-000010"
+    torn.mkdir()
+    for file in checkpoints(trained)[0].iterdir():
+        (torn / file.name).write_bytes(file.read_bytes())
+    state = torn / "state.safetensors"
+    whole = state.read_bytes()
+    if damage == "short":
+        state.write_bytes(whole[:-4])
+    elif damage == "flipped":
+        state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        (state if damage == "gone" else torn / "checkpoint.json").unlink()
+    settings = json.loads((checkpoints(trained)[0] / "checkpoint.json").read_text())["settings"]
+    with pytest.raises(SystemExit, match=r"cannot resume from .*step-000010"):
+        Checkpoints(tmp_path, settings).load(torn)
+
+
+SAVE = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from loop import Checkpoints
+if len(sys.argv) > 2:
+    def killed(*_): os.kill(os.getpid(), signal.SIGKILL)
+    import loop
+    setattr(*{"sync": (loop, "_sync"), "rename": (Path, "rename")}[sys.argv[2]], killed)
+Checkpoints(Path(sys.argv[1]), {}).save(10, {"weight": torch.ones(4)}, ["{}"])
+"""
+
+
+@pytest.mark.parametrize("at", ["sync", "rename"])
+def test_a_save_that_was_killed_leaves_no_checkpoint(at: str, tmp_path: Path) -> None:
+    save = [sys.executable, "-c", SAVE, str(tmp_path)]
+    assert run([*save, at], PYTHONPATH=str(TRAINERS)).returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) and not list(tmp_path.glob("step-*"))
+    assert run(save, PYTHONPATH=str(TRAINERS)).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000010"]
+
+
+@pytest.mark.usefixtures("sibling")
+def test_a_line_torn_by_a_kill_is_told_again(tmp_path: Path) -> None:
+    from loop import Metrics
+
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    metrics = Metrics(file)
+    for step in (1, 2, 3):
+        metrics.tell(step, loss=float(step))
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"step": 1, "loss": 2.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("sibling")
+def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
+    import torch
+    from sft_model import batch_of, load_base, loss_of  # type: ignore[import-not-found]
+    from tokens import Tokens  # type: ignore[import-not-found]
+
+    class Apart(Tokens):  # type: ignore[misc]
+        """Each document of sequence 0 as a sequence of its own."""
+
+        def documents(self, sequence: int):  # type: ignore[no-untyped-def]
+            return [super().documents(first)[sequence]]
+
+    packed, apart = Tokens(tokens, "train"), Apart(tokens, "train")
+    first = next(n for n in range(len(packed)) if len(packed.documents(n)) > 1)
+    model = load_base(BASE, "random", 0, "no").eval()
+    together = batch_of(packed, [first], torch.device("cpu"))
+    alone = batch_of(apart, range(len(packed.documents(first))), torch.device("cpu"))
+    with torch.no_grad():
+        assert float(loss_of(model, together)) == pytest.approx(float(loss_of(model, alone)), rel=1e-5)
+        seeing = torch.arange(together.tokens.shape[1])[None]
+        blind = float(loss_of(model, together))
+        together.positions.copy_(seeing)
+        assert float(loss_of(model, together)) != pytest.approx(blind, rel=1e-5)
+
+
+def test_weights_are_never_made_up_unasked(tokens: Path, tmp_path: Path) -> None:
+    same = ("--base", BASE, "--precision", "no", "--seed", 0, "--micro-batch", 8, "--data", tokens, "--report", tmp_path)
+    done = run(program("sft_evaluate.py", "--model", tmp_path, "--init", "pretrained", *same))
+    assert done.returncode == 1
+    assert "holds no weights" in done.stderr and "init=random" in done.stderr and "Traceback" not in done.stderr
