@@ -1,3 +1,109 @@
-"""`recipe`: Make for ML training."""
+"""`recipe`: Make for ML training.
+
+    import runner
+
+    recipe = runner.load("sft@1")
+    survey = runner.plan("./pipeline.yaml", {"epochs": 3})       # what a run would do, and why; survey.plan.graph is a networkx.DiGraph
+    summary = runner.run("./pipeline.yaml", {"epochs": 3}, on_event=print)
+
+Errors are `runner.errors.RecipeError`s: `Invalid` has every problem of a recipe or its inputs, each with its place; a failed step is in the summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .execution.session import Choice, Settings, Summary
+    from .execution.survey import Survey
+    from .language.recipe import Recipe
+    from .storage.store import Event
 
 __version__ = "0.1.0"
+__all__ = ["load", "plan", "run"]
+
+
+def load(recipe: str | Path, *, workspace: str | Path = ".") -> Recipe:
+    """Read and check a recipe: a path, or `NAME@VERSION` of the library.  Raises errors.NotFound, errors.Invalid with every problem."""
+    from .language import parse
+    from .language.library import find
+
+    return parse.load(find(str(recipe), Path(workspace)))
+
+
+def plan(
+    recipe: str | Path,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    workspace: str | Path = ".",
+    preset: str | None = None,
+    out: str | Path | None = None,
+    python: str | None = None,
+    choice: Choice | None = None,
+) -> Survey:
+    """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
+
+    `inputs` are typed values, or text as on the command line.  `python="current"` runs in the caller's packages.  Raises errors.RecipeError.
+    """
+    from .execution.session import Choice, look
+    from .execution.workspace import Workspace
+
+    with Workspace.open(Path(workspace)) as ws:
+        found = look(ws, _request(recipe, inputs, preset, out, python), choice or Choice())
+        found.plan.details()  # read while the workspace is open
+        return found
+
+
+def run(
+    recipe: str | Path,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    workspace: str | Path = ".",
+    preset: str | None = None,
+    out: str | Path | None = None,
+    python: str | None = None,
+    choice: Choice | None = None,
+    settings: Settings | None = None,
+    on_event: Callable[[Event], object] | None = None,
+) -> Summary:
+    """Run what is not fresh, and say how it ended: `summary.state` is COMPLETED, FAILED or CANCELLED, `summary.failed` has each failure with its log.
+
+    `on_event` is called with every stored event, in order.  Raises errors.RecipeError when nothing could be started.
+    """
+    from .execution.session import Choice, Settings
+    from .execution.session import run as run_session
+    from .execution.workspace import Workspace
+
+    with Workspace.open(Path(workspace)) as ws:
+        request = _request(recipe, inputs, preset, out, python)
+        return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
+
+
+def _request(recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None) -> Any:
+    from .errors import CannotRun
+    from .execution.survey import Request
+
+    if python not in (None, "current"):
+        raise CannotRun(f'python="{python}" is not known', fix='leave it out, or say "current"')
+    return Request(str(recipe), dict(inputs or {}), preset, Path(out) if out is not None else None, python == "current")
+
+
+class _Calls:
+    """A listener that hands every event to a function."""
+
+    def __init__(self, call: Callable[[Event], object] | None) -> None:
+        self._call = call
+
+    def begin(self, overview: object) -> None: ...
+
+    def events(self, batch: Sequence[Event]) -> None:
+        for event in batch if self._call is not None else ():
+            self._call(event)  # type: ignore[misc]
+
+    def tick(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def end(self, summary: object) -> None: ...

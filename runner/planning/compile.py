@@ -117,6 +117,7 @@ class _Scope:
         self.many: set[str] = set()
         self.inner: dict[str, list[_Draft]] = {}  # uses steps: every draft below
         self.makers: dict[str, tuple[str, str]] = {}
+        self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
 
 
 class _Compiler:
@@ -134,11 +135,14 @@ class _Compiler:
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
 
-    def add(self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None) -> _Scope:
+    def add(
+        self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None
+    ) -> _Scope:
         home = posixpath.dirname(recipe.document.name) or "."
         if home not in self.homes:
             self.homes.append(home)
         scope = _Scope(recipe, self._take(recipe, values), prefix, self.homes.index(home))
+        scope.variables.update(variables or {})
         if self.top is None:
             self.top = scope
         chosen = recipe.presets.get(preset) if preset else None
@@ -367,7 +371,7 @@ class _Compiler:
             "files": dict(step.files),
             "env": env,
             "pass_env": sorted({*recipe.pass_env, *step.pass_env}),
-            "secrets": [[s, recipe.inputs[s].env] for s in secrets],
+            "secrets": [[s, recipe.inputs[s].env, scope.variables[s], recipe.inputs[s].required] for s in secrets],
             "image": image,
             "git": author.get("git", []),
             "scope": {
@@ -622,11 +626,12 @@ class _Compiler:
         for combination in axes:
             names = {"inputs": scope.inputs, "steps": _Results(scope), "matrix": combination}
             given: dict[str, Any] = {}
+            variables: dict[str, str] = {}
             for name, leaf in uses.given.items():
                 spec = other.inputs.get(name)
                 place = (*step.origin, "with", name)
                 if spec is not None and spec.type == "secret":
-                    given[name] = leaf
+                    variables |= self._handed(scope, name, leaf, place)
                     continue
                 for ref in self._references(scope, leaf, place):
                     if (ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)) or ref.path[0] in LATE_NAMES:
@@ -657,6 +662,7 @@ class _Compiler:
                 {**values, **{k: v for k, v in given.items() if isinstance(v, PathValue)}},
                 prefix=self._name(scope, step.id, combination) + "/",
                 preset=inner_preset,
+                variables=variables,
             )
             mine = self.drafts[start:]
             below += mine
@@ -673,6 +679,14 @@ class _Compiler:
         else:
             scope.many.add(step.id)
             scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
+
+    def _handed(self, scope: _Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
+        """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
+        refs = self._references(scope, leaf, where)
+        if len(refs) == 1 and refs[0].path[0] == "inputs" and len(refs[0].path) == 2 and refs[0].path[1] in scope.variables:
+            return {name: scope.variables[refs[0].path[1]]}
+        self._problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
+        return {}
 
     def _exported(self, inner: _Scope, other: Recipe) -> dict[str, Any]:
         """A used recipe's outputs, found by the outer recipe below the step's prefix."""
@@ -712,7 +726,7 @@ class _Compiler:
                     d.home,
                     [[name, kind, address] for name, (kind, address) in d.takes.items()],
                     [[p.number, output, name] for name, (p, output) in d.upstream.items()],
-                    [[p.number, metric] for (_, metric), p in d.late.items()],
+                    [[p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()],
                     [p.number for p in d.after],
                     [[name, path, flags] for name, (path, flags) in d.outputs.items()],
                     d.prefix,

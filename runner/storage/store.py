@@ -630,12 +630,11 @@ def _damaged(path: Path, why: str) -> Unusable:
 def _make(root: Path, path: Path) -> None:
     """Make the folder and an empty database, whole or not at all."""
     try:
-        if path.exists():
-            _refuse_network(root)
-            return
         for folder in ("objects", "partial", "locks", "attempts"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         _refuse_network(root)
+        if path.exists():
+            return
         with Locks(root / "locks").hold("store"):
             if path.exists():
                 return

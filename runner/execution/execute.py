@@ -1,0 +1,789 @@
+"""The one loop: Scheduler ⇄ Hosts ⇄ Store.  The only place where what a driver says becomes moves; decides nothing itself.
+
+    judge what is ready · start what fits · when neither moved, wait for one end
+
+Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker that
+dies leaves its jobs to their supervisor; the next run that needs the same key finds the attempt by its name, which is the key's, and takes its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import posixpath
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from drivers.base import Command, DriverError, Exit, Host, HostLost, Job
+
+from ..digest import Digest, of_value
+from ..errors import CannotRun, Infrastructure, RecipeError
+from ..planning import judge as judging
+from ..planning.fingerprint import World
+from ..planning.judge import NOTHING, Made, Verdict
+from ..planning.plan import ALLOW_FAILURE, SELECT, TEMPORARY, Node
+from ..planning.schedule import Move, Outcome, Scheduler, State, Task, priorities
+from ..secrets import Masker, Secret
+from ..storage.crash import crashpoint
+from ..storage.files import Content
+from ..storage.locks import Lock
+from . import checkpoints, launch, metrics
+from .ledger import Ledger
+from .staging import Attempt, OutputProblem, no_space, remove, undeclared
+from .survey import Survey, compiled, expansions, look
+from .workspace import Workspace
+
+GRACE = timedelta(seconds=10)
+FOREVER = timedelta(days=3650)
+TAIL = 8 << 10
+LOG_CAP = 64 << 20
+"""Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
+GROUP_SECONDS = 0.05
+GROUP_MOVES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    jobs: int
+    keep_going: bool = False
+    overwrite: bool = False
+    link: bool = False
+    pools: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that failed, and what is worth reading about it."""
+
+    id: str
+    reason: str
+    tail: bytes
+    log: str
+    hint: str
+
+
+@dataclass(slots=True)
+class Report:
+    """How a run ended."""
+
+    state: str
+    counts: dict[str, int]
+    failures: list[Failure]
+    abandoned: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Running:
+    node: Node
+    number: int
+    key: Digest | None
+    world: World
+    attempt: Attempt
+    job: Job
+    name: str
+    log: str
+    started: float
+    secrets: list[Secret]
+    state: checkpoints.Generation | None
+    lock: Lock | None
+
+
+class Executor:
+    """One run, from its first judgement to its last move."""
+
+    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, host: Host, options: Options, listener: Callable[[], None] | None) -> None:
+        self.ws, self.survey, self.ledger, self.host, self.options = ws, survey, ledger, host, options
+        self.plan, self.facts = survey.plan, survey.facts
+        self.made = dict(survey.made)
+        self.todo = {self.plan.nodes[n].id for n in survey.todo}
+        self.running: dict[str, _Running] = {}
+        self.resting: dict[str, float] = {}
+        self.failures: list[Failure] = []
+        self.ended: asyncio.Queue[tuple[str, Exit | DriverError] | None] = asyncio.Queue()
+        self._waits: set[asyncio.Task[None]] = set()
+        self._interrupts = 0
+        self._abandoned = False
+        self._dirty = 0.0
+        self._disturbed = False
+        self._contended = False
+        self._tick = listener
+        self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
+        tasks = self._tasks(self.todo)
+        self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
+        for move in self.scheduler.opening:
+            ledger.move(move)
+
+    # -- the loop --------------------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Report:
+        """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
+        with self._signals():
+            try:
+                while not self.scheduler.finished and not self._abandoned:
+                    moved = self._judge_ready() | await self._start_ready()
+                    while not self.ended.empty():
+                        await self._over(self.ended.get_nowait())
+                        moved = True
+                    if not moved:
+                        await self._rest()
+                    elif self.ledger.size >= GROUP_MOVES or (self.ledger.size and time.monotonic() - self._dirty > GROUP_SECONDS):
+                        self._flush()
+                    else:
+                        await asyncio.sleep(0)
+            finally:
+                for task in self._waits:
+                    task.cancel()
+                await self.host.aclose()
+            self._flush()
+        counts = {str(state): count for state, count in self.scheduler.counts.items() if count}
+        return Report(self.scheduler.result, counts, self.failures, sorted(self.running) if self._abandoned else [])
+
+    async def _rest(self) -> None:
+        """Wait for one end, or until the next group, try or look at the screen is due."""
+        now = time.monotonic()
+        due = [0.1] if self._tick else []
+        if self.ledger.size:
+            due.append(max(0.0, self._dirty + GROUP_SECONDS - now))
+        due += [max(0.0, at - now) for at in self.resting.values()]
+        try:
+            async with asyncio.timeout(min(due, default=None)):
+                await self._over(await self.ended.get())
+        except TimeoutError:
+            pass
+        if self.ledger.size and time.monotonic() - self._dirty >= GROUP_SECONDS:
+            self._flush()
+        if self._tick:
+            self._tick()
+
+    def _flush(self) -> None:
+        self.ledger.flush()
+        self._dirty = time.monotonic()
+
+    def _record(self, moves: Sequence[Move]) -> None:
+        if not self.ledger.size:
+            self._dirty = time.monotonic()
+        for move in moves:
+            self.ledger.move(move)
+
+    # -- judging ---------------------------------------------------------------------------------------------------------------------------------
+
+    def _judge_ready(self) -> bool:
+        moved = False
+        for id in self.scheduler.ready():
+            n = self.plan.index[id]
+            verdict = self._verdict(n)
+            self._verdicts[id] = verdict
+            if verdict.answer in ("fresh", "restore"):
+                assert verdict.made is not None
+                if not self._settle(n, verdict.made):
+                    self._record(self.scheduler.judge(id, "run", "its stored output is gone"))
+                    moved = True
+                    continue
+                if verdict.answer == "restore":
+                    self._publish(n, verdict.made)
+                self._record(self.scheduler.judge(id, "fresh", "; ".join(verdict.reasons)))
+                self._grow()
+            elif verdict.answer == "skip":
+                self.made[n] = NOTHING
+                self._record(self.scheduler.judge(id, "skip", "; ".join(verdict.reasons)))
+            elif self.plan.nodes[n].flags & SELECT:
+                self._record(self.scheduler.judge(id, "run", ""))
+                self._record([self.scheduler.start(id)])
+                self._fail(id, "select", "; ".join(verdict.reasons))
+            else:
+                self._record(self.scheduler.judge(id, "run", "; ".join(verdict.reasons)))
+            moved = True
+        return moved
+
+    def _verdict(self, n: int) -> Verdict:
+        id = self.plan.nodes[n].id
+        force = self._verdicts[id].reasons == ("forced",) if id in self._verdicts else False
+        return judging.judge(self.plan, n, self.facts, self.made, force=force, targets=self.survey.places)
+
+    def _settle(self, n: int, made: Made) -> bool:
+        """Note what a step left, if whoever needs it can have it."""
+        if self._wanted(n) and not all(self.ws.objects.has(Content(content)) for content in made.outputs.values()):
+            return False
+        self.made[n] = made
+        return True
+
+    def _wanted(self, n: int) -> bool:
+        """Whether a step that has not ended takes something of this one."""
+        return any(n in (u[0] for u in self.plan.nodes[self.plan.index[id]].upstream) for id in self._below.get(n, ()))
+
+    @property
+    def _below(self) -> dict[int, list[str]]:
+        if not hasattr(self, "_consumers"):
+            self._consumers: dict[int, list[str]] = {}
+            for id in self.todo:
+                for need in self.plan.needs(self.plan.index[id]):
+                    self._consumers.setdefault(need, []).append(id)
+        return self._consumers
+
+    def _grow(self) -> None:
+        """A pending matrix whose files are known by now becomes its instances."""
+        if not self.plan.pending:
+            return
+        grown = expansions(self.ws, self.plan, self.made)
+        fresh = {k: v for k, v in grown.items() if k not in self.survey.globs}
+        if not fresh:
+            return
+        self.survey.globs.update(fresh)
+        old = self.plan
+        self.plan = compiled(self.ws, self.survey.source, self.survey.request, self.survey.globs)
+        made = {self.plan.index[old.nodes[n].id]: m for n, m in self.made.items() if old.nodes[n].id in self.plan.index}
+        self.made = made
+        self.survey.plan = self.plan
+        self.survey.places = self.survey.place(self.ws, self.plan)
+        facts = look(self.ws, self.plan, self.survey.request)
+        facts.there = dict(self.ws.cache.contents(path for targets in self.survey.places.values() for _, path in targets))
+        facts.ours = self.ws.published()
+        self.facts = facts
+        known = {node.id for node in old.nodes}
+        new = {node.id for node in self.plan.nodes} - known
+        self.todo |= new
+        if hasattr(self, "_consumers"):
+            del self._consumers
+        self.ledger.expanded(fresh)
+        self._record(self.scheduler.extend(self._tasks(new)))
+
+    def _tasks(self, ids: set[str]) -> list[Task]:
+        details = self.plan.details()
+        tasks = []
+        for n, node in enumerate(self.plan.nodes):
+            if node.id not in ids:
+                continue
+            detail = details[n]
+            needs = {self.plan.nodes[u].id for u in self.plan.needs(n)} & self.todo
+            many = {need for need in needs if need.endswith("]")}
+            wants = detail["resources"]
+            pools = {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)} | {
+                k: float(v) for k, v in wants.get("pools", {}).items()
+            }
+            tasks.append(
+                Task(node.id, tuple(needs - many), tuple(many), pools, detail["retries"], detail["preemptions"], bool(node.flags & ALLOW_FAILURE))
+            )
+        if len(tasks) > 1 and self.ledger.expected:
+            weights = priorities(tasks, self.ledger.expected) if ids == self.todo else {}
+            tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
+        return tasks
+
+    def _capacity(self) -> dict[str, float]:
+        named = {pool for detail in self.plan.details() for pool in detail["resources"].get("pools", {})}
+        return {**self.ws.machine(), **dict.fromkeys(named, 1.0), **self.options.pools}
+
+    # -- starting --------------------------------------------------------------------------------------------------------------------------------
+
+    async def _start_ready(self) -> bool:
+        now = time.monotonic()
+        for id in [id for id, at in self.resting.items() if at <= now]:
+            del self.resting[id]
+        moved = False
+        self._disturbed = False
+        for id in self.scheduler.startable(self.resting):
+            moved |= await self._start(id)
+            if self._disturbed:
+                break  # a failure or an interrupt: what may be started is another question now
+        return moved
+
+    async def _start(self, id: str) -> bool:
+        """Begin an attempt; True when something moved."""
+        n = self.plan.index[id]
+        node, detail = self.plan.nodes[n], self.plan.details()[n]
+        verdict = self._verdicts[id]
+        key = verdict.key
+        if key is not None and not self.ledger.keys.try_hold(key):
+            # Another run here is making the same thing: wait, then judge again and find it made.
+            self.resting[id] = time.monotonic() + 0.1
+            self._contended = True
+            return False
+        if key is not None and self._contended and self.facts.traces.get(key) is not None and verdict.reasons != ("forced",):
+            self.ledger.keys.release(key)
+            self._record(self.scheduler.adopt(id, "another run made it"))
+            return True
+        world, _ = judging.world_of(node, self.facts, self.made)
+        try:
+            generation, lock = self._open_state(node, detail, world)
+        except OSError as error:
+            self._record([self.scheduler.start(id)])
+            self._fail(id, "disk", str(no_space(error, error.filename or "")))
+            return True
+        if lock is None and detail["state"]:
+            # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
+            if key is not None:
+                self.ledger.keys.release(key)
+            self.resting[id] = time.monotonic() + 0.2
+            return False
+        name = self._name(n, key)
+        log = f"{self.ws.home}/attempts/{name}.log"
+        data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
+        if detail["metrics"] is not None:
+            data["metrics"] = log[:-4] + ".metrics"
+        if generation is not None and generation.note:
+            data["note"] = generation.note
+        self._record([self.scheduler.start(id, data)])
+        try:
+            conflicts = [] if self.options.overwrite else self._conflicts(n)
+            if conflicts:
+                raise CannotRun(
+                    f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
+                )
+            running = await self._begin(n, node, detail, key, world, generation, lock, name)
+        except (RecipeError, OSError, DriverError) as error:
+            if lock is not None:
+                lock.release()
+            if key is not None:
+                self.ledger.release_after_flush(key)
+            trouble = no_space(error, error.filename or name) if isinstance(error, OSError) else error
+            self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
+            return True
+        self.running[id] = running
+        wait = asyncio.get_running_loop().create_task(self._wait(id, running.job))
+        self._waits.add(wait)
+        wait.add_done_callback(self._waits.discard)
+        return True
+
+    def _conflicts(self, n: int) -> list[str]:
+        found = []
+        for _, path in self.survey.places.get(n, ()):
+            now = self.facts.there.get(path)
+            if now is not None and self.facts.ours.get(path) != now:
+                found.append(path)
+        return found
+
+    def _open_state(self, node: Node, detail: Mapping[str, Any], world: World) -> tuple[checkpoints.Generation | None, Lock | None]:
+        if not detail["state"]:
+            return None, None
+        continues = detail["continues"]
+        author = {**detail["author"], "reads": {k: v for k, v in detail["author"]["reads"].items() if k.removeprefix("inputs.") not in continues}}
+        key = of_value("state/1", [author, sorted(world, key=str), node.id if not detail["author"]["outputs"] else ""])
+        lock = self.ws.locks.try_hold(f"state-{key[:32]}")
+        if lock is None:
+            return None, None
+        return checkpoints.choose(self.ws.home / "states" / key[:32], continues), lock
+
+    def _name(self, n: int, key: Digest | None) -> str:
+        """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
+        id = self.plan.nodes[n].id
+        number = self.ledger.next_attempt(id)
+        return f"{key[:24]}-{number}" if key is not None else f"{self.ledger.run}-{n}-{number}"
+
+    async def _begin(
+        self,
+        n: int,
+        node: Node,
+        detail: dict[str, Any],
+        key: Digest | None,
+        world: World,
+        generation: checkpoints.Generation | None,
+        lock: Lock | None,
+        name: str,
+    ) -> _Running:
+        attempt = Attempt(f"{self.ws.home}/attempts/{name}")
+        log = attempt.path + ".log"
+        secrets = self._secrets(detail)
+        try:
+            attempt.begin()
+        except FileExistsError:
+            found = await self._debris(attempt, name)
+            if found is not None:
+                return _Running(node, n, key, world, attempt, found, name, log, time.time(), secrets, generation, lock)
+            attempt.begin()
+        command = self._command(n, node, detail, attempt, key, generation, log)
+        crashpoint("attempt-staged")
+        job = await self.host.start(command, name)
+        return _Running(node, n, key, world, attempt, job, name, log, time.time(), secrets, generation, lock)
+
+    async def _debris(self, attempt: Attempt, name: str) -> Job | None:
+        """An attempt directory that an earlier worker left: its job, when it runs still or ended unseen; else the directory goes."""
+        job = Job(name, {"log": attempt.path + ".log"})
+        exit = await self.host.wait(job, timedelta(0))
+        if exit is None or exit.code is not None:
+            return job
+        remove(attempt.path)
+        return None
+
+    def _command(
+        self, n: int, node: Node, detail: dict[str, Any], attempt: Attempt, key: Digest | None, generation: checkpoints.Generation | None, log: str
+    ) -> Command:
+        self._stage(node, detail, attempt)
+        attempt.prepare_outputs(node)
+        scope = judging.scope_of(detail, self.plan, n, self.made)
+        scope["state"] = self._link_state(detail, attempt, generation)
+        scope |= {
+            "run": {"id": self.ledger.run, "recipe": self.plan.recipe},
+            "step": {"id": node.id, "key": key or ""},
+            "node": {"rank": 0},
+            "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
+            "host": {"gpus": int(self.ws.machine()["gpus"]), "cpus": int(self.ws.machine()["cpus"])},
+        }
+        python = self._python(node)
+        made = launch.render(detail, scope, python=python)
+        for path, data in made.files.items():
+            attempt.add_bytes(data, path)
+        argv = made.argv
+        if made.script is not None:
+            script = attempt.path + ".sh"
+            with open(script, "wb") as file:
+                file.write(made.script.encode("utf-8", "surrogateescape"))
+            argv = (*argv, script)
+        env = launch.base_env(detail["pass_env"])
+        env |= {"RECIPE_RUN": self.ledger.run, "RECIPE_STEP": node.id, "NODE_RANK": "0", "NNODES": "1"}
+        if python != sys.executable:
+            env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
+        if detail["metrics"] is not None:
+            env["RECIPE_METRICS"] = attempt.path + ".metrics"
+        env |= made.env
+        secrets = {secret.name: secret.reveal for secret in self._secrets(detail)}
+        return Command(argv, attempt.path, env, secrets, detail["timeout"], detail["idle_timeout"], log)
+
+    def _stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt) -> None:
+        root = str(self.ws.root)
+        for dep in node.deps:
+            for path in self.facts.matches.get(dep, (dep,)):
+                attempt.add_path(f"{root}/{path}", path)
+        for pattern in node.code:
+            base = os.path.abspath(self.plan.homes[node.home])
+            for name, _ in self.facts.code.get((node.home, pattern), ()):
+                attempt.add_path(f"{base}/{name}", name, copy=True)
+        for url, commit, at in detail["git"]:
+            from .gitcode import checkout
+
+            checkout(self.ws, url, commit, Path(attempt.place(at)))
+        for name, kind, address in node.takes:
+            if kind == "path":
+                attempt.add_path(str(self.ws.absolute(address)), name)
+            elif kind != "stream":
+                from .sources import fetch
+
+                attempt.add_path(str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address]))), name)
+        trees: dict[int, set[str]] = {}
+        for producer, output, name in node.upstream:
+            left = self.made[producer]
+            whole, _, below = output.partition("/")
+            if whole not in left.outputs:
+                continue
+            if not below:
+                attempt.add_object(self.ws.objects, left.outputs[whole], name)
+            elif name not in trees.setdefault(producer, set()):
+                trees[producer].add(name)
+                attempt.add_path(str(self.ws.objects.path(Content(left.outputs[whole])) / below), name)
+
+    def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, path, pattern, _, _ in detail["state"]:
+            assert generation is not None
+            folder = generation.folder(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            os.symlink(folder.resolve(), attempt.place(path))
+            last = checkpoints.latest(folder, pattern)
+            found[name] = _State(path, f"{path}/{last}" if last else None)
+        return found
+
+    def _secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
+        return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
+
+    def _python(self, node: Node) -> str:
+        if node.lock and not self.survey.request.current_python:
+            from .environments import python_of
+
+            return python_of(self.ws, Path(self.plan.homes[node.home], node.lock), str(self.facts.locks[node.home, node.lock]))
+        return sys.executable
+
+    async def _wait(self, id: str, job: Job) -> None:
+        """Put the job's end into the queue, whatever happens."""
+        try:
+            exit: Exit | DriverError | None = None
+            while exit is None:
+                exit = await self.host.wait(job, FOREVER)
+        except DriverError as error:
+            exit = error
+        self.ended.put_nowait((id, exit))
+
+    # -- ending ----------------------------------------------------------------------------------------------------------------------------------
+
+    async def _over(self, end: tuple[str, Exit | DriverError] | None) -> None:
+        if end is None:
+            return
+        id, exit = end
+        running = self.running.pop(id)
+        detail = self.plan.details()[self.plan.index[id]]
+        try:
+            if isinstance(exit, DriverError):
+                self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+            elif exit.code != 0 or exit.reason not in ("exit",):
+                self._failed(id, running, detail, _reason(exit), _said(exit, detail))
+            else:
+                await self._succeeded(id, running, detail, exit)
+        finally:
+            if running.lock is not None:
+                running.lock.release()
+            if running.key is not None:
+                self.ledger.release_after_flush(running.key)
+
+    async def _succeeded(self, id: str, running: _Running, detail: Mapping[str, Any], exit: Exit) -> None:
+        node, attempt = running.node, running.attempt
+        n = self.plan.index[id]
+        tampered = attempt.tampered()
+        if tampered:
+            self._failed(id, running, detail, "input", f"it changed its input {tampered[0]}")
+            return
+        try:
+            kept = [path for _, path, *_ in detail["state"]]
+            if _heavy(attempt.path, node):
+                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept)
+            else:
+                outputs = attempt.collect(node, self.ws.objects, kept)
+        except OutputProblem as error:
+            self._failed(id, running, detail, "output", f"{error} (exit 0)")
+            return
+        except Infrastructure as error:
+            self._failed(id, running, detail, "disk", str(error))
+            return
+        crashpoint("outputs-stored")
+        values = self._metrics(running, detail)
+        made = Made(True, outputs, values)
+        self.made[n] = made
+        stale = attempt.stale()
+        note: dict[str, object] = {}
+        if stale:
+            note["note"] = f"{os.path.relpath(stale[0], self.ws.root)} changed while it ran: its result is used now, and it will run again"
+        elif running.key is not None:
+            self.ledger.trace(running.key, node, outputs, values, exit, image={"author": detail["author"], "world": running.world})
+        if not self.survey.library:
+            try:
+                self._publish(n, made)
+            except RecipeError as error:
+                self._failed(id, running, detail, "publish", str(error))
+                return
+        seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
+        self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": detail["author"], "world": running.world}, exit)
+        self._keep_log(id, running)
+        data: dict[str, object] = {"seconds": round(seconds, 3), **note}
+        if values:
+            data["metrics"] = values
+        if exit.strays:
+            data["strays"] = exit.strays
+        self._record(self.scheduler.end(id, Outcome(True)) if not data else self._with_data(self.scheduler.end(id, Outcome(True)), id, data))
+        self._tidy(running, detail, success=True)
+        self._grow()
+
+    def _with_data(self, moves: list[Move], id: str, data: dict[str, object]) -> list[Move]:
+        return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]
+
+    def _failed(self, id: str, running: _Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
+        tail = _tail(running.log)
+        log = self._keep_log(id, running)
+        declared = [*running.attempt.staged, *(path for _, path, _ in running.node.outputs)]
+        missing = undeclared(tail.decode(errors="replace"), self.ws.root, declared) if reason == "exit" else None
+        hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
+        self.ledger.attempt(
+            id, running.name, running.key, running.started, "failed", reason, {"author": detail["author"], "world": running.world}, None
+        )
+        self._tidy(running, detail, success=False)
+        self._fail(id, reason, words, hint, tail, log)
+
+    def _fail(self, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "") -> None:
+        self._disturbed = True
+        moves = self.scheduler.end(id, Outcome(False, reason, words))
+        self._record(moves)
+        own = next(move for move in moves if move.id == id)
+        if own.after == State.QUEUED:
+            wait = own.data.get("wait", 0.0)
+            self.resting[id] = time.monotonic() + (float(wait) if isinstance(wait, (int, float)) else 0.0)
+            return
+        if own.after == State.FAILED:
+            self.made[self.plan.index[id]] = NOTHING
+            self.failures.append(Failure(id, words or reason, tail, log, hint))
+
+    def _tidy(self, running: _Running, detail: Mapping[str, Any], *, success: bool) -> None:
+        for name, _, pattern, _, keep in detail["state"]:
+            if running.state is not None:
+                checkpoints.prune(running.state.folder(name), pattern, keep)
+        if success and running.state is not None and not detail["continues"]:
+            self.ledger.after_flush(lambda: remove(str(running.state.path)) if running.state else None)
+        path = running.attempt.path
+        for suffix in (".sh", ".metrics"):
+            with contextlib.suppress(OSError):
+                os.unlink(path + suffix)
+        if success:
+            running.attempt.remove()
+        else:
+            with contextlib.suppress(OSError):
+                os.rename(path, f"{path}.failed-{int(running.started)}")
+
+    def _metrics(self, running: _Running, detail: Mapping[str, Any]) -> dict[str, Any]:
+        if detail["metrics"] is None:
+            return {}
+        file, pattern = detail["metrics"]
+        if pattern:
+            return dict(metrics.match(Path(running.log), pattern))
+        return dict(metrics.read(Path(running.attempt.path, file) if file else Path(running.attempt.path + ".metrics")))
+
+    def _keep_log(self, id: str, running: _Running) -> str:
+        """Move what the attempt printed to where logs are kept, masked; nothing printed, nothing kept.  Also its metrics."""
+        kept = f"{self.ws.home}/runs/{self.ledger.run}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
+        try:
+            size = os.stat(running.log).st_size
+        except OSError:
+            return ""
+        measured = running.attempt.path + ".metrics"
+        if os.path.exists(measured):
+            os.makedirs(os.path.dirname(kept), exist_ok=True)
+            os.rename(measured, kept + ".metrics")
+        if size == 0:
+            os.unlink(running.log)
+            return ""
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        if running.secrets or size > LOG_CAP:
+            _copy_masked(running.log, kept + ".log", Masker(running.secrets), size)
+            os.unlink(running.log)
+        else:
+            os.rename(running.log, kept + ".log")
+        return kept + ".log"
+
+    def _publish(self, n: int, made: Made) -> None:
+        flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
+        for output, path in self.survey.places.get(n, ()):
+            content = made.outputs.get(output)
+            if content is None or flags.get(output, 0) & TEMPORARY or self.facts.there.get(path) == content:
+                continue
+            self.ws.publish(Content(content), path, link=self.options.link)
+            self.ledger.published(path, content, self.plan.nodes[n].id)
+            self.facts.there[path] = self.facts.ours[path] = content
+
+    def publish_all(self) -> None:
+        """A library recipe's results, at the end."""
+        for n in self.survey.places:
+            if n in self.made and self.made[n].ok:
+                self._publish(n, self.made[n])
+        self._flush()
+
+    # -- signals ---------------------------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Any:
+        loop = asyncio.get_running_loop()
+        try:
+            loop.add_signal_handler(signal.SIGINT, self._interrupt)
+            loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        except (ValueError, RuntimeError, NotImplementedError):
+            yield  # not the main thread: signals are the caller's
+            return
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    def _interrupt(self) -> None:
+        """First: start nothing new.  Second: stop what runs.  Third: leave it running and go."""
+        self._interrupts += 1
+        self._disturbed = True
+        if self._interrupts == 1:
+            self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
+            self._record(self.scheduler.drain())
+        elif self._interrupts == 2:
+            self.ledger.say("stopping; press Ctrl-C again to leave them running and go")
+            self._terminate()
+        else:
+            self._abandoned = True
+        self._wake()
+
+    def _terminate(self) -> None:
+        self._interrupts = max(self._interrupts, 2)
+        self._disturbed = True
+        self._record(self.scheduler.cancel("interrupted"))
+        for running in self.running.values():
+            task = asyncio.get_running_loop().create_task(self.host.stop(running.job, GRACE))
+            self._waits.add(task)
+            task.add_done_callback(self._waits.discard)
+        self._wake()
+
+    def _wake(self) -> None:
+        """End the wait for an end: what was asked is looked at now."""
+        self.ended.put_nowait(None)
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupts > 0
+
+
+class _State(str):
+    """A state's path, of which `latest` can be asked."""
+
+    latest: str | None
+
+    def __new__(cls, path: str, latest: str | None) -> _State:
+        self = super().__new__(cls, path)
+        self.latest = latest
+        return self
+
+
+def _reason(exit: Exit) -> str:
+    return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
+
+
+def _said(exit: Exit, detail: Mapping[str, Any]) -> str:
+    if exit.reason == "timeout":
+        return f"ran longer than {detail['timeout']:g} s and was stopped"
+    if exit.reason == "idle":
+        return f"printed nothing for {detail['idle_timeout']:g} s and was stopped"
+    if exit.reason == "oom":
+        return "killed for memory (out of memory, SIGKILL)"
+    if exit.reason == "stopped":
+        return "stopped"
+    if exit.reason == "lost":
+        return "its end is not known: the process that watched it is gone"
+    if exit.signal is not None:
+        try:
+            name = signal.Signals(exit.signal).name
+        except ValueError:
+            name = f"signal {exit.signal}"
+        return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
+    if exit.code == 127:
+        return "exit 127: its program was not found"
+    return f"exit {exit.code}"
+
+
+def _tail(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _heavy(path: str, node: Node) -> bool:
+    """Whether taking the outputs would hold up the loop."""
+    for _, name, _ in node.outputs:
+        try:
+            found = os.stat(posixpath.join(path, name))
+        except OSError:
+            continue
+        if found.st_size > 8 << 20 or os.path.isdir(posixpath.join(path, name)):
+            return True
+    return False
+
+
+def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
+    with open(source, "rb") as origin, open(target, "wb") as kept:
+        left = LOG_CAP // 2
+        while size > LOG_CAP and left > 0 and (data := origin.read(min(1 << 20, left))):
+            left -= len(data)
+            kept.write(masker.feed(data))
+        if size > LOG_CAP:
+            kept.write(masker.end() + f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
+            origin.seek(size - LOG_CAP // 2)
+        while data := origin.read(1 << 20):
+            kept.write(masker.feed(data))
+        kept.write(masker.end())

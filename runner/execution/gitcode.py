@@ -1,0 +1,60 @@
+"""Code pinned by commit: `{git: URL, commit: 40 hex, at: DIR}`.  Knows git's command line, not steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from ..digest import of_value
+from ..errors import CannotRun
+from .workspace import Workspace
+
+
+def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
+    """Write the files of `commit` below `target`.  The commit is fetched once per workspace.  Raises CannotRun with git's own words."""
+    mirror = ws.home / "git" / of_value("git", url)[:32]
+    with ws.locks.hold(f"git-{mirror.name}"):
+        if not (mirror / "HEAD").exists():
+            _git("init", "--quiet", "--bare", str(mirror))
+        if not _has(mirror, commit):
+            try:
+                _git("-C", str(mirror), "fetch", "--quiet", "--depth", "1", url, commit)
+            except CannotRun:
+                # A server may refuse to serve a bare commit: then everything it offers.
+                _git("-C", str(mirror), "fetch", "--quiet", url, "+refs/*:refs/recipe/*")
+            if not _has(mirror, commit):
+                raise CannotRun(f"{url} has no commit {commit}")
+        target.mkdir(parents=True, exist_ok=True)
+        _git(
+            "-C",
+            str(mirror),
+            "--work-tree",
+            str(target),
+            "checkout",
+            "--quiet",
+            "--force",
+            commit,
+            "--",
+            ".",
+            index=str(ws.home / "git" / f"{mirror.name}.{os.getpid()}.index"),
+        )
+
+
+def _has(mirror: Path, commit: str) -> bool:
+    return subprocess.run(["git", "-C", str(mirror), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False).returncode == 0
+
+
+def _git(*words: str, index: str | None = None) -> None:
+    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/"), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+    if index:
+        env["GIT_INDEX_FILE"] = index
+    try:
+        done = subprocess.run(["git", *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise CannotRun("git is not installed, and a step pins code by commit", fix="install git") from error
+    finally:
+        if index:
+            Path(index).unlink(missing_ok=True)
+    if done.returncode:
+        raise CannotRun(f"git {words[0] if words[0] != '-C' else words[2]} failed: {done.stderr.decode(errors='replace').strip()}")

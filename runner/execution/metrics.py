@@ -1,0 +1,75 @@
+"""Read the metrics that a step reports: JSON objects, one a line, or matches of a pattern in its log.  Knows text, not what the numbers mean."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+Value = float | int | str | bool
+
+
+def last(lines: Iterable[bytes]) -> dict[str, Value]:
+    """The last value of every name.  A line that is not a JSON object (a torn last one, say) is passed over; nested names join with a dot."""
+    found: dict[str, Value] = {}
+    for line in lines:
+        point = parse(line)
+        if point:
+            found.update(point)
+    return found
+
+
+def parse(line: bytes) -> dict[str, Value]:
+    """One line's values; empty when it is not a JSON object."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return _flat(value, "") if isinstance(value, dict) else {}
+
+
+def read(path: Path) -> dict[str, Value]:
+    """The last values in a file; empty when there is none."""
+    try:
+        with path.open("rb") as lines:
+            return last(lines)
+    except FileNotFoundError:
+        return {}
+
+
+def match(log: Path, pattern: str) -> dict[str, Value]:
+    """The last value of every named group of `pattern` over the lines of a log, as a number where it is one."""
+    import regex
+
+    compiled = regex.compile(pattern.encode())
+    found: dict[str, Value] = {}
+    with log.open("rb") as lines:
+        for line in lines:
+            hit = compiled.search(line[:4096], timeout=1)
+            if hit:
+                found.update({name: _number(text) for name, text in hit.groupdict().items() if text is not None})
+    return found
+
+
+def _flat(value: dict[str, object], head: str) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            found.update(_flat(inner, f"{head}{name}."))
+        elif isinstance(inner, (str, bool, int)) or (isinstance(inner, float) and math.isfinite(inner)):
+            found[head + name] = inner
+        elif isinstance(inner, float):
+            found[head + name] = str(inner)  # NaN and infinities have no form in a key: kept as the words they are
+    return found
+
+
+def _number(text: bytes) -> Value:
+    word = text.decode(errors="replace")
+    for kind in (int, float):
+        try:
+            value = kind(word)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else word
+    return word

@@ -1,0 +1,302 @@
+"""One path from a request to its end: survey, refuse what cannot work, submit, work, report.  `plan` is its first half.  Knows the order, not the parts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import CannotRun, Infrastructure, NotFound, did_you_mean
+from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
+from .survey import Request, Survey, out_dir, survey
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..storage.store import Event
+    from .execute import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which steps, of all that the plan has."""
+
+    only: str | None = None
+    until: str | None = None
+    begin: str | None = None  # --from: this step and everything after it, whatever is remembered
+    again: tuple[str, ...] = ()  # -R
+    all: bool = False  # -B
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What is about to happen."""
+
+    run: str
+    recipe: str
+    total: int
+    fresh: int
+    to_run: Sequence[str]
+    expected: Mapping[str, float]
+    jobs: int
+    workspace: str
+    mask: Callable[[bytes], bytes] = bytes
+    """Takes the run's secrets out of what a step prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What happened.  `results` are (name, path) of what was published."""
+
+    state: str
+    counts: Mapping[str, int]
+    seconds: float
+    failed: Sequence[Failure] = ()
+    results: Sequence[tuple[str, str]] = ()
+    run: str = ""
+    interrupted: bool = False
+    left_running: Sequence[str] = ()
+
+
+class Listener(Protocol):
+    """Hears a run from beginning to end.  `tick` comes about ten times a second while the run waits."""
+
+    def begin(self, overview: Overview) -> None: ...
+    def events(self, batch: Sequence[Event]) -> None: ...
+    def tick(self) -> None: ...
+    def say(self, text: str) -> None: ...
+    def end(self, summary: Summary) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to run, as opposed to what."""
+
+    jobs: int = 0  # 0: one per processor
+    keep_going: bool = False
+    overwrite: bool = False
+    link: bool = False
+    pools: Mapping[str, float] = field(default_factory=dict)
+
+
+def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
+    """What running `request` would do: the most that it will do, with reasons.  Raises Invalid, NotFound."""
+    found = survey(ws, request, forced=frozenset(choice.again) | ({choice.begin} if choice.begin else frozenset()), all=choice.all)
+    _check_ids(found, [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)])
+    if choice.begin:
+        later = _after(found, choice.begin)
+        found = survey(ws, request, forced=frozenset(choice.again) | later)
+    if choice.only or choice.until:
+        _restrict(found, choice)
+    demand(ws, found)
+    return found
+
+
+def demand(ws: Workspace, found: Survey) -> None:
+    """A fresh step whose bytes are gone, and which a step that may run needs, runs too; from the last step to the first."""
+    nodes = found.plan.nodes
+    for n in range(len(nodes) - 1, -1, -1):
+        if found.verdicts[n].answer not in (RUN, MAYBE):
+            continue
+        for producer, output, _ in nodes[n].upstream:
+            verdict = found.verdicts[producer]
+            content = found.made[producer].outputs.get(output.partition("/")[0]) if producer in found.made else None
+            if verdict.answer in (FRESH, RESTORE) and content is not None and content not in ws.stored and not _rescue(ws, found, producer, content):
+                found.verdicts[producer] = Verdict(
+                    RUN, verdict.key, (f"its output {output} is not stored any more, and {nodes[n].id} needs it",), None
+                )
+                found.made.pop(producer)
+
+
+def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
+    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
+    begun = time.monotonic()
+    found = look(ws, request, choice)
+    jobs = settings.jobs or len(os.sched_getaffinity(0))
+    todo = found.todo
+    total = sum(1 for verdict in found.verdicts if verdict.answer != SKIPPED)
+    fresh = sum(1 for verdict in found.verdicts if verdict.answer == FRESH)
+    if not todo:
+        listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, jobs, str(ws.root)))
+        summary = Summary("COMPLETED", {"FRESH": fresh}, time.monotonic() - begun, results=results(ws, found))
+        listener.end(summary)
+        return summary
+    preflight(ws, found, settings)
+    return _work(ws, found, jobs, settings, listener, begun, total, fresh)
+
+
+def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener: Listener, begun: float, total: int, fresh: int) -> Summary:
+    import asyncio
+    from datetime import datetime
+
+    from drivers import load
+    from drivers.base import Offer, Order
+
+    from ..planning.schedule import Move
+    from ..storage.store import RunRow
+    from .execute import Executor, Options
+    from .ledger import Ledger
+
+    id = new_id()
+    nodes = found.plan.nodes
+    data = {"source": str(found.source), "preset": found.request.preset, "total": total, "fresh": fresh, "command": sys.argv[1:]}
+    ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
+    fence = ws.store.claim(id, f"process {os.getpid()}")
+    if fence is None:
+        raise Infrastructure(f"the new run {id} is claimed by somebody else")
+    ids = [nodes[n].id for n in found.todo]
+    expected = ws.store.expected(found.plan.recipe, ids)
+    ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say)
+    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root)))
+    ledger.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
+
+    async def work() -> Any:
+        driver = load("local")(ws.home / "local")
+        lease = await driver.acquire(Order(Offer("local", "local"), id, datetime.max))
+        hosts = await driver.hosts(lease)
+        if not hosts:
+            raise Infrastructure("the local driver has no host")
+        options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools)
+        executor = Executor(ws, found, ledger, hosts[0], options, listener.tick)
+        report = await executor.run()
+        await driver.release(lease)
+        if report.state == "COMPLETED" and found.library:
+            executor.publish_all()
+            _point_latest(ws, found)
+        return report, executor.interrupted
+
+    try:
+        report, interrupted = asyncio.run(work())
+    except BaseException as error:
+        ws.store.release(id, fence)
+        if isinstance(error, OSError):
+            from .staging import no_space
+
+            raise no_space(error, str(error.filename or ws.home)) from error
+        raise
+    finally:
+        ledger.keys.close()
+    if report.abandoned:
+        ledger.flush()
+        ws.store.release(id, fence)
+    else:
+        ledger.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
+        ledger.flush((report.state, "interrupted" if interrupted else ""))
+    made = results(ws, found) if report.state == "COMPLETED" else ()
+    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
+    summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
+    listener.end(summary)
+    return summary
+
+
+def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
+    """What the recipe gives, and where it lies."""
+    base = out_dir(ws, found.plan, found.library, found.request)
+    shown = []
+    for n, output, path in found.plan.publish:
+        made = found.made.get(n)
+        if found.library or found.request.out is not None or made is None or output in made.outputs:
+            shown.append((output, os.path.relpath(base / path, Path.cwd())))
+    return [(name, path) for name, path in shown if os.path.lexists(path)]
+
+
+def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
+    """Refuse what cannot work here, before anything starts: every reason at once."""
+    wrong = []
+    machine = {**ws.machine(), **settings.pools}
+    details = found.plan.details()
+    for n in found.todo:
+        if found.verdicts[n].answer == RESTORE or "select" in details[n]:
+            continue
+        detail, id = details[n], found.plan.nodes[n].id
+        wants = detail["resources"]
+        if wants.get("gpus", 0) > machine["gpus"]:
+            wrong.append(f"{id} needs {wants['gpus']:g} GPU(s); this machine has {machine['gpus']:g}")
+        if wants.get("cpus", 0) > machine["cpus"]:
+            wrong.append(f"{id} needs {wants['cpus']:g} processors; this machine has {machine['cpus']:g}")
+        if wants.get("memory", 0) > machine["memory"]:
+            wrong.append(f"{id} needs {wants['memory'] / 1e9:g} GB of memory; this machine has {machine['memory'] / 1e9:.0f}")
+        if detail["image"] and not found.request.current_python:
+            wrong.append(f"{id} declares the image {detail['image']}, which the local driver cannot run")
+        if detail["nodes"] not in (1, "1"):
+            wrong.append(f"{id} needs {detail['nodes']} nodes; the local driver has one")
+        wrong += [
+            f"{id} needs the secret {name}: set the variable {source}"
+            for name, _, source, required in detail["secrets"]
+            if required and not os.environ.get(source)
+        ]
+    clashes = [] if settings.overwrite else found.conflicts
+    if clashes:
+        shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
+        raise CannotRun(
+            f"these were changed by hand, or were there before, and would be replaced: {shown}",
+            fix="move them away, give --overwrite, or `recipe adopt` the step",
+        )
+    if wrong:
+        shown = "\n".join(dict.fromkeys(wrong[:20]))
+        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), `--python current` for an image, or another machine")
+
+
+def new_id() -> str:
+    """A run's name: the time it began, to read and to sort by, and enough chance to be the only one."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()
+
+
+def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
+    """A published copy that still holds the bytes goes back into the store."""
+    from ..storage.files import Content
+
+    for output, path in found.places.get(producer, ()):
+        if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
+            ws.objects.remove(Content(content))
+            ws.objects.put(ws.root / path, Content(content), move=False)
+            return True
+    return False
+
+
+def _check_ids(found: Survey, asked: Sequence[str]) -> None:
+    known = {node.id for node in found.plan.nodes}
+    for id in asked:
+        if id not in known and not any(k.startswith((id + "[", id + "/")) for k in known):
+            hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
+            raise NotFound(f'{found.plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
+
+
+def _named(found: Survey, id: str) -> set[int]:
+    return {n for n, node in enumerate(found.plan.nodes) if node.id == id or node.id.startswith((id + "[", id + "/"))}
+
+
+def _after(found: Survey, id: str) -> frozenset[str]:
+    chosen = _named(found, id)
+    for n in range(len(found.plan.nodes)):
+        if found.plan.needs(n) & chosen:
+            chosen.add(n)
+    return frozenset(found.plan.nodes[n].id for n in chosen)
+
+
+def _restrict(found: Survey, choice: Choice) -> None:
+    """Leave alone what was not asked for."""
+    asked = _named(found, choice.only or choice.until or "")
+    wanted: Collection[int] = set(asked)
+    if choice.until:
+        wanted = set(asked)
+        for n in range(len(found.plan.nodes) - 1, -1, -1):
+            if n in wanted:
+                wanted |= found.plan.needs(n)
+    for n, verdict in enumerate(found.verdicts):
+        if choice.only and n not in wanted and any(n in found.plan.needs(a) for a in asked) and verdict.answer in (RUN, MAYBE):
+            raise CannotRun(f"{found.plan.nodes[n].id}, which {choice.only} needs, is not fresh", fix=f"run it first, or use --until {choice.only}")
+        if n not in wanted and verdict.answer in (RUN, MAYBE, RESTORE):
+            found.verdicts[n] = Verdict(SKIPPED, None, ("not asked for",), None)
+
+
+def _point_latest(ws: Workspace, found: Survey) -> None:
+    base = out_dir(ws, found.plan, found.library, found.request)
+    if found.request.out is None:
+        link = base.parent / "latest"
+        fresh = link.with_name(f"latest.{os.getpid()}")
+        fresh.symlink_to(base.name)
+        fresh.replace(link)

@@ -1,0 +1,105 @@
+"""Where models and datasets come from that are not files here: resolve an address to an identity, once, and fetch it.  Knows addresses, not steps.
+
+A moving revision is resolved once and written to `recipe.lock` in the workspace, so that a no-op needs no network: one JSON object, address -> identity.
+For the Hub the identity is the commit; for a bucket a digest over (path, size, version or ETag) of every object; for https an ETag or a length and date.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..digest import of_value
+from ..errors import CannotRun
+from .workspace import Workspace
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
+    """The identity of what `address` names; None when it cannot be known here and now (no network, no client installed)."""
+    if kind == "hf":
+        _, revision = _hub(address)
+        if _COMMIT.fullmatch(revision):
+            return f"{kind}:{revision}"
+    if kind == "stream" and not update and "://" not in address:
+        return f"name:{address}"
+    known = _locked(ws)
+    if address in known and not update:
+        return known[address]
+    try:
+        identity = _ask_hub(address) if kind == "hf" else _ask_store(address)
+    except Exception:
+        # Every client has its own way to say that it cannot reach its server: planning goes on without the answer, a run says so.
+        return None
+    known[address] = identity
+    if not ws.read_only:
+        ws.write(ws.root / "recipe.lock", (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode())
+    return identity
+
+
+def fetch(ws: Workspace, kind: str, address: str, identity: str) -> Path:
+    """A local copy of what was resolved, kept below `.recipe/cache` (Hub files in the Hub's own cache).  Raises CannotRun."""
+    try:
+        if kind == "hf":
+            from huggingface_hub import snapshot_download
+
+            name, _ = _hub(address)
+            return Path(
+                snapshot_download(name, revision=identity.partition(":")[2], repo_type="dataset" if address.startswith("hf://datasets/") else "model")
+            )
+        folder = ws.home / "cache" / of_value("address", [address, identity])[:32]
+        target = folder / os.path.basename(address.rstrip("/"))
+        if not target.exists():
+            _download(address, target)
+        return target
+    except Exception as error:
+        raise CannotRun(f"{address} cannot be fetched: {error}") from error
+
+
+def _hub(address: str) -> tuple[str, str]:
+    name, _, revision = address.removeprefix("hf://").removeprefix("datasets/").partition("@")
+    return name, revision or "main"
+
+
+def _ask_hub(address: str) -> str:
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    from huggingface_hub import HfApi
+
+    name, revision = _hub(address)
+    info: Any = HfApi().repo_info(name, revision=revision, repo_type="dataset" if address.startswith("hf://datasets/") else "model")
+    return f"hf:{info.sha}"
+
+
+def _ask_store(address: str) -> str:
+    import fsspec
+
+    store, path = fsspec.core.url_to_fs(address)
+    found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
+    rows = [
+        [name, info.get("size"), str(info.get("VersionId") or info.get("ETag") or info.get("etag") or info.get("generation") or info.get("mtime"))]
+        for name, info in sorted(found.items())
+    ]
+    return f"etag:{of_value('bucket/1', rows)}"
+
+
+def _download(address: str, target: Path) -> None:
+    import fsspec
+
+    from .staging import remove
+
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    store, path = fsspec.core.url_to_fs(address)
+    try:
+        store.get(path, str(partial), recursive=store.isdir(path))
+        partial.rename(target)
+    finally:
+        if partial.is_dir():
+            remove(str(partial))
+        else:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,344 @@
+"""All the I/O that a plan needs: read the recipe, compile or recall its plan, look at the disk, and judge every step.  Starts nothing, changes nothing but caches.
+
+A compiled plan is a pure function of the recipe's text, its inputs, the recipes it uses, the matches of its globs and our version.  It is kept under the
+digest of the first two with a note of the others, so it may be absent but is never stale; a run in which nothing is to be done reads only this note, the
+plan's first line, the stats of the files and the traces.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..digest import Digest, of_bytes, of_value
+from ..errors import CannotRun, Invalid, NotFound
+from ..planning.judge import Facts, Made, Verdict, judge
+from ..planning.plan import COMPILER, Plan
+from ..storage.files import Content
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants run: a recipe by path or name, inputs as typed or as text, and where results go."""
+
+    recipe: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+    out: Path | None = None
+    current_python: bool = False
+    update: bool = False
+
+
+@dataclass(slots=True)
+class Survey:
+    """A plan and what was found about it.  `places` are where outputs must lie: node -> (output, path below the workspace or absolute)."""
+
+    request: Request
+    source: Path
+    library: bool
+    plan: Plan
+    facts: Facts
+    verdicts: list[Verdict]
+    made: dict[int, Made]
+    places: dict[int, list[tuple[str, str]]]
+    globs: dict[str, tuple[str, ...]]
+    forced: frozenset[str] = frozenset()
+
+    @property
+    def todo(self) -> list[int]:
+        """Nodes that are not settled: to run, perhaps to run, or to restore."""
+        return [n for n, verdict in enumerate(self.verdicts) if verdict.answer in ("run", "maybe", "restore")]
+
+    def place(self, ws: Workspace, plan: Plan) -> dict[int, list[tuple[str, str]]]:
+        """The places for another plan of the same request: one that has grown."""
+        return _places(ws, plan, self.library, self.request)
+
+    @property
+    def conflicts(self) -> list[str]:
+        return [path for verdict in self.verdicts for path in verdict.conflicts]
+
+
+def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozenset(), all: bool = False) -> Survey:
+    """Find out what running `request` would do.  `forced` steps run whatever is remembered; with `all` every step does."""
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    library = not _is_path(request.recipe)
+    known: dict[str, tuple[str, ...]] = {}
+    while True:
+        plan = compiled(ws, source, request, known)
+        facts = look(ws, plan, request)
+        places = _places(ws, plan, library, request)
+        facts.there = dict(ws.cache.contents(path for targets in places.values() for _, path in targets))
+        facts.ours = ws.published()
+        verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+        grown = expansions(ws, plan, made)
+        if not grown:
+            ws.save_cache()
+            return Survey(request, source, library, plan, facts, verdicts, made, places, known, forced)
+        known.update(grown)
+
+
+def judge_all(
+    plan: Plan, facts: Facts, places: Mapping[int, list[tuple[str, str]]], *, forced: frozenset[str], all: bool
+) -> tuple[list[Verdict], dict[int, Made]]:
+    """One verdict per node, from what is known before anything runs."""
+    made: dict[int, Made] = {}
+    verdicts = []
+    for n, node in enumerate(plan.nodes):
+        verdict = judge(plan, n, facts, made, force=all or node.id in forced or (bool(forced) and _base(node.id) in forced), targets=places)
+        if verdict.made is not None:
+            made[n] = verdict.made
+        verdicts.append(verdict)
+    return verdicts, made
+
+
+def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str, tuple[str, ...]]:
+    """Matches of the globs below outputs that are known by now, in the compiler's spelling."""
+    found = {}
+    for pending in plan.pending:
+        left = made.get(plan.index[pending.producer])
+        if left is not None and left.ok and pending.output in left.outputs:
+            matches = ws.objects.matching(Content(left.outputs[pending.output]), pending.pattern)
+            found[f"{pending.producer}/{pending.output}:{pending.pattern}"] = tuple(entry.path for entry in matches)
+    return found
+
+
+# -- the compiled plan -----------------------------------------------------------------------------------------------------------------------------
+
+
+def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
+    """The plan, from where it is kept if what it was made from is unchanged."""
+    try:
+        text = source.read_bytes()
+    except OSError as error:
+        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+    asked = [__version__, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
+    try:
+        digest = of_value("request", asked)
+    except (TypeError, ValueError):
+        digest = None  # an input without a JSON form, which binding will refuse
+    kept = ws.home / "plans" / f"{digest}.json"
+    if digest is not None:
+        plan = _recall(ws, kept)
+        if plan is not None:
+            return plan
+    globs = _Globs(ws.root, known)
+    sources: dict[str, Digest] = {}
+    recipe, plan = _compile(ws, source, text, request, globs, sources)
+    if digest is not None and not ws.read_only:
+        secrets = sorted(spec.env for spec in recipe.inputs.values() if spec.type == "secret" and spec.required and spec.env)
+        note = json.dumps({"sources": sources, "globs": globs.looked, "secrets": secrets, "warnings": [[str(p), p.severity] for p in plan.warnings]})
+        ws.write(kept, (note + "\n" + plan.dump()).encode())
+    return plan
+
+
+def _recall(ws: Workspace, kept: Path) -> Plan | None:
+    try:
+        note, _, rest = kept.read_text().partition("\n")
+        made_from = json.loads(note)
+        for name, digest in made_from["sources"].items():
+            if of_bytes(Path(name).read_bytes()) != digest:
+                return None
+        for pattern, matches in made_from["globs"].items():
+            if _matches(ws.root, pattern) != matches:
+                return None
+        if any(name not in os.environ for name in made_from["secrets"]):
+            return None
+        return Plan.load(rest)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: _Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+    import gc
+
+    # Reading makes a great many small values and no cycles; the collector would walk them again and again.
+    gc.disable()
+    try:
+        return _compile_now(ws, source, text, request, globs, sources)
+    finally:
+        gc.enable()
+
+
+def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: _Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+    from ..language import document, inputs, parse
+    from ..planning.compile import compile_plan
+
+    recipe = parse.recipe(document.parse(text, str(source)))
+    used: dict[str, Recipe] = {}
+    _load_used(ws, recipe, used, sources)
+    values = inputs.bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
+    digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
+    plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=inputs.bind, kind_of=inputs.kind_of, preset=request.preset)
+    plan.warnings = [*recipe.document.warnings, *plan.warnings]
+    return recipe, plan
+
+
+def _load_used(ws: Workspace, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
+    from ..language import document, parse
+    from ..language.library import find
+
+    problems = []
+    for step in recipe.steps.values():
+        if step.uses is None or step.uses.recipe in used:
+            continue
+        base = Path(recipe.document.name).parent
+        name = step.uses.recipe
+        try:
+            path = (base / name) if _is_path(name) else find(name, ws.root)
+            text = path.read_bytes()
+        except (NotFound, OSError) as error:
+            why = error.fix if isinstance(error, NotFound) else (getattr(error, "strerror", "") or "")
+            problems.append(recipe.document.problem("unknown-recipe", f'there is no recipe "{name}"', (*step.origin, "uses"), fix=why))
+            continue
+        sources[str(path)] = of_bytes(text)
+        other = parse.recipe(document.parse(text, str(path)))
+        used[name] = other
+        _load_used(ws, other, used, sources)
+    if problems:
+        raise Invalid(problems)
+
+
+class _Globs(Mapping[str, tuple[str, ...]]):
+    """Matches as the compiler asks for them; what it looked at is remembered."""
+
+    def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]]) -> None:
+        self.looked: dict[str, list[str]] = {}
+        self._root, self._known = root, known
+
+    def __getitem__(self, pattern: str) -> tuple[str, ...]:
+        if pattern in self._known:
+            return self._known[pattern]
+        if ":" in pattern:
+            raise KeyError(pattern)
+        self.looked[pattern] = found = _matches(self._root, pattern)
+        return tuple(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.looked)
+
+    def __len__(self) -> int:
+        return len(self.looked)
+
+
+# -- the world -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
+    """Contents of everything that the plan's nodes refer to."""
+    facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
+    own = {node.prefix + path for node in plan.nodes for _, path, _ in node.outputs}
+    wanted: dict[str, None] = {}
+    for node in plan.nodes:
+        for dep in node.deps:
+            if "*" in dep or "?" in dep or "[" in dep:
+                if dep not in facts.matches:
+                    facts.matches[dep] = [match for match in _matches(ws.root, dep) if match not in own]
+                for match in facts.matches[dep]:
+                    wanted[match] = None
+            else:
+                wanted[dep] = None
+        for pattern in node.code:
+            if (node.home, pattern) not in facts.code:
+                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern)
+        for _, kind, address in node.takes:
+            if (kind, address) not in facts.takes:
+                facts.takes[kind, address] = _identity(ws, kind, address, update=request.update)
+        if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
+            facts.locks[node.home, node.lock] = ws.cache.content_of(str(Path(plan.homes[node.home], node.lock).resolve()))
+    facts.files = dict(ws.cache.contents(wanted))
+    if request.current_python:
+        facts.current_python = _packages()
+    return facts
+
+
+def _identity(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
+    if kind == "path":
+        return ws.cache.content_of(str(ws.absolute(address)))
+    from .sources import resolve
+
+    return resolve(ws, kind, address, update=update)
+
+
+def _code(ws: Workspace, home: str, pattern: str) -> list[tuple[str, str]]:
+    base = Path(home).resolve()
+    if posixpath.normpath(pattern).startswith(("..", "/")):
+        raise CannotRun(f"code {pattern!r} leaves the recipe's folder", fix="keep the code beside the recipe, or name it as {git: …}")
+    names = sorted(name for name in glob.glob(pattern, root_dir=base, recursive=True) if (base / name).is_file() and "__pycache__" not in name)
+    contents = ws.cache.contents(str(base / name) for name in names)
+    return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
+
+
+def _packages() -> str:
+    """The caller's packages, for `--python current`: one digest over sorted name==version lines and the interpreter's version."""
+    import platform
+    from importlib.metadata import distributions
+
+    lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()})
+    return of_value("packages/1", [platform.python_version(), lines])
+
+
+class _Trees(Mapping[str, Mapping[str, str]]):
+    """Manifests of stored trees, read when a step takes a file below one."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws = ws
+        self._read: dict[str, dict[str, str]] = {}
+
+    def __getitem__(self, content: str) -> Mapping[str, str]:
+        if content not in self._read:
+            self._read[content] = {
+                entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.entries(Content(content)) if entry.kind in "fx"
+            }
+        return self._read[content]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
+def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[tuple[str, str]]]:
+    """Where each published output must lie."""
+    base = out_dir(ws, plan, library, request)
+    head = "" if base == ws.root else f"{base}/"
+    places: dict[int, list[tuple[str, str]]] = {}
+    for n, output, path in plan.publish:
+        places.setdefault(n, []).append((output, head + path))
+    return places
+
+
+def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
+    """The folder that results are published below: the workspace for a recipe given by path, `out/NAME@VERSION/DIGEST` for one of the library."""
+    if request.out is not None:
+        return ws.absolute(str(request.out))
+    return ws.root / "out" / plan.recipe / plan.digest[:12] if library else ws.root
+
+
+def _matches(root: Path, pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern, root_dir=root, recursive=True))
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _base(id: str) -> str:
+    return id.partition("[")[0]
+
+
+def _identity_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if isinstance(value, (str, int, float, bool, list, dict, type(None)))}

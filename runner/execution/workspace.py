@@ -1,0 +1,143 @@
+"""One workspace and what is remembered about it: its folder, `.recipe`, store, objects and digests, opened together.  Decides nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..errors import Unusable
+from ..storage.artifacts import Objects
+from ..storage.files import Content, DigestCache
+from ..storage.store import Store, home
+
+if TYPE_CHECKING:
+    from ..storage.store import Published, Trace
+
+
+class Workspace:
+    """Make one with `Workspace.open`; close it when done."""
+
+    def __init__(self, root: Path, store: Store, *, read_only: bool) -> None:
+        self.root, self.store, self.read_only = root, store, read_only
+        self.home = store.root
+        self.locks = store.locks
+        self.objects = Objects(store.root, store.seal)
+        self.cache = DigestCache(root, store.files())
+        self.traces = _Traces(store)
+        self.stored = _Stored(self.objects)
+
+    @classmethod
+    def open(cls, root: Path, *, read_only: bool = False) -> Workspace:
+        """The workspace at `root`.  Raises Unusable when it cannot be read, or written to."""
+        if not root.is_dir():
+            raise Unusable(f"{root} is not a directory", fix="give an existing one with -C")
+        real = Path(os.path.abspath(root))
+        folder = home(real, os.environ)
+        try:
+            store = Store.open(folder, read_only=read_only)
+        except PermissionError as error:
+            raise Unusable(f"{folder} cannot be written: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
+        return cls(real, store, read_only=read_only)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def absolute(self, address: str) -> Path:
+        """A path as the caller gave it: below the workspace unless absolute or `~`."""
+        return Path(os.path.normpath(self.root / Path(address).expanduser()))
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a whole file or none."""
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError as error:
+            from .staging import no_space
+
+            raise no_space(error, str(path)) from error
+
+    def save_cache(self) -> None:
+        """Keep what was learned of files while looking at them."""
+        if self.read_only:
+            return
+        files, seals = self.cache.changes(), self.objects.changes()
+        if files or seals:
+            self.store.remember(files, seals)
+
+    def published(self) -> dict[str, str]:
+        """Content that we put at each path last."""
+        rows: dict[str, Published] = self.store.published()
+        return {path: row[1] for path, row in rows.items()}
+
+    def publish(self, content: Content, path: str, *, link: bool) -> None:
+        """Make `path` (below the workspace, or absolute) hold `content`."""
+        target = self.root / path
+        self.objects.copy_to(content, target, link=link)
+        if content[0] == "t":
+            self.cache.note_tree(path, self.objects.entries(content))
+        else:
+            self.cache.note(path, content)
+
+    def machine(self) -> Mapping[str, float]:
+        """What this machine has: cpus, memory in bytes, gpus."""
+        return self._machine
+
+    @cached_property
+    def _machine(self) -> dict[str, float]:
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages), "gpus": float(_gpus())}
+
+
+class _Traces:
+    """Traces by key, read when they are asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[str, Trace] = {}
+
+    def get(self, key: str) -> Trace | None:
+        found = self._found.get(key)
+        if found is None:
+            found = self._store.traces([key]).get(key)
+            if found is not None:
+                self._found[key] = found
+        return found
+
+
+class _Stored:
+    """Contents that can be given out, by asking the disk."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def __contains__(self, content: object) -> bool:
+        return isinstance(content, str) and self._objects.intact(Content(content))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._objects.all())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._objects.all())
+
+
+def _gpus() -> int:
+    """NVIDIA devices that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    try:
+        return sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
+    except OSError:
+        return 0

@@ -1,0 +1,172 @@
+"""The table of verbs, and the command line read by it.  A verb is a module with `arguments(parser)` and `run(args) -> int`, imported when it is typed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from ... import __version__
+from ...errors import did_you_mean
+
+VERBS: Final[dict[str, tuple[str, str]]] = {
+    "list": ("catalog", "recipes of the library and of this folder"),
+    "show": ("catalog", "what a recipe does, takes and gives"),
+    "new": ("catalog", "write a first recipe to start from"),
+    "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
+    "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
+    "plan": ("run", "what a run would do, and every reason (= run -n)"),
+    "run": ("run", "run what is not fresh"),
+    "why": ("why", "why a step would run, or what changed between two runs of it"),
+    "status": ("status", "what is fresh, what is not, and files that no step makes any more"),
+    "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
+    "runs": ("history", "earlier runs"),
+    "logs": ("history", "what a run or one of its steps printed"),
+    "diff": ("history", "what differs between two runs: inputs, data, code, environment, metrics, time"),
+    "adopt": ("upkeep", "take the files that are there for what a step makes"),
+    "clean": ("upkeep", "remove published results"),
+    "gc": ("upkeep", "remove what is stored and no longer needed"),
+    "doctor": ("doctor", "what this machine has, what is missing, what to do"),
+    "completion": ("completion", "shell completion for bash, zsh or fish"),
+}
+
+EPILOG: Final = """examples:
+  recipe run sft@1 dataset=data.jsonl --preset smoke
+  recipe plan ./pipeline.yaml -p
+  recipe why train
+
+exit codes: 0 ok · 1 a step failed · 2 could not run · 3 bad recipe or inputs · 4 busy · 5 driver or infrastructure · 130 interrupted"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors suggest what was meant, and exit with 3: nothing was started."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            word = message.split(": ", 1)[1].split()[0]
+            hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
+            message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(3)
+
+
+def run(words: Sequence[str]) -> int:
+    """Find the verb, read its flags, and do it."""
+    words = list(words)
+    verb = next((word for word in words if not word.startswith("-")), None)
+    before = words[: words.index(verb)] if verb is not None else words
+    if "--version" in before:
+        print(f"recipe {__version__}")
+        return 0
+    if verb is None:
+        if any(word in ("-h", "--help") for word in words):
+            print(overview())
+            return 0
+        if words and words[0] not in ("-C", "-q", "-v"):
+            print(f'recipe: unknown flag "{words[0]}"; see recipe --help', file=sys.stderr)
+            return 3
+        verb = "list"
+        words.append(verb)
+    if verb not in VERBS:
+        hint = did_you_mean(verb, VERBS)
+        if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
+            hint = f"to run a recipe: recipe run {verb}"
+        print(f'recipe: there is no verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"), file=sys.stderr)
+        return 3
+    words.remove(verb)
+    parser, module = parser_of(verb)
+    args = parser.parse_intermixed_args(words)
+    args.verb = verb
+    args.workspace = Path(args.workspace)
+    code = module.run(args)
+    sys.stdout.flush()
+    return int(code)
+
+
+def parser_of(verb: str) -> tuple[Parser, Any]:
+    """The flags of a verb, and its module."""
+    module = import_module(f".{VERBS[verb][0]}", __package__)
+    parser = Parser(
+        prog=f"recipe {verb}", description=VERBS[verb][1].capitalize() + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("-C", dest="workspace", metavar="DIR", default=".", help="the workspace: paths are relative to it (default: here)")
+    parser.add_argument("-q", "--quiet", action="count", default=0, help="say less; twice, only errors")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="say more")
+    module.arguments(parser, verb)
+    return parser, module
+
+
+def overview() -> str:
+    """The text of `recipe --help`."""
+    lines = ["usage: recipe VERB …", "", "Make for ML training: run versioned recipes, and only what changed.", "", "verbs:"]
+    lines += [f"  {verb:<11} {words}" for verb, (_, words) in VERBS.items()]
+    lines += ["", "recipe VERB --help tells the flags of a verb; recipe alone lists recipes.", "", EPILOG]
+    return "\n".join(lines)
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """The words that say what to run."""
+    parser.add_argument("recipe", nargs="?", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml (default: recipe.yaml here)")
+    parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
+    parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
+    parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="publish the recipe's outputs below DIR")
+    parser.add_argument("--python", choices=["current"], help="`current`: run in the packages of this Python instead of what the recipe declares")
+    parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
+    parser.add_argument("--update", action="store_true", help="resolve moving revisions again and write them to recipe.lock")
+
+
+def request_of(args: argparse.Namespace) -> Any:
+    """The Request that the words make.  Raises NotFound, Invalid."""
+    from ...errors import Invalid, NotFound, Problem
+    from ...execution.survey import Request
+
+    _check_driver(args.driver)
+    words = list(args.inputs)
+    name = args.file
+    if name is not None and args.recipe is not None:
+        words.insert(0, args.recipe)
+    elif name is None:
+        name = args.recipe
+    if name is not None and "=" in name and "/" not in name.partition("=")[0]:
+        words.insert(0, name)
+        name = None
+    if name is None:
+        here = args.workspace / "recipe.yaml"
+        if not here.exists():
+            raise NotFound(
+                "which recipe? there is no recipe.yaml here",
+                fix="name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them",
+            )
+        name = "./recipe.yaml"
+    bad = [word for word in words if "=" not in word]
+    if bad:
+        raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
+    given = dict(word.split("=", 1) for word in words)
+    if args.file is not None and "/" not in name:
+        name = f"./{name}"
+    return Request(name, given, args.preset, args.out, args.python == "current", args.update)
+
+
+def _check_driver(name: str) -> None:
+    if name == "local":
+        return
+    from drivers import load
+    from drivers.base import DriverError
+
+    from ...errors import NotFound
+
+    try:
+        load(name)
+    except DriverError as error:
+        raise NotFound(str(error)) from error
+
+
+def color(stream: Any) -> bool:
+    """Whether colours may be written there."""
+    return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

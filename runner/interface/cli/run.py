@@ -1,0 +1,152 @@
+"""`recipe run` and `recipe plan`: say what would be done and why, and do it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ...execution.session import Choice, Settings, look, run as run_session
+from ...execution.workspace import Workspace
+from .parser import add_request, color, request_of
+
+if TYPE_CHECKING:
+    from ...execution.survey import Survey
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    add_request(parser)
+    parser.add_argument("-B", "--force", action="store_true", help="run every step, whatever is remembered")
+    parser.add_argument("-R", dest="again", metavar="STEP", action="append", default=[], help="run this step again, and what changes because of it")
+    parser.add_argument("--until", metavar="STEP", help="only this step and what it needs")
+    parser.add_argument("--from", dest="begin", metavar="STEP", help="this step and everything after it, whatever is remembered")
+    parser.add_argument("--only", metavar="STEP", help="only this step; what it needs must be fresh")
+    parser.add_argument("-p", "--print-commands", action="store_true", help="show the commands")
+    parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
+    parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
+    if verb == "run":
+        parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
+        parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
+        parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
+        parser.add_argument(
+            "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
+        )
+        parser.add_argument("--overwrite", action="store_true", help="replace published files that were changed by hand")
+        parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
+
+
+def run(args: argparse.Namespace) -> int:
+    request = request_of(args)
+    choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
+    dry = args.verb == "plan" or args.dry_run
+    with Workspace.open(args.workspace, read_only=False) as ws:
+        if dry:
+            found = look(ws, request, choice)
+            _warn(found, args)
+            expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+            if args.json:
+                print(json.dumps(as_json(ws, found, expected), indent=2))
+            else:
+                print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+            return 0
+        from ..console import for_stream
+
+        pools = dict(_pool(word) for word in args.pool)
+        settings = Settings(args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools)
+        listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
+        summary = run_session(ws, request, choice, settings, listener)
+    if summary.interrupted:
+        return 130
+    return 0 if summary.state == "COMPLETED" else 1
+
+
+def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
+    """The plan for people: one line a step, then every reason."""
+    from ...execution.explain import shown_command
+
+    counts: dict[str, int] = {}
+    lines = []
+    why = reasons(ws, found)
+    width = min(40, max((len(node.id) for node in found.plan.nodes), default=0))
+    for n, node in enumerate(found.plan.nodes):
+        verdict = found.verdicts[n]
+        counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
+        if verdict.answer == "fresh" and quiet:
+            continue
+        time = f"  ~{_seconds(expected[node.id])}" if verdict.answer in ("run", "maybe") and node.id in expected else ""
+        lines.append(f"{verdict.answer:8} {node.id:<{width}}{time}")
+        lines += [f"{'':9}{reason}" for reason in why[n]]
+        lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
+        if commands and verdict.answer in ("run", "maybe"):
+            lines += [f"{'':9}$ {line}" for line in shown_command(found, n).splitlines()]
+    for pending in found.plan.pending:
+        lines.append(f"maybe    {pending.step}[…]")
+        lines.append(f"{'':9}one for each {pending.pattern} that {pending.producer} makes")
+    total = ", ".join(
+        f"{counts[answer]} {word}"
+        for answer, word in (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
+        if answer in counts
+    )
+    lines.append(f"{found.plan.recipe}: {total}")
+    return "\n".join(lines)
+
+
+def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
+    """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
+    from ...execution.explain import changes
+
+    changed = changes(ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"])
+    return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
+
+
+def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[str, Any]:
+    steps = []
+    why = reasons(ws, found)
+    for n, node in enumerate(found.plan.nodes):
+        verdict = found.verdicts[n]
+        steps.append(
+            {
+                "id": node.id,
+                "answer": verdict.answer,
+                "key": verdict.key,
+                "reasons": why[n],
+                "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
+                "outputs": {name: path for name, path, _ in node.outputs},
+                "expected_seconds": expected.get(node.id),
+                "conflicts": list(verdict.conflicts),
+            }
+        )
+    pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]
+    return {"recipe": found.plan.recipe, "digest": found.plan.digest, "inputs": found.plan.inputs, "steps": steps, "pending": pending}
+
+
+def _warn(found: Survey, args: argparse.Namespace) -> None:
+    if found.plan.warnings and not args.quiet:
+        from ..diagnostics import render
+
+        print(render(found.plan.warnings, "text", color(sys.stderr)), file=sys.stderr)
+
+
+def _seconds(value: float) -> str:
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _pool(word: str) -> tuple[str, float]:
+    from ...errors import Invalid, Problem
+
+    name, _, amount = word.partition("=")
+    try:
+        return name, float(amount)
+    except ValueError:
+        raise Invalid([Problem("bad-pool", f'"{word}" is not NAME=N', fix="such as --pool api=2")]) from None

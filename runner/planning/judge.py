@@ -1,0 +1,217 @@
+"""Decide for one step whether it is fresh, can be restored, must run, or may have to, and every reason.  Knows Facts, never the world behind them.
+
+The answer of `plan` and of a run come from this one function: planning asks it with what is known beforehand, a run asks again once the upstream is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..digest import Digest
+from . import fingerprint
+from .plan import SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan
+
+FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
+
+
+class Remembered(Protocol):
+    """The part of a trace that judging reads."""
+
+    @property
+    def outputs(self) -> Sequence[Sequence[str]]: ...  # [name, path, content]
+
+    @property
+    def metrics(self) -> Mapping[str, Any]: ...
+
+
+class Traces(Protocol):
+    def get(self, key: str) -> Remembered | None: ...
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the world looked like when it was surveyed."""
+
+    traces: Traces
+    trees: Mapping[str, Mapping[str, str]]  # content of a tree -> path in it -> content
+    matches: dict[str, list[str]] = field(default_factory=dict)  # pattern among deps -> workspace paths; a literal path is not listed
+    files: dict[str, str | None] = field(default_factory=dict)  # workspace path -> content; None: not there
+    code: dict[tuple[int, str], list[tuple[str, str]]] = field(default_factory=dict)  # home, pattern -> [name, content]
+    takes: dict[tuple[str, str], str | None] = field(default_factory=dict)  # kind, address -> identity
+    locks: dict[tuple[int, str], str | None] = field(default_factory=dict)  # home, lock file -> content
+    current_python: str | None = None  # with `--python current`: what stands for image and lock
+    there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
+    ours: dict[str, str] = field(default_factory=dict)  # published path -> content we put there last
+    stored: Collection[str] | None = None  # contents that can be restored; asked only when something has to be
+
+
+class Made(NamedTuple):
+    """What a final step left: contents by output name (absent optional ones left out) and last metrics.  `ok` is false for failed or skipped ones."""
+
+    ok: bool
+    outputs: Mapping[str, str]
+    metrics: Mapping[str, Any]
+
+
+NOTHING = Made(False, {}, {})
+
+
+class Verdict(NamedTuple):
+    answer: str
+    key: Digest | None
+    reasons: tuple[str, ...]
+    made: Made | None  # what it left, when that is known
+    conflicts: tuple[str, ...] = ()  # published paths edited by hand
+
+
+def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, list[tuple[str, str]]] | None = None) -> Verdict:
+    """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
+
+    `targets` are the places where outputs must lie: node -> (output, workspace path).
+    """
+    node = plan.nodes[n]
+    if node.flags & SKIP:
+        return Verdict(SKIPPED, None, ("its `when` is false, or that of a step it needs",), NOTHING)
+    unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made] if (node.upstream or node.late or node.after) else []
+    if unknown:
+        return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
+    if node.flags & SELECT:
+        return _select(plan, n, made)
+    world, missing = world_of(node, facts, made)
+    if missing:
+        return Verdict(RUN, None, tuple(missing), None)
+    try:
+        key = fingerprint.key(node.author, world)
+    except (TypeError, ValueError) as error:
+        return Verdict(RUN, None, (f"its key cannot be computed ({error}); nothing will be remembered",), None)
+    if node.flags & WHEN_LATE:
+        answer = when(plan.details()[n], made, plan, n)
+        if not answer:
+            return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
+    trace = None if node.flags & UNCACHED else facts.traces.get(key)
+    places = targets.get(n, ()) if targets else ()
+    if force:
+        return Verdict(RUN, key, ("forced",), None, _conflicts(places, facts))
+    if trace is None:
+        reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
+        return Verdict(RUN, key, reason, None, _conflicts(places, facts))
+    outputs = {name: content for name, _, content in trace.outputs}
+    left = Made(True, outputs, trace.metrics)
+    gone = [(name, path) for name, path in places if name in outputs and facts.there.get(path) != outputs[name]]
+    if not gone:
+        return Verdict(FRESH, key, (), left)
+    clashes = _conflicts([(name, path) for name, path in gone], facts)
+    lost = [name for name, _ in gone if facts.stored is not None and outputs[name] not in facts.stored]
+    if lost:
+        return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
+    words = tuple(f"{path} {'is missing' if facts.there.get(path) is None else 'is an earlier version'}" for _, path in gone)
+    return Verdict(RESTORE, key, words, left, clashes)
+
+
+def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[fingerprint.World, list[str]]:
+    """The world's half of the key, and what keeps it from being known."""
+    world: fingerprint.World = []
+    missing: list[str] = []
+    for dep in node.deps:
+        for path in facts.matches.get(dep, (dep,)):
+            content = facts.files.get(path)
+            if content is None:
+                missing.append(f"{path} does not exist")
+            world.append(["file", path, content])
+    for pattern in node.code:
+        found = facts.code.get((node.home, pattern), ())
+        if not found:
+            missing.append(f"no code matches {pattern}")
+        world.extend(["code", name, content] for name, content in found)
+    for name, kind, address in node.takes:
+        identity = facts.takes.get((kind, address))
+        if identity is None:
+            missing.append(f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet")
+        world.append(["file" if kind == "path" else "model", name, identity])
+    for producer, output, name in node.upstream:
+        left = made[producer]
+        content = left.outputs.get(output)
+        if content is None and "/" in output and left.ok:
+            whole, _, below = output.partition("/")
+            content = facts.trees[left.outputs[whole]].get(below) if whole in left.outputs else None
+        if left.ok:
+            world.append(["file", name, content] if content is not None else ["absent", name, ""])
+    for producer, metric, name in node.late:
+        world.append(["value", name, made[producer].metrics.get(metric)])
+    if facts.current_python is not None:
+        world.append(["lock", "current", facts.current_python])
+    elif node.lock:
+        content = facts.locks.get((node.home, node.lock))
+        if content is None:
+            missing.append(f"{node.lock} does not exist")
+        world.append(["lock", node.lock, content])
+    return world, missing
+
+
+def when(detail: Mapping[str, Any], made: Mapping[int, Made], plan: Plan, n: int) -> bool:
+    """The value of a `when` that reads metrics."""
+    from ..errors import CannotRun
+    from ..language.template import TemplateError, evaluate
+
+    try:
+        value = evaluate(detail["when"], scope_of(detail, plan, n, made))
+    except TemplateError as error:
+        raise CannotRun(f"`when` of {plan.nodes[n].id}: {error}") from error
+    if not isinstance(value, bool):
+        raise CannotRun(f"`when` of {plan.nodes[n].id} is {value!r}, not true or false")
+    return value
+
+
+def scope_of(detail: Mapping[str, Any], plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, Any]:
+    """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
+    node = plan.nodes[n]
+    base = detail["scope"]
+    lost = {name for producer, _, name in node.upstream if producer in made and not made[producer].ok}
+    steps: dict[str, Any] = {}
+    for id, names in base["steps"].items():
+        kept: dict[str, Any] = {}
+        for name, value in names.items():
+            if name == "metrics":
+                kept["metrics"] = _metrics(value, node, plan, made, id)
+            elif isinstance(value, list):
+                kept[name] = [item for item in value if item not in lost]
+            else:
+                kept[name] = value
+        steps[id] = kept
+    return {"inputs": base["inputs"], "steps": steps, "outputs": base["outputs"], "matrix": base["matrix"]}
+
+
+def _metrics(wanted: Sequence[Sequence[Any]], node: Node, plan: Plan, made: Mapping[int, Made], step: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    head = node.prefix + step
+    for metric, many in wanted:
+        values = []
+        for producer, name, _ in node.late:
+            id = plan.nodes[producer].id
+            if name == metric and (id == head or id.startswith(head + "[")) and made[producer].ok:
+                values.append(made[producer].metrics.get(metric))
+        found[metric] = values if many else (values[0] if values else None)
+    return found
+
+
+def _select(plan: Plan, n: int, made: Mapping[int, Made]) -> Verdict:
+    node = plan.nodes[n]
+    metric, best = plan.details()[n]["select"]
+    scores = [(made[producer].metrics.get(metric), producer) for producer, *_ in node.late if made[producer].ok]
+    known = [(float(value), producer) for value, producer in scores if isinstance(value, (int, float)) and value == value]
+    if not known:
+        return Verdict(RUN, None, (f"no instance reported a number called {metric}",), None)
+    value, winner = (min if best == "min" else max)(known, key=lambda entry: entry[0])
+    left = made[winner]
+    return Verdict(FRESH, None, (f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",), Made(True, left.outputs, left.metrics))
+
+
+def _conflicts(places: Sequence[tuple[str, str]], facts: Facts) -> tuple[str, ...]:
+    """Places that hold something we did not put there."""
+    return tuple(path for _, path in places if facts.there.get(path) is not None and facts.ours.get(path) != facts.there.get(path))
+
+
+def _listed(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
