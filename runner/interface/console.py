@@ -1,0 +1,588 @@
+"""Show a run to whoever started it: live on a terminal, plain lines in a pipe, JSON for programs.  Knows what moves mean, not what caused them.
+
+All three hear the same moves (`execution.session.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
+that is closed or full is left alone from then on.
+
+With `--json`, stdout has one object a line: first `{"subject": "plan", …}`, last `{"subject": "summary", …}`, between them every move as it is
+stored, `{"seq", "at", "subject", "id", "before", "after", "reason", "data"}`, and `{"subject": "note", "text"}` for what is said to people.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
+
+from .tail import LogTail, MetricsTail, fit, lines, shown, span, width
+
+if TYPE_CHECKING:
+    from runner.execution.execute import Failure
+    from runner.execution.session import Listener, Overview, Summary
+    from runner.storage.store import Event
+
+Line: TypeAlias = tuple[str, str]  # text and style
+Clock: TypeAlias = Callable[[], float]
+
+_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
+_STYLES: Final = {"": "", "bold": "\x1b[1m", "dim": "\x1b[2m", "bad": "\x1b[31m", "good": "\x1b[32m", "odd": "\x1b[33m"}
+_LOG_LINES = 20
+_LONGEST = 2000  # characters of one line of a log
+_REPORTS = 10  # failures that are shown with their logs
+_FEW = 200  # so many steps may each have a line, however quick they are
+_A_SECOND = 20.0  # lines about steps that went well, when there are more
+_POLL = 0.1
+_REDRAW = 0.5
+_BAR = 30
+_SLACK = 1e-6  # clocks are floats
+
+
+def for_stream(stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbose: int, commands: bool) -> Listener:
+    """The listener that suits these streams and flags."""
+    if json:
+        return JsonLines(stdout)
+    if quiet or not stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return Plain(stderr, stdout, quiet=quiet, verbose=verbose, commands=commands)
+    return Live(stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR"))
+
+
+class Plain:
+    """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
+
+    def __init__(
+        self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic
+    ) -> None:
+        self._err = _Stream(err)
+        self._out = _Stream(out)
+        self._quiet = quiet
+        self._story = _Story(verbose, commands, clock)
+
+    def begin(self, overview: Overview) -> None:
+        self._story.begin(overview)
+
+    def events(self, batch: Sequence[Event]) -> None:
+        told = self._story.tell(batch)
+        if told and not self._quiet:
+            self._write(told)
+
+    def tick(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self._write([(shown(text), "")])
+
+    def end(self, summary: Summary) -> None:
+        told = self._story.failures(summary)
+        self._write(told if self._quiet else [*told, *self._story.sum(summary)])
+        if not self._quiet:
+            _write_results(self._out, summary)
+
+    def _write(self, told: Iterable[Line]) -> None:
+        self._err.write("".join(f"{text}\n" for text, _ in told))
+
+
+class JsonLines:
+    """Every move as one JSON object a line."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = _Stream(out)
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+        self._mask: Callable[[bytes], bytes] = bytes
+
+    def begin(self, overview: Overview) -> None:
+        self._mask = overview.mask
+        self._put(
+            {
+                "subject": "plan",
+                "run": overview.run,
+                "recipe": overview.recipe,
+                "workspace": overview.workspace,
+                "total": overview.total,
+                "fresh": overview.fresh,
+                "to_run": list(overview.to_run),
+                "expected": dict(overview.expected),
+                "jobs": overview.jobs,
+            }
+        )
+
+    def events(self, batch: Sequence[Event]) -> None:
+        self._put(
+            *(
+                {
+                    "seq": event.seq,
+                    "at": event.at,
+                    "subject": event.subject,
+                    "id": event.id,
+                    "before": event.before,
+                    "after": event.after,
+                    "reason": event.reason,
+                    "data": event.data,
+                }
+                for event in batch
+            )
+        )
+
+    def tick(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self._put({"subject": "note", "text": text})
+
+    def end(self, summary: Summary) -> None:
+        failed = [
+            {"id": f.id, "reason": f.reason, "tail": self._mask(f.tail).decode(errors="replace"), "log": f.log, "hint": f.hint}
+            for f in summary.failed
+        ]
+        self._put(
+            {
+                "subject": "summary",
+                "run": summary.run,
+                "state": summary.state,
+                "interrupted": summary.interrupted,
+                "counts": dict(summary.counts),
+                "seconds": round(summary.seconds, 3),
+                "failed": failed,
+                "left_running": list(summary.left_running),
+                "results": [{"name": name, "path": path} for name, path in summary.results],
+            }
+        )
+
+    def _put(self, *objects: object) -> None:
+        self._out.write("".join(f"{self._text(object)}\n" for object in objects))
+
+    def _text(self, object: object) -> str:
+        try:
+            return self._encode(object)
+        except ValueError:
+            return self._encode(_finite(object))
+
+
+class Live:
+    """A display that is redrawn in place: one bar over all steps, a line for each running one; what ended scrolls above it.
+
+    Each write leaves the terminal as a shell expects it (cursor shown, below the display, lines wrap): whenever we die, nothing has to be put right.
+    """
+
+    def __init__(
+        self,
+        err: TextIO,
+        out: TextIO,
+        *,
+        verbose: int = 0,
+        commands: bool = False,
+        color: bool = True,
+        clock: Clock = time.monotonic,
+        size: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        self._err = _Stream(err)
+        self._out = _Stream(out)
+        self._color = color
+        self._clock = clock
+        self._size = size or (lambda: _terminal_size(err))
+        self._bars = (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+        self._story = _Story(verbose, commands, clock)
+        self._forecast = _Forecast((), {})
+        self._rows: dict[str, _Row] = {}
+        self._above: list[Line] = []
+        self._drawn: list[int] = []  # columns of each line of the display on the screen
+        self._frame = ""
+        self._dirty = False
+        self._polled = self._redrawn = self._begun = clock()
+
+    def begin(self, overview: Overview) -> None:
+        self._story.begin(overview)
+        self._forecast = _Forecast(overview.to_run, overview.expected)
+        self._polled = self._redrawn = self._begun = self._clock()
+        self._dirty = True
+
+    def events(self, batch: Sequence[Event]) -> None:
+        self._above += self._story.tell(batch)
+        now = self._clock()
+        for event in batch:
+            if event.subject != "step":
+                continue
+            if event.before == "RUNNING":
+                self._rows.pop(event.id, None)
+            if event.after == "RUNNING":
+                self._rows[event.id] = _Row(event, self._story, self._forecast.expected.get(event.id), now)
+            self._forecast.hear(event.id, event.after in _FINAL)
+        self._dirty = True
+        self._refresh(now)
+
+    def tick(self) -> None:
+        self._refresh(self._clock())
+
+    def say(self, text: str) -> None:
+        self._above.append((shown(text), "bold"))
+        self._draw(self._clock())
+
+    def end(self, summary: Summary) -> None:
+        columns, _ = self._size()
+        told = [*self._above, *self._story.failures(summary), *self._story.sum(summary)]
+        self._err.write(self._home(columns) + ("\x1b[J" if self._drawn else "") + "".join(self._paint(text, style) + "\r\n" for text, style in told))
+        self._above, self._drawn = [], []
+        _write_results(self._out, summary)
+
+    def _refresh(self, now: float) -> None:
+        since = now - self._polled
+        if since < _POLL - _SLACK:
+            return
+        self._polled = now
+        self._forecast.watch(len(self._rows), since)
+        _, height = self._size()
+        changed = self._dirty
+        for row in islice(self._rows.values(), max(height, 1)):
+            changed |= row.poll(now)
+        if changed or now - self._redrawn >= _REDRAW - _SLACK:
+            self._draw(now)
+
+    def _draw(self, now: float) -> None:
+        columns, height = self._size()
+        room = max(columns - 1, 1)  # a full line would leave the cursor in doubt
+        rows = [self._paint_row(segments, room) for segments in self._display(now, room, height)]
+        frame = "".join(f"{text}\x1b[K\r\n" for text, _ in rows)
+        used = [cells for _, cells in rows]
+        self._dirty, self._redrawn = False, now
+        if frame == self._frame and used == self._drawn and not self._above and max(used) < columns:
+            return
+        above = "".join(self._paint(text, style) + "\r\n" for text, style in self._above)
+        if above:
+            above = "\x1b[J" + above
+        # Without wrapping, a character that is wider than we think cannot break the display.
+        self._err.write(f"\x1b[?25l{self._home(columns)}{above}\x1b[?7l{frame}\x1b[J\x1b[?7h\x1b[?25h")
+        self._above, self._drawn, self._frame = [], used, frame
+
+    def _home(self, columns: int) -> str:
+        """Back to the first line of the display.  A terminal that has become narrower has wrapped what no longer fits."""
+        up = sum(max(1, -(-cells // max(columns, 1))) for cells in self._drawn)
+        return f"\r\x1b[{up}A" if up else ""
+
+    def _display(self, now: float, room: int, height: int) -> list[list[Line]]:
+        rows = list(self._rows.values())
+        space = max(height - 2, 0)  # the bar, and the line the cursor is on
+        listed = rows if len(rows) <= space else rows[: max(space - 1, 0)]
+        names = min(max((width(row.name) for row in listed), default=0), 32, max(room // 3, 8))
+        display = [self._bar(now, room), *(row.segments(names, now, self._bars) for row in listed)]
+        if len(listed) < len(rows) and space:
+            display.append([(f"  … and {len(rows) - len(listed)} more", "dim")])
+        return display
+
+    def _bar(self, now: float, room: int) -> list[Line]:
+        story, running = self._story, len(self._rows)
+        total, ended = max(story.total, 1), story.ended
+        texts = [f"{ended}/{story.total}", f"{running} running"]
+        marks: list[Line] = [("  ".join(texts), "bold")]
+        if story.failed:
+            marks.append((f"  {story.failed} failed", "bad"))
+        marks.append((f"  {span(now - self._begun)}", ""))
+        left = self._forecast.left(self._rows.values(), now)
+        if left is not None and left >= 1:
+            marks.append((f"  ETA {span(left)}", "good"))
+        size = min(_BAR, room - sum(width(text) for text, _ in marks) - 3)
+        if size < 5:
+            return marks
+        done = size * ended // total
+        doing = min(-(-size * running // total), size - done)
+        return [("[", ""), ("=" * done, "good"), ("-" * doing, "odd"), (" " * (size - done - doing) + "] ", ""), *marks]
+
+    def _paint_row(self, segments: Iterable[Line], room: int) -> tuple[str, int]:
+        painted, used = "", 0
+        for text, style in segments:
+            text = fit(text, room - used)
+            used += width(text)
+            painted += self._paint(text if self._bars else text.encode("ascii", "replace").decode(), style)
+        return painted, used
+
+    def _paint(self, text: str, style: str) -> str:
+        return f"{_STYLES[style]}{text}\x1b[0m" if style and self._color and text else text
+
+
+class _Row:
+    """A running step on the live display."""
+
+    __slots__ = ("_log", "_metrics", "_started", "expected", "name")
+
+    def __init__(self, event: Event, story: _Story, expected: float | None, now: float) -> None:
+        self.name = shown(event.id)
+        self._started = now
+        self.expected = expected
+        # A relative path is one of the workspace's.
+        self._log = LogTail(os.path.join(story.workspace, str(event.data.get("log") or "")), story.mask)
+        metrics = event.data.get("metrics")
+        self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics))) if metrics else None
+
+    def poll(self, now: float) -> bool:
+        changed = self._log.poll()
+        return (self._metrics is not None and self._metrics.poll(now)) or changed
+
+    def left(self, now: float) -> float | None:
+        """Seconds until this step ends: what its metrics say, else what it took before."""
+        told = self._metrics.left(now) if self._metrics else None
+        if told is None and self.expected is not None:
+            return max(0.0, self.expected - (now - self._started))
+        return told
+
+    def segments(self, names: int, now: float, bars: bool) -> list[Line]:
+        name = fit(self.name, names)
+        said: list[Line] = [(f"  {name}{' ' * (names - width(name))}", "bold"), (f"  {span(now - self._started):>6}", "")]
+        if self._metrics is not None:
+            said.append((f"  {text}" if (text := self._metrics.text(bars)) else "", ""))
+            left = self._metrics.left(now)
+            if left is not None and left >= 1:
+                said.append((f"  ETA {span(left)}", "good"))
+        said.append((f"  {self._log.line}", "dim"))
+        return said
+
+
+class _Forecast:
+    """When a run will end, judged by what its steps took before.  Says nothing rather than guess for a step that it knows nothing of."""
+
+    def __init__(self, to_run: Iterable[str], expected: Mapping[str, float]) -> None:
+        self.expected = expected
+        self._open = set(to_run)
+        self._seconds = sum(expected.get(id, 0.0) for id in self._open)
+        self._unknown = sum(id not in expected for id in self._open)
+        # Longest first: what is still open of these bounds the end from below.
+        self._longest = sorted((id for id in self._open if id in expected), key=expected.__getitem__, reverse=True)
+        self._next = 0
+        self._busy = 0.0
+        self._watched = 0.0
+
+    def hear(self, id: str, is_final: bool) -> None:
+        if is_final and id in self._open:
+            self._open.discard(id)
+            self._count(id, -1)
+        elif not is_final and id not in self._open:  # it runs again, or a matrix has become its instances
+            self._open.add(id)
+            self._count(id, 1)
+            self._next = 0
+
+    def watch(self, running: int, seconds: float) -> None:
+        """How many steps ran at once is how many will: the shape of the plan and the number of jobs are both in it."""
+        self._busy += running * seconds
+        self._watched += seconds
+
+    def left(self, rows: Iterable[_Row], now: float) -> float | None:
+        unknown, total, longest = self._unknown, self._seconds, 0.0
+        for row in rows:
+            left = row.left(now)
+            if left is None:
+                return None
+            unknown -= row.expected is None
+            total += left - (row.expected or 0.0)
+            longest = max(longest, left)
+        if unknown > 0:
+            return None
+        while self._next < len(self._longest) and self._longest[self._next] not in self._open:
+            self._next += 1
+        return max(longest, total / max(1.0, self._busy / self._watched if self._watched else 1.0))
+
+    def _count(self, id: str, sign: int) -> None:
+        seconds = self.expected.get(id)
+        if seconds is None:
+            self._unknown += sign
+        else:
+            self._seconds += sign * seconds
+
+
+class _Story:
+    """What of a run is worth a line, and how far it is."""
+
+    def __init__(self, verbose: int, commands: bool, clock: Clock) -> None:
+        self._verbose = verbose
+        self._commands = commands
+        self._clock = clock
+        self.workspace = ""
+        self.mask: Callable[[bytes], bytes] = bytes
+        self.total = self.ended = self.failed = 0
+        self._restored = 0
+        self._tries: dict[str, int] = {}
+        self._many = False
+        self._allowed = _A_SECOND
+        self._allowed_at = 0.0
+
+    def begin(self, overview: Overview) -> None:
+        self.workspace, self.mask = overview.workspace, overview.mask
+        self.total, self.ended = overview.total, overview.fresh
+        self._many = len(overview.to_run) > _FEW
+        self._allowed_at = self._clock()
+
+    def tell(self, batch: Sequence[Event]) -> list[Line]:
+        """The lines for some moves.  Of very many quick steps some have none; what went wrong always has."""
+        if self._many:
+            now = self._clock()
+            self._allowed = min(_A_SECOND, self._allowed + (now - self._allowed_at) * _A_SECOND)
+            self._allowed_at = now
+        told: list[Line] = []
+        for event in batch:
+            if event.subject != "step":
+                continue
+            after, before = event.after, event.before
+            if before in _FINAL:
+                self.ended -= 1
+            if after in _FINAL:
+                self.ended += 1
+                if self.ended > self.total:
+                    self.total = self.ended  # a matrix has become its instances
+                if after == "FAILED":
+                    self.failed += 1
+                elif after == "FRESH" and event.data.get("restored"):
+                    self._restored += 1
+                if after != "FAILED" and self._many and self._allowed < 1:
+                    continue
+                if line := self._ended(event):
+                    self._allowed -= 1
+                    told.append(line)
+            elif after == "QUEUED" or after == "RUNNING":
+                told += self._moved(event)
+        return told
+
+    def _ended(self, event: Event) -> Line | None:
+        after, data = event.after, event.data
+        head = f"[{self.ended}/{self.total}] {shown(event.id)}  "
+        if after == "DONE":
+            seconds = data.get("seconds")
+            line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
+            metrics = data.get("metrics")
+            if self._verbose and isinstance(metrics, Mapping):
+                line += "".join(f"  {shown(str(name))} {shown(str(value))}" for name, value in metrics.items())
+            return line, ""
+        if after == "FAILED":
+            return f"{head}failed: {_why(event)}", "bad"
+        if after == "FRESH":
+            return (head + "restored", "") if data.get("restored") else (head + "fresh", "dim") if self._verbose else None
+        if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
+            why = _why(event)
+            return head + after.lower() + (f" ({why})" if why else ""), "odd"
+        return None
+
+    def _moved(self, event: Event) -> list[Line]:
+        """Lines for a step that is to run, runs, or is to run again."""
+        name, data, before = shown(event.id), event.data, event.before
+        why = _why(event)
+        if event.after == "RUNNING":
+            told: list[Line] = []
+            if note := data.get("note"):
+                told.append((f"{name}: {shown(str(note))}", "odd"))
+            if data.get("adopted"):
+                told.append((f"{name}: was left running, goes on", "odd"))
+            if self._verbose:
+                told.append((f"{name}: started", "dim"))
+            if self._commands and (command := data.get("command")):
+                told.append((f"{name}: $ {shown(_command(command))}", "dim"))
+            return told
+        if before == "RUNNING":
+            if event.reason == "stopped":
+                return [(f"{name}: stopped, goes on later", "odd")]
+            number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
+            limit = data.get("retries")
+            return [(f"{name}: retry {number}" + (f" of {limit}" if isinstance(limit, int) else "") + f" ({why})", "odd")]
+        if before in _FINAL:
+            return [(f"{name}: runs again ({why})", "odd")]
+        return [(f"{name}: runs because {why}", "dim")] if self._verbose and why and before == "READY" else []
+
+    def failures(self, summary: Summary) -> list[Line]:
+        """What failed, with the end of its log.  Our lines begin with the step's name: output cannot pass for them."""
+        told: list[Line] = []
+        for failure in islice(summary.failed, _REPORTS):
+            told += self._failure(failure)
+        if more := [shown(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
+            told.append((f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}", "bad"))
+        return told
+
+    def _failure(self, failure: Failure) -> list[Line]:
+        name = shown(failure.id)
+        told: list[Line] = [(f"{name}: failed: {shown(failure.reason)}", "bad")]
+        said = lines(self.mask(failure.tail))
+        if any(said):
+            told += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
+        if failure.log:
+            told.append((f"  log: {shown(failure.log)}", "dim"))
+        if failure.hint:
+            told.append((f"  fix: {shown(failure.hint)}", "good"))
+        return told
+
+    def sum(self, summary: Summary) -> list[Line]:
+        """The last line: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`."""
+        counts = summary.counts
+        total = sum(counts.values()) or self.total
+        steps = f"{total} step{'' if total == 1 else 's'}"
+        told: list[Line] = []
+        if summary.left_running:
+            left = ", ".join(map(shown, islice(summary.left_running, _REPORTS)))
+            told.append((f"left running: {left} (the next run takes over what they make)", "odd"))
+        fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
+        if summary.state == "COMPLETED" and fresh and fresh + skipped == total and not self._restored:
+            return [*told, (f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})", "good")]
+        parts = [f"{counts.get('DONE', 0)} ran", f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else "")]
+        parts.append(f"{counts.get('FAILED', 0)} failed")
+        parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
+        head = "interrupted: " if summary.interrupted else "cancelled: " if summary.state == "CANCELLED" else ""
+        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
+        return [*told, (f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style)]
+
+
+class _Stream:
+    """A stream that may go away while a run goes on."""
+
+    __slots__ = ("_gone", "_stream")
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._gone = False
+
+    @property
+    def terminal(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, text: str) -> None:
+        if self._gone or not text:
+            return
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding or "ascii"
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.flush()
+        except (OSError, ValueError):  # ValueError: closed
+            self._gone = True
+
+
+def _write_results(out: _Stream, summary: Summary) -> None:
+    """`name  path`, a line each: a path as it is for programs, safe to show for people."""
+    wide = max((len(name) for name, _ in summary.results), default=0)
+    out.write("".join(f"{name:{wide}}  {shown(path) if out.terminal else path}\n" for name, path in summary.results))
+
+
+def _why(event: Event) -> str:
+    detail = event.data.get("detail")
+    return shown(str(detail) if detail else event.reason)
+
+
+def _command(command: object) -> str:
+    import shlex
+
+    return shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else str(command)
+
+
+def _finite(value: object) -> object:
+    """JSON has no form for NaN and the infinities: the words they are."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _terminal_size(stream: TextIO) -> tuple[int, int]:
+    try:
+        columns, height = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        columns = height = 0
+    return columns or 80, height or 24  # some pseudo-terminals say 0

@@ -1,0 +1,269 @@
+"""Follow what a running step says: the last line of its log, the numbers in its metrics.  Makes any text safe to show; does not know where it goes.
+
+Whatever a step prints, nothing of it reaches a terminal as a command: whole CSI sequences (colours, cursor moves) are left out, every other control
+character is shown in caret notation (`^[`), C1 ones as the pair they stand for, invisible and bidirectional ones not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Callable, Mapping
+
+_LINE = 4 << 10  # of a log: at most so much of its end is looked at
+_MARGIN = 4 << 10  # read before it, so that a secret cut by the edge is whole when it is masked
+_METRICS = 64 << 10
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_BARS = "▁▂▃▄▅▆▇█"
+_POINTS = 16
+
+
+def shown(text: str) -> str:
+    """`text` as one line that a terminal may safely have."""
+    if text.isprintable():
+        return text
+    if "\x1b" in text:
+        text = _SEQUENCE.sub("", text)
+    return "".join(map(_character, text))
+
+
+def lines(data: bytes) -> list[str]:
+    """The lines of a step's output, safe to show.  Of a line that was written over (a progress bar) what stood there last."""
+    found = []
+    for line in data.rstrip().split(b"\n"):
+        last = line.rstrip(b"\r").rpartition(b"\r")[2]
+        found.append(shown(last.decode(errors="replace")).rstrip())
+    return found
+
+
+def width(text: str) -> int:
+    """Columns that safe text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def fit(text: str, columns: int) -> str:
+    """As much of `text` as goes into so many columns; what was cut is marked."""
+    if width(text) <= columns:
+        return text
+    kept, used = [], 0
+    for char in text:
+        used += _columns(char)
+        if used >= columns:
+            break
+        kept.append(char)
+    return "".join(kept) + "…" if columns > 0 else ""
+
+
+def span(seconds: float) -> str:
+    """A duration as people write it: 4.2s, 42s, 12m05s, 3h05m, 2d03h."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02}m"
+    return f"{whole // 86400}d{whole // 3600 % 24:02}h"
+
+
+class LogTail:
+    """The last line of a log that is being written.  `mask` takes secrets out of bytes."""
+
+    __slots__ = ("_mask", "_path", "_size", "line")
+
+    def __init__(self, path: str, mask: Callable[[bytes], bytes]) -> None:
+        self._path = path
+        self._mask = mask
+        self._size = 0
+        self.line = ""
+
+    def poll(self) -> bool:
+        """Look again; True when the line has changed."""
+        news = _read(self._path, 0, _LINE + _MARGIN, self._size)
+        if news is None:
+            return False
+        data, start, self._size = news
+        data = self._mask(data)
+        line = _last(data[_MARGIN:] if start else data)
+        changed, self.line = line != self.line, line
+        return changed
+
+
+class MetricsTail:
+    """The training metrics of a running step, as far as they have been written."""
+
+    __slots__ = ("_first", "_last", "_path", "_points", "_seen", "_stride", "_sum", "_summed", "main", "values")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen = 0
+        self.values: dict[str, float] = {}
+        self.main = ""
+        self._first: tuple[float, float] | None = None  # step, and when we saw it: a training that was resumed does not start at 0
+        self._last: tuple[float, float] | None = None
+        self._points: list[float] = []
+        self._stride, self._sum, self._summed = 1, 0.0, 0
+
+    def poll(self, now: float) -> bool:
+        """Look again; True when there are new values."""
+        news = _read(self._path, self._seen, _METRICS, self._seen)
+        if news is None:
+            return False
+        data, start, end = news
+        whole = data.rfind(b"\n") + 1
+        if not whole:
+            # A line still being written is left for later, unless it is longer than any that we would show.
+            self._seen = end if len(data) == _METRICS else self._seen
+            return False
+        skipped = start > self._seen  # the first line is then the end of one
+        self._seen = start + whole
+        told = data[:whole].splitlines()[1 if skipped else 0 :]
+        for line in told:
+            self._take(_numbers(line))
+        step = self.values.get("step")
+        if step is not None and (self._last is None or step != self._last[0]):
+            self._last = (step, now)
+            self._first = self._first or self._last
+        return bool(told)
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the last step, at the pace we have seen; None while that cannot be told."""
+        most = self.values.get("max_steps", self.values.get("total_steps"))
+        if most is None or self._first is None or self._last is None or self._last[0] <= self._first[0]:
+            return None
+        pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        return max(0.0, (most - self._last[0]) * pace - (now - self._last[1]))
+
+    def text(self, bars: bool) -> str:
+        """`step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2  1.2k tokens/s`, as far as these are known."""
+        values, said = self.values, []
+        most = values.get("max_steps", values.get("total_steps"))
+        if "step" in values:
+            said.append(f"step {_number(values['step'])}" + (f"/{_number(most)}" if most is not None else ""))
+        elif "epoch" in values:
+            said.append(f"epoch {_number(values['epoch'])}")
+        if self.main:
+            course = f" {sparkline(self._points)}" if bars and len(self._points) > 1 else ""
+            said.append(f"{shown(self.main)} {_number(values[self.main])}{course}")
+        if "eval_loss" in values and self.main != "eval_loss":
+            said.append(f"eval_loss {_number(values['eval_loss'])}")
+        rate = next((name for name in values if name.endswith(_RATES)), "")
+        if rate:
+            said.append(f"{_short(values[rate])} {shown(rate.removesuffix('_per_second').removesuffix('/s'))}/s")
+        return "  ".join(said)
+
+    def _take(self, told: Mapping[str, float]) -> None:
+        self.values.update(told)
+        if self.main != "loss":
+            self.main = _main(self.values) or self.main
+        value = told.get(self.main)
+        if value is None:
+            return
+        self._sum, self._summed = self._sum + value, self._summed + 1
+        if self._summed == self._stride:
+            self._points.append(self._sum / self._stride)
+            self._sum, self._summed = 0.0, 0
+            if len(self._points) == _POINTS:
+                # The whole training stays in view, ever more coarsely.
+                points = self._points
+                self._points = [(a + b) / 2 for a, b in zip(points[::2], points[1::2], strict=True)]
+                self._stride *= 2
+
+
+def sparkline(points: list[float]) -> str:
+    """The course of some numbers, as one character each."""
+    low, high = min(points), max(points)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((point - low) * scale)] for point in points)
+
+
+_RATES = ("_per_second", "/s")
+_CLOCKS = frozenset({"step", "max_steps", "total_steps", "epoch", "time", "at", "seconds", "lr", "learning_rate"})
+
+
+def _main(values: Mapping[str, float]) -> str:
+    """The name of what is most worth watching."""
+    for name in ("loss", "train_loss"):
+        if name in values:
+            return name
+    candidates = [name for name in values if name not in _CLOCKS and not name.endswith(_RATES)]
+    return next((name for name in candidates if name.endswith("loss")), candidates[0] if candidates else "")
+
+
+def _numbers(line: bytes) -> dict[str, float]:
+    from runner.execution.metrics import parse
+
+    try:
+        told = parse(line)
+    except RecursionError:  # a line of ten thousand brackets
+        return {}
+    return {name: value for name, value in told.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300}
+
+
+def _last(data: bytes) -> str:
+    """The last line with anything in it to see."""
+    for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
+        if line and (text := shown(line.decode(errors="replace")).strip()):
+            return text
+    return ""
+
+
+def _read(path: str, start: int, most: int, known: int) -> tuple[bytes, int, int] | None:
+    """What a file has from `start`, or its last `most` bytes: bytes, where they begin and end.  None when it is as long as it is known to be."""
+    try:
+        # What a step puts there may be a pipe: it must not stop us.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.fstat(handle)
+        if found.st_size == known or not stat.S_ISREG(found.st_mode):
+            return None
+        if found.st_size < start:
+            start = 0
+        begin = max(start, found.st_size - most)
+        data = os.pread(handle, found.st_size - begin, begin)
+        return data, begin, begin + len(data)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def _character(char: str) -> str:
+    if char.isprintable():
+        return char
+    if char == "\t":
+        return "    "
+    code = ord(char)
+    if code < 0x20:
+        return "^" + chr(code + 0x40)
+    if code == 0x7F:
+        return "^?"
+    if code < 0xA0:
+        return "^[" + chr(code - 0x40)
+    kind = unicodedata.category(char)
+    return "" if kind == "Cf" else " " if kind[0] == "Z" else "\ufffd"
+
+
+def _columns(char: str) -> int:
+    if char.isascii():
+        return 1
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.4g}"
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
