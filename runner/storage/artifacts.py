@@ -100,6 +100,8 @@ class Objects:
             if manifest is not None:
                 self._put_manifest(target, manifest)
             self._place(source, target)
+            if manifest is not None:
+                os.chmod(target, _MODE["x"])
             if size >= SYNCED:
                 _sync_one(os.path.dirname(target))
             crashpoint("object-put")
@@ -195,6 +197,8 @@ class Objects:
             crashpoint("copy-written")
             self._place(temporary, name)
             if link:
+                if os.path.lexists(temporary):  # both were names of one file: a rename does nothing then
+                    os.unlink(temporary)
                 self._seal(content, source, _total(source))
         except OSError as error:
             _fail(name, error)
@@ -320,8 +324,6 @@ class Objects:
         while True:
             try:
                 os.rename(source, target)
-                if os.path.lexists(source):  # both were names of one file: rename does nothing then
-                    os.unlink(source)
                 break
             except FileNotFoundError:
                 if not os.path.lexists(source) or os.path.isdir(os.path.dirname(target)):
@@ -342,8 +344,6 @@ class Objects:
                 self._copy_across(source, near)
                 _delete(source)
                 source = near
-        if stat.S_ISDIR(os.lstat(target).st_mode) and target.startswith(f"{self._root}/objects/"):
-            os.chmod(target, _MODE["x"])
 
     def _beside(self, target: str) -> str:
         return f"{os.path.dirname(target)}/.recipe-{os.getpid()}-{next(_count)}"

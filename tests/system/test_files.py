@@ -89,6 +89,25 @@ def test_a_file_of_our_making_is_believed_at_once_and_an_edit_of_it_is_seen(tmp_
     assert cache.content_of("a") == scan(tmp_path / "a")
 
 
+def test_an_edit_that_restores_size_and_mtime_shows_in_the_ctime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aged(monkeypatch, 3)
+    path = tmp_path / "a"
+    path.write_text("00")
+    cache, was = DigestCache(tmp_path), path.stat()
+    assert cache.content_of("a") is not None and len(cache.changes()) == 1
+    while path.stat().st_ctime_ns == was.st_ctime_ns:  # until the file system's clock ticks
+        path.write_text("11")
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert cache.content_of("a") == scan(path)
+
+
+def test_a_file_that_is_not_dated_back_is_not_believed_on_our_word(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one")
+    cache = DigestCache(tmp_path)
+    cache.note("a", Content("f:" + "0" * 64))
+    assert cache.content_of("a") == scan(tmp_path / "a")
+
+
 def test_the_executable_bit_is_content_and_other_bits_are_not(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("one")

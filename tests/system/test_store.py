@@ -237,7 +237,8 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
         store.submit(RunRow(run, "t@1", "p", {}, "", created=float(n + 1)))
     fence = store.claim("r1", "w")
     assert fence is not None
-    made = [trace(name, content=content, recipe="t@1", made_at=at) for at, (name, content) in enumerate({"old": old, "shown": shown, "new": new}.items())]
+    named = {"old": old, "shown": shown, "new": new}
+    made = [trace(name, content=content, recipe="t@1", made_at=at) for at, (name, content) in enumerate(named.items())]
     store.group("r1", fence, traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")])
     assert garbage(store, objects, keep_days=0, keep_runs=0).traces == ()  # the recipe is running
     assert garbage(store, objects, keep_days=0, keep_runs=0).objects == ()  # and what it puts away is not yet in a trace
