@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .recipe import Leaf, Tree
 
-MAX_BYTES = 32_000_000  # 100,000 steps are 15 MB; in memory a file with one emoji takes four bytes a character
+MAX_BYTES = 24_000_000  # 100,000 steps are 15 MB; in memory a file with one emoji takes four bytes a character
 MAX_SCALAR = 1_000_000
 MAX_NODES = 2_000_000
 MAX_WIDTH = 200_000  # entries of one list or mapping
@@ -187,15 +187,17 @@ class _Lines:
         if start == len(self.text) and start == self.starts[row] and row:
             # The end of the file is shown at the end of its last line: the empty line after it is not in any editor's mind.
             row -= 1
-            start = self.starts[row] + len(self._line(row))
-        line = self._line(row)
-        column = start - self.starts[row]
-        length = max(1, min(end, self.starts[row] + len(line)) - start)
-        return Location(self.name, row + 1, column + 1, length, line)
+            start = self._stop(row)
+        first, stop = self.starts[row], self._stop(row)
+        text = self.text[first:stop] if stop - first <= MAX_SCALAR else ""
+        return Location(self.name, row + 1, start - first + 1, max(1, min(end, stop) - start), text)
 
-    def _line(self, row: int) -> str:
-        stop = self.starts[row + 1] if row + 1 < len(self.starts) else len(self.text)
-        return self.text[self.starts[row] : stop].rstrip("\r\n")
+    def _stop(self, row: int) -> int:
+        """Where the text of a line ends, before its break."""
+        if row + 1 == len(self.starts):
+            return len(self.text)
+        stop = self.starts[row + 1] - 1
+        return stop - 1 if self.text[stop - 1 : stop + 1] == "\r\n" else stop
 
 
 _At = Callable[[int, int], Location]
