@@ -452,12 +452,13 @@ class _Compiler:
 
         environment = _environment()
         parser = Parser(environment, "")
-        # jinja2 keeps a line number with each token and node.  It gets offsets instead: that is where our positions come from.
-        parser.stream = TokenStream(environment.lexer.wrap(self._tokenize(environment.lexer.tokeniter)), None, None)
         try:
+            # jinja2 keeps a line number with each token and node.  It gets offsets instead: that is where our positions come from.
+            parser.stream = TokenStream(environment.lexer.wrap(self._tokenize(environment.lexer.tokeniter)), None, None)
             expression = parser.parse_expression()
-        except (ValueError, SyntaxError) as error:  # digits beyond what int() takes; bad escapes in a string
-            raise TemplateSyntaxError("this literal cannot be read", parser.stream.current.lineno) from error
+        except ValueError:  # digits beyond what int() takes
+            at = self._tokens[-1][0] if self._tokens else self._base
+            raise TemplateSyntaxError("this number is too long", at) from None
         if not parser.stream.eos:
             token = parser.stream.current
             raise TemplateSyntaxError(f"unexpected `{self._word(token.lineno)}`", token.lineno)

@@ -24,10 +24,59 @@ SHELLS = [shell for shell in ("/bin/sh", "dash", "bash") if shutil.which(shell)]
 # No NUL and no surrogates but those that stand for bytes which are not UTF-8.
 letters = st.characters(exclude_characters="\0", exclude_categories=("Cs",)) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)
 hostile = st.sampled_from(
-    ["", "-n", "--", "~", "*", "a b", " ", "\n", "\t", "\n\n", "'", '"', "''", "$(id)", "`id`", "$HOME", "${x}", "!", "!!", "\\", "\\\\", "\\n", "%s", "#"]
-    # Bytes that dash and bash use inside themselves, and bytes that are no text at all.
-    + ["\x01", "\x7f", "\x81", "\udc81", "\udc88", "\r\n", "😀", "e\u0301"]  # noqa: RUF005
-    + ["EOF", "\nEOF\n", "{{ x }}", "{% x %}", "it's", "a'b\"c", "x=1", "a[$(id)]", "# x", ";", "|", "&&", ">", "<", "(", ")", "}", "{"]
+    [
+        "",
+        "-n",
+        "--",
+        "~",
+        "*",
+        "a b",
+        " ",
+        "\n",
+        "\t",
+        "\n\n",
+        "'",
+        '"',
+        "''",
+        "$(id)",
+        "`id`",
+        "$HOME",
+        "${x}",
+        "!",
+        "!!",
+        "\\",
+        "\\\\",
+        "\\n",
+        "%s",
+        "#",
+        # Bytes that dash and bash use inside themselves, and bytes that are no text at all.
+        "\x01",
+        "\x7f",
+        "\x81",
+        "\udc81",
+        "\udc88",
+        "\r\n",
+        "😀",
+        "e\u0301",
+        "EOF",
+        "\nEOF\n",
+        "{{ x }}",
+        "{% x %}",
+        "it's",
+        "a'b\"c",
+        "x=1",
+        "a[$(id)]",
+        "# x",
+        ";",
+        "|",
+        "&&",
+        ">",
+        "<",
+        "(",
+        ")",
+        "}",
+        "{",
+    ]
 )
 values = hostile | st.text(letters, max_size=12) | st.text(st.sampled_from("'\"\\$`!(){}[]*?~#&|;<> \n\t-a1=%"), max_size=12)
 batches = st.lists(values, min_size=BATCH, max_size=BATCH)
