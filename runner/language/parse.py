@@ -6,6 +6,7 @@ What needs a plan (edges, cycles of steps, output paths as rendered, names insid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,9 +75,9 @@ def _place(problem: Problem) -> tuple[int, int]:
 def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
     """`value` without what is wrong in it, so that the meaning of the rest can be checked in the same breath."""
     value = _without(value, [fault.path for fault in faults if fault.path])
-    while again := schema.faults(value):
-        if not isinstance(value, dict) or any(not fault.path for fault in again):
-            return {}
+    if not isinstance(value, dict) or len(faults) >= schema.MANY:
+        return {}
+    while again := [fault for fault in schema.faults(value) if fault.path]:  # a fault of the whole is only a missing key
         value = _without(value, [fault.path[: 2 if fault.path[0] in ("steps", "inputs", "presets") else 1] for fault in again])
     return value
 
@@ -134,8 +135,13 @@ class _Reader:
 
     # -- problems --------------------------------------------------------------------------------------------------------------------------------
 
+    def _near(self, word: str, known: Iterable[str]) -> str:
+        """`did_you_mean`, for as many words as a person would read: it compares with every name there is."""
+        return did_you_mean(word, islice(known, 5000)) if len(self.problems) < 20 else ""
+
     def _problem(self, code: str, message: str, path: Where, fix: str = "", *, key: bool = False) -> None:
-        self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
+        if len(self.problems) < schema.MANY:
+            self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
 
     def _names(self, section: str) -> list[str]:
         whole = self.document.value
@@ -214,14 +220,14 @@ class _Reader:
             stream=raw.get("stream", False),
         )
 
-    def _check_limits(self, name: str, limits: Mapping[str, Any]) -> None:
+    def _check_limits(self, name: str, limits: dict[str, Any]) -> None:
         for least, most in (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")):
             if least in limits and most in limits and limits[least] > limits[most]:
                 self._problem(
                     "contradiction", f'no value of "{name}" is at least {limits[least]} and at most {limits[most]}', ("inputs", name, most), key=True
                 )
-        if "pattern" in limits:
-            self._expression(limits["pattern"], ("inputs", name, "pattern"))
+        if "pattern" in limits and self._expression(limits["pattern"], ("inputs", name, "pattern")) is None:
+            del limits["pattern"]  # no default can be compared with it
 
     def _expression(self, pattern: str, path: Where) -> Any:
         import regex
@@ -271,13 +277,13 @@ class _Reader:
                         if self._type(name) == "secret":
                             says, fix = f'"{name}" is a secret and cannot be part of a value', "list it under `secrets`"
                     elif root == "inputs" and name is not None:
-                        says, fix = f'there is no input "{name}"', did_you_mean(name, self.inputs)
+                        says, fix = f'there is no input "{name}"', self._near(name, self.inputs)
                     elif root == "inputs":
                         says, fix = "a value cannot depend on all inputs at once", "name the input: {{ inputs.NAME }}"
                     elif root != "fixtures":
                         says, fix = (
                             f'"{root}" is not known here',
-                            did_you_mean(root, ("inputs", "fixtures")) or "a value may read {{ inputs.NAME }} and {{ fixtures }}",
+                            self._near(root, ("inputs", "fixtures")) or "a value may read {{ inputs.NAME }} and {{ fixtures }}",
                         )
                     if says:
                         self.problems.append(
@@ -294,7 +300,7 @@ class _Reader:
     def _check_secret(self, name: str, path: Where) -> None:
         if name not in self.inputs:
             secrets = [other for other in self.inputs if self._type(other) == "secret"]
-            fix = did_you_mean(name, secrets) or f"declare it: {name}: {{type: secret, env: {name.upper()}}}"
+            fix = self._near(name, secrets) or f"declare it: {name}: {{type: secret, env: {name.upper()}}}"
             self._problem("unknown-secret", f'there is no secret input "{name}"', path, fix)
         elif self._type(name) not in ("secret", None):
             self._problem("unknown-secret", f'the input "{name}" is not a secret', path, f"give it {{type: secret, env: {name.upper()}}}")
@@ -310,7 +316,7 @@ class _Reader:
         values = {name: value for name, value in raw.items() if name not in _REPLACED}
         for name, value in values.items():
             if name not in self.inputs:
-                self._problem("unknown-input", f'there is no input "{name}"', (*path, name), did_you_mean(name, [*self.inputs, *_REPLACED]), key=True)
+                self._problem("unknown-input", f'there is no input "{name}"', (*path, name), self._near(name, [*self.inputs, *_REPLACED]), key=True)
             elif (spec := inputs.get(name)) is not None:
                 if spec.type == "secret":
                     self._problem(
@@ -411,7 +417,7 @@ class _Reader:
         if name == id:
             self._problem("cycle", f'step "{id}" needs itself: {id} -> {id}', path, "remove it")
         elif name not in self.steps:
-            self._problem("unknown-step", f'there is no step "{name}"', path, did_you_mean(name, [other for other in self.steps if other != id]))
+            self._problem("unknown-step", f'there is no step "{name}"', path, self._near(name, [other for other in self.steps if other != id]))
 
     def _check_kind(self, id: str, raw: dict[str, Any], path: Where) -> None:
         """Keys that say nothing on this kind of step are mistakes."""
@@ -420,7 +426,7 @@ class _Reader:
             for word in raw:
                 if word not in keys:
                     fix = f"a step with `{kind}` takes only {' '.join(sorted(keys - {kind}))}"
-                    self._problem("useless-key", f'step "{id}" has `{kind}`, and so no "{word}"', (*path, word), fix, key=True)
+                    self._problem("useless-key", f'"{word}" has no place beside `{kind}`', (*path, word), fix, key=True)
         for words, kind in ((("with", "preset"), "uses"), (("min", "max"), "select")):
             for word in words:
                 if word in raw and kind not in raw and not ("uses" in raw or "select" in raw):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Where: TypeAlias = "tuple[str | int, ...]"
 
-_MANY = 200  # a file with more problems than this is not a recipe
+MANY = 200  # a file with more problems than this is not a recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ def faults(value: object) -> list[Fault]:
     for error in _validator().iter_errors(value):
         for fault in _explained(error, ()):
             found[fault] = None
-        if len(found) > _MANY:
+        if len(found) > MANY:
             break
-    return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:_MANY]
+    return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:MANY]
 
 
 @cache
@@ -241,7 +241,7 @@ def _wrong_type(path: Where, expected: str, schema: dict[str, Any], found: objec
         elif "an amount" in expected:
             fix = f"write {found} USD"
         elif "expression" not in expected:
-            fix = f'quote it, "{found}", if it is meant as text' if "string" in _types(schema) else ""
+            fix = "quote it, if it is meant as text" if "string" in _types(schema) else ""
     elif isinstance(found, bool) and "string" in _types(schema):
         fix = f'quote it, "{str(found).lower()}", if it is meant as text'
     elif isinstance(found, str):

@@ -1,0 +1,86 @@
+"""Write the language reference, as Markdown, from the descriptions in the schema.  Knows nothing of what the words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = "Mapping[str, Any]"
+
+BEGIN, END = "<!-- reference:begin -->", "<!-- reference:end -->"
+
+_TYPES = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "`true` or `false`",
+    "array": "list",
+    "object": "mapping",
+    "null": "`null`",
+}
+# The tables, in the order in which an author meets them: heading, what it is, and where its properties stand in the schema.
+_TABLES = (
+    ("Recipe", "The top level of the file.", ()),
+    ("Input", "`inputs: {NAME: {…}}`", ("$defs", "input")),
+    ("Preset", "`presets: {NAME: {…}}`; every other key is the name of an input, with its value.", ("$defs", "preset")),
+    ("Step", "`steps: {ID: {…}}`; exactly one of `run`, `accelerate`, `uses`, `select`.", ("$defs", "step")),
+    ("accelerate", "In a step: `accelerate: {…}`, with `script` or `module`.", ("$defs", "accelerate")),
+    ("Output", "In a step: `outputs: {NAME: PATH}`, or `outputs: {NAME: {path: PATH, …}}`.", ("$defs", "output", "anyOf", 1)),
+    ("State", "In a step: `state: {NAME: {…}}`. In messages: checkpoints (state).", ("$defs", "state")),
+    (
+        "Matrix axis",
+        "In a step: `matrix: {AXIS: [values]}`, an expression giving a list, or this mapping.",
+        ("$defs", "step", "properties", "matrix", "additionalProperties", "anyOf", 2),
+    ),
+    ("Retries", "In a step: `retries: 2`, or this mapping.", ("$defs", "step", "properties", "retries", "anyOf", 1)),
+    ("Metrics", "In a step: `metrics: true`, or this mapping with one key.", ("$defs", "step", "properties", "metrics", "anyOf", 1)),
+    ("Resources", "In the recipe, a preset or a step: `resources: {…}`, per node.", ("$defs", "resources")),
+    ("Limits", "In the recipe or a preset: `limits: {…}`.", ("$defs", "limits")),
+    ("Git checkout", "An item of `code`.", ("$defs", "code", "items", "anyOf", 1)),
+    ("Python", "In the recipe, a preset or a step: `python: {…}`.", ("$defs", "python")),
+    ("Health", "In the recipe: `health: {…}`.", ("properties", "health")),
+)
+
+
+def markdown(schema: Schema) -> str:
+    """The reference: one table for each mapping of the language."""
+    return "\n".join(line for table in _TABLES for line in _table(schema, *table))
+
+
+def refreshed(text: str, schema: Schema) -> str:
+    """`text` with what stands between its markers written anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{markdown(schema)}\n{END}{after}"
+
+
+def _table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -> Iterator[str]:
+    schema: Any = root
+    for part in path:
+        schema = schema[part]
+    required = schema.get("required", ())
+    yield f"### {heading}\n\n{where}\n\n| key | value | meaning |\n|---|---|---|"
+    for key, value in schema["properties"].items():
+        must = " **Required.**" if key in required else ""
+        yield f"| `{key}` | {_cell(_kind(root, value))} | {_cell(value['description'])}{must} |"
+    yield ""
+
+
+def _kind(root: Schema, schema: Schema) -> str:
+    """What kind of value a key takes, in a few words."""
+    if "not" in schema:
+        return "reserved"
+    if "$ref" in schema:
+        return _kind(root, root["$defs"][schema["$ref"].removeprefix("#/$defs/")])
+    if "enum" in schema and len(schema["enum"]) <= 4:
+        return " or ".join(f"`{word}`" for word in schema["enum"])
+    if "title" in schema:
+        return str(schema["title"])
+    if "anyOf" in schema:
+        return " or ".join(_kind(root, branch) for branch in schema["anyOf"])
+    types = schema.get("type", ())
+    return " or ".join(_TYPES[word] for word in ([types] if isinstance(types, str) else types))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
