@@ -167,7 +167,8 @@ from runner.storage import files
 from runner.storage.artifacts import Objects
 from runner.storage.files import DigestCache
 from runner.storage.store import *
-from tests.contract.store_contract import Move
+class Move(NamedTuple):
+    subject: str; id: str; before: str; after: str; reason: str = ""; data: dict = {}
 w = Path(sys.argv[1])
 store = Store.open(w / ".recipe")
 objects, cache = Objects(w / ".recipe", store.seal), DigestCache(w, store.files())
