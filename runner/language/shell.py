@@ -194,7 +194,7 @@ class _Reader:
 
     @staticmethod
     def _is_code(words: list[str]) -> bool:
-        if "eval" in words[:2]:
+        if "eval" in words[:2] or words[:1] == ["alias"] or words == ["trap"]:
             return True
         return bool(words) and bool(re.fullmatch(r"-[a-zA-Z]*c", words[-1])) and any(_base(each) in _SHELLS for each in words[:-1])
 

@@ -32,7 +32,7 @@ ABSENT = {"absent": True}
 """What `reads` holds for a name that was asked for, guarded, and not there.  No value looks like it: mappings are recorded name by name."""
 
 LONGEST_TEXT = 1_000_000
-_LONGEST_EXPRESSION = 10_000
+_LONGEST_EXPRESSION = 4_000
 _WIDEST_INTEGER = 128  # bits
 
 
