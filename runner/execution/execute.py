@@ -464,17 +464,14 @@ class Executor:
                 from .sources import fetch
 
                 attempt.add_path(str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address]))), name)
-        trees: dict[int, set[str]] = {}
-        for producer, output, name in node.upstream:
-            left = self.made[producer]
-            whole, _, below = output.partition("/")
-            if whole not in left.outputs:
-                continue
-            if not below:
-                attempt.add_object(self.ws.objects, left.outputs[whole], name)
-            elif name not in trees.setdefault(producer, set()):
-                trees[producer].add(name)
-                attempt.add_path(str(self.ws.objects.path(Content(left.outputs[whole])) / below), name)
+        for producer, output, name, below in node.upstream:
+            content = self.made[producer].outputs.get(output)
+            if content is None:
+                continue  # an optional output that was not made
+            if below:
+                attempt.add_path(f"{self.ws.objects.path(Content(content))}/{below}", name)
+            else:
+                attempt.add_object(self.ws.objects, content, name)
 
     def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -101,9 +101,9 @@ def demand(ws: Workspace, found: Survey) -> None:
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
             continue
-        for producer, output, _ in nodes[n].upstream:
+        for producer, output, *_ in nodes[n].upstream:
             verdict = found.verdicts[producer]
-            content = found.made[producer].outputs.get(output.partition("/")[0]) if producer in found.made else None
+            content = found.made[producer].outputs.get(output) if producer in found.made else None
             if verdict.answer in (FRESH, RESTORE) and content is not None and content not in ws.stored and not _rescue(ws, found, producer, content):
                 found.verdicts[producer] = Verdict(
                     RUN, verdict.key, (f"its output {output} is not stored any more, and {nodes[n].id} needs it",), None

@@ -92,7 +92,7 @@ class _Draft:
     inputs: dict[str, Any]
     matrix: dict[str, Any]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
-    upstream: dict[str, tuple[_Draft, str]] = field(default_factory=dict)  # name in the attempt -> producer, output
+    upstream: dict[str, tuple[_Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
     takes: dict[str, tuple[str, str]] = field(default_factory=dict)
     late: dict[tuple[str, str], _Draft] = field(default_factory=dict)
     after: list[_Draft] = field(default_factory=list)
@@ -485,10 +485,10 @@ class _Compiler:
                 self._world(draft, item)
         elif isinstance(value, PathValue):
             if value.kind == "step":
-                draft.upstream[value.name] = value.address
+                draft.upstream[value.name] = (*value.address, "")
             elif value.kind == "below":
                 producer, output, match = value.address
-                draft.upstream[value.name] = (producer, f"{output}/{match}")
+                draft.upstream[value.name] = (producer, output, match)
             elif value.kind == "dep":
                 if value.name not in draft.deps:
                     draft.deps.append(value.name)
@@ -520,7 +520,7 @@ class _Compiler:
                 )
             makers = self._makers_of(scope, path)
             for producer, output, made in makers:
-                draft.upstream[made] = (producer, output)
+                draft.upstream[made] = (producer, output, "")
             if not makers or _is_glob(path):
                 draft.deps.append(path)
 
@@ -588,7 +588,7 @@ class _Compiler:
             draft.outputs[output.name] = (f"{step.id}/{output.name}{suffix}", source[0].outputs[output.name][1])
             for d in source:
                 if not d.flags & SKIP:
-                    draft.upstream[f"{d.id}/{output.name}"] = (d, output.name)
+                    draft.upstream[f"{d.id}/{output.name}"] = (d, output.name, "")
         for d in source:
             if not d.flags & SKIP:
                 draft.late[(d.id, step.select.metric)] = d
@@ -725,7 +725,7 @@ class _Compiler:
                     d.code,
                     d.home,
                     [[name, kind, address] for name, (kind, address) in d.takes.items()],
-                    [[p.number, output, name] for name, (p, output) in d.upstream.items()],
+                    [[p.number, output, name, below] for name, (p, output, below) in d.upstream.items()],
                     [[p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()],
                     [p.number for p in d.after],
                     [[name, path, flags] for name, (path, flags) in d.outputs.items()],
@@ -1056,7 +1056,7 @@ def _loop(edges: Mapping[str, list[str]]) -> list[str]:
 
 
 def _producers(draft: _Draft) -> list[_Draft]:
-    return [*(p for p, _ in draft.upstream.values()), *draft.late.values(), *draft.after]
+    return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.after]
 
 
 def _output_flags(output: Output) -> int:

@@ -130,12 +130,11 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
         if identity is None:
             missing.append(f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet")
         world.append(["file" if kind == "path" else "model", name, identity])
-    for producer, output, name in node.upstream:
+    for producer, output, name, below in node.upstream:
         left = made[producer]
         content = left.outputs.get(output)
-        if content is None and "/" in output and left.ok:
-            whole, _, below = output.partition("/")
-            content = facts.trees[left.outputs[whole]].get(below) if whole in left.outputs else None
+        if below and content is not None:
+            content = facts.trees[content].get(below)
         if left.ok:
             world.append(["file", name, content] if content is not None else ["absent", name, ""])
     for producer, metric, name in node.late:
@@ -168,7 +167,7 @@ def scope_of(detail: Mapping[str, Any], plan: Plan, n: int, made: Mapping[int, M
     """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
     node = plan.nodes[n]
     base = detail["scope"]
-    lost = {name for producer, _, name in node.upstream if producer in made and not made[producer].ok}
+    lost = {name for producer, _, name, _ in node.upstream if producer in made and not made[producer].ok}
     steps: dict[str, Any] = {}
     for id, names in base["steps"].items():
         kept: dict[str, Any] = {}

@@ -35,7 +35,7 @@ class Node(NamedTuple):
     code: list[str]
     home: int
     takes: list[list[str]]  # [name in the attempt, kind: path|hf|s3|gs|https|stream, address]
-    upstream: list[list[Any]]  # [index of the producer, output name, name in the attempt]
+    upstream: list[list[Any]]  # [index of the producer, output name, name in the attempt, path below the output or ""]
     late: list[list[Any]]  # [index of the producer, metric, name in the key]
     after: list[int]  # order only
     outputs: list[list[Any]]  # [name, path, flags]
