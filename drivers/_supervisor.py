@@ -176,9 +176,8 @@ class Supervisor:
                 self._dismiss(fd)  # it asks again when it comes back
             else:
                 self._poll.modify(fd, READ | WRITE)
-            return
         except OSError:
-            self._dismiss(fd)
+            waiting.clear()  # it is gone; but what it asked for before it went is still to be read
 
     def _hear(self, fd: int) -> None:
         if self._outputs[fd]:

@@ -379,7 +379,7 @@ def _open_lock(root: Path) -> int:
     try:
         return os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except FileNotFoundError:
-        _make_private(root / "logs")
+        _make_private(root / "logs")  # its parent too
         return os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
@@ -414,6 +414,7 @@ def _dial(root: Path) -> socket.socket | None:
 
 def _begin(root: Path, lock: int) -> socket.socket:
     """Make the socket, hand it and the lock to a new process, and talk to it right away: what we write waits while it comes up."""
+    _make_private(root / "logs")
     with suppress(FileNotFoundError):
         (root / "socket").unlink()
     ours, its = socket.socketpair()

@@ -1,0 +1,451 @@
+"""What every driver and every host must do, as tests to inherit: a subclass says how its driver is made in a directory, and nothing else.
+
+    class TestLocal(DriverContract):
+        def make(self, place):
+            return Local(place)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from drivers.base import Command, Driver, Exit, Host, Job, Order, Rejected, Resources
+
+AT_ONCE = timedelta(0)
+LONG = timedelta(seconds=60)
+ENV = {"PATH": os.environ["PATH"]}
+SH = "/bin/sh"
+
+# A worker that begins one job, says so, and is killed as it waits.
+WORKER = """
+import asyncio, importlib, json, sys
+from pathlib import Path
+sys.path[:0] = json.loads(sys.argv[1])
+contract = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
+async def work():
+    driver = contract.make(Path(sys.argv[4]))
+    host = await contract.host(driver)
+    job = await host.start(contract.command(sys.argv[5], Path(sys.argv[4])), "job")
+    await host.wait(job, contract.moment)
+    print(json.dumps([job.key, dict(job.data)]), flush=True)
+    await asyncio.Event().wait()
+asyncio.run(work())
+"""
+
+
+class DriverContract:
+    moment = timedelta(seconds=0.05)
+
+    def make(self, place: Path) -> Driver:
+        """The driver, as any process would make it from the same settings: everything it remembers lies in `place` or with its provider."""
+        raise NotImplementedError
+
+    # --- arranging
+
+    async def host(self, driver: Driver) -> Host:
+        offers = await driver.offers(Resources())
+        lease = await driver.acquire(Order(offers[0], "the-lease", datetime.now(UTC) + timedelta(hours=1)))
+        while (hosts := await driver.hosts(lease)) is None:
+            await asyncio.sleep(0.05)
+        return hosts[0]
+
+    def command(self, script: str, place: Path, **others: object) -> Command:
+        return Command((SH, "-euc", script), cwd=str(place), env=ENV, **others)  # type: ignore[arg-type]
+
+    def on_host(self, place: Path, act: Callable[[Host], Coroutine[None, None, None]]) -> None:
+        async def acting() -> None:
+            driver = self.make(place)
+            host = await self.host(driver)
+            try:
+                async with asyncio.timeout(20):
+                    await act(host)
+            finally:
+                await host.aclose()
+
+        asyncio.run(acting())
+
+    def killed_worker(self, place: Path, script: str) -> Job:
+        """The job that a worker began just before it was killed."""
+        paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+        argv = [sys.executable, "-c", WORKER, json.dumps(paths), type(self).__module__, type(self).__name__, str(place), script]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as worker:
+            assert worker.stdout is not None
+            said = worker.stdout.readline()
+            worker.send_signal(signal.SIGKILL)
+        key, data = json.loads(said)
+        return Job(key, data)
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        os.mkfifo(tmp_path / "gate")
+        return tmp_path
+
+    # --- renting
+
+    def test_what_is_offered_can_be_rented_is_listed_and_given_back(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            offers = await driver.offers(Resources(cpus=1))
+            order = Order(offers[0], "a/key with: odd characters", datetime.now(UTC) + timedelta(hours=1))
+            lease = await driver.acquire(order)
+            assert lease.key == order.key
+            assert lease in await self.make(place).leases()
+            if driver.traits.replays:
+                assert await driver.acquire(order) == lease
+                assert list(await driver.leases()) == [lease]
+            assert await driver.release(lease)
+            assert await driver.release(lease)
+            assert lease not in await driver.leases()
+
+        asyncio.run(rent())
+
+    def test_nothing_is_offered_to_a_need_that_nothing_satisfies(self, place: Path) -> None:
+        assert not asyncio.run(self.make(place).offers(Resources(cpus=1e9)))
+
+    # --- running
+
+    def test_a_command_gets_its_arguments_directory_and_environment_and_nothing_else(self, place: Path) -> None:
+        odd = ("", "a b", "'\"$HOME`", "line\nline", "é\udcff")
+        show = "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(set(os.environ) - {'LC_CTYPE'}), sys.stdin.read(), os.environ['S'])"
+
+        async def act(host: Host) -> None:
+            command = Command((sys.executable, "-c", show, *odd), cwd=str(place), env={"A": "1"}, secrets={"S": "hush"})
+            assert "hush" not in repr(command)
+            job = await host.start(command, "one")
+            assert (await over(host, job)).code == 0
+            assert (await printed(host, job)).decode() == f"{list(odd)} {place} ['A', 'RECIPE_JOB', 'S']  hush\n"
+
+        self.on_host(place, act)
+
+    def test_an_end_tells_how_it_ended(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            done = await over(host, await host.start(self.command("exit 0", place), "zero"))
+            failed = await over(host, await host.start(self.command("exit 3", place), "three"))
+            killed = await over(host, await host.start(self.command("kill -SEGV $$", place), "killed"))
+            assert (done.code, done.signal, done.reason) == (0, None, "exit")
+            assert (failed.code, failed.signal, failed.reason) == (3, None, "exit")
+            assert (killed.signal, killed.reason) == (signal.SIGSEGV, "signal")
+            assert 0 < done.started <= done.ended <= failed.ended <= time.time()
+            assert done.peak_memory > 0
+
+        self.on_host(place, act)
+
+    def test_the_time_a_job_used_is_told(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            end = await over(host, await host.start(self.command("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", place), "busy"))
+            assert 0.01 < end.cpu < 30
+
+        self.on_host(place, act)
+
+    def test_a_program_that_does_not_exist_ends_with_127_and_says_so(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(Command(("no-such-program",), cwd=str(place), env=ENV), "nothing")
+            assert (await over(host, job)).code == 127
+            assert b"no-such-program" in await printed(host, job)
+
+        self.on_host(place, act)
+
+    def test_the_same_key_is_the_same_job(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            command = self.command("echo ran >> count; read line < gate", place)
+            first, second = await asyncio.gather(host.start(command, "same"), host.start(command, "same"))
+            assert first == second
+            assert await host.wait(first, self.moment) is None
+            release(place)
+            end = await over(host, first)
+            assert await host.start(command, "same") == first
+            assert await over(host, first) == end
+            assert (place / "count").read_text() == "ran\n"
+
+        self.on_host(place, act)
+
+    def test_keys_may_hold_any_characters(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            keys = ["train[lr=0.0001,seed=1]", "a/../../b", ".", "x" * 500, 'q"\\\n', "ключ"]
+            jobs = [await host.start(self.command(f"exit {index}", place), key) for index, key in enumerate(keys)]
+            assert [(await over(host, job)).code for job in jobs] == list(range(len(keys)))
+
+        self.on_host(place, act)
+
+    def test_many_jobs_at_once_each_get_their_own_end(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            jobs = [await host.start(self.command(f"echo {number}; exit {number}", place), f"n{number}") for number in range(50)]
+            ends = await asyncio.gather(*(over(host, job) for job in jobs))
+            assert [end.code for end in ends] == list(range(50))
+            assert [await printed(host, job) for job in jobs] == [b"%d\n" % number for number in range(50)]
+
+        self.on_host(place, act)
+
+    # --- waiting
+
+    def test_without_patience_a_wait_answers_at_once(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("read line < gate", place), "slow")
+            assert await host.wait(job, AT_ONCE) is None
+            release(place)
+            await over(host, job)
+            assert await host.wait(job, AT_ONCE) is not None
+
+        self.on_host(place, act)
+
+    def test_a_wait_wakes_when_the_job_ends(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("read line < gate", place), "woken")
+            waits = [asyncio.ensure_future(host.wait(job, LONG)) for _ in range(3)]
+            assert await host.wait(job, self.moment) is None
+            began = time.monotonic()
+            release(place)
+            assert all(await asyncio.gather(*waits))
+            assert time.monotonic() - began < 2
+
+        self.on_host(place, act)
+
+    def test_a_job_that_nobody_began_left_no_status(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            end = await over(host, Job("never"))
+            assert (end.code, end.reason) == (None, "lost")
+
+        self.on_host(place, act)
+
+    # --- surviving
+
+    def test_a_job_outlives_its_worker_and_is_found_again(self, place: Path) -> None:
+        script = "echo began; echo x >> count; read line < gate; echo done; exit 7"
+        job = self.killed_worker(place, script)
+
+        async def act(host: Host) -> None:
+            assert await host.wait(job, AT_ONCE) is None
+            assert await host.start(self.command(script, place), "job") == job
+            release(place)
+            assert (await over(host, job)).code == 7
+            assert await printed(host, job) == b"began\ndone\n"
+            assert (place / "count").read_text() == "x\n"
+
+        self.on_host(place, act)
+
+    def test_an_end_that_nobody_heard_is_kept(self, place: Path) -> None:
+        job = self.killed_worker(place, "echo short; exit 5")
+
+        async def act(host: Host) -> None:
+            assert (await over(host, job)).code == 5
+            assert await printed(host, job) == b"short\n"
+
+        self.on_host(place, act)
+
+    def test_a_closed_host_leaves_its_jobs_alone(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("read line < gate", place), "left")
+            await host.aclose()
+            again = await self.host(self.make(place))
+            assert await again.wait(job, AT_ONCE) is None
+            release(place)
+            assert (await over(again, job)).code == 0
+            await again.aclose()
+
+        self.on_host(place, act)
+
+    # --- ending
+
+    def test_a_stop_ends_the_whole_group_and_may_be_asked_again(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            os.mkfifo(place / "held")
+            with reading(place / "held") as held:
+                job = await host.start(self.command("(echo; sleep 1000) > held & (echo; sleep 1000) > held & wait", place), "group")
+                assert await heard(held, 2) == b"\n\n"
+                await host.stop(job, LONG)
+                await host.stop(job, LONG)
+                end = await over(host, job)
+                assert end.reason == "stopped"
+                assert await heard(held) == b""  # both sleeps are gone
+            await host.stop(job, AT_ONCE)
+            assert await over(host, job) == end
+
+        self.on_host(place, act)
+
+    def test_what_ignores_a_stop_is_killed_after_the_grace(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("trap '' TERM; echo > gate; while :; do sleep 1000; done", place), "deaf")
+            with reading(place / "gate") as gate:
+                assert await heard(gate, 1) == b"\n"
+            await host.stop(job, LONG)
+            assert await host.wait(job, self.moment) is None
+            await host.stop(job, self.moment)
+            end = await over(host, job)
+            assert (end.signal, end.reason) == (signal.SIGKILL, "stopped")
+
+        self.on_host(place, act)
+
+    def test_a_stop_lets_a_job_save_itself(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("trap 'echo saved; exit 9' TERM; echo > gate; sleep 1000 & wait", place), "saves")
+            with reading(place / "gate") as gate:
+                assert await heard(gate, 1) == b"\n"
+            await host.stop(job, LONG)
+            end = await over(host, job)
+            assert (end.code, end.reason) == (9, "stopped")
+            assert await printed(host, job) == b"saved\n"
+
+        self.on_host(place, act)
+
+    @pytest.mark.parametrize(("limits", "reason"), [({"timeout": 0.2}, "timeout"), ({"idle_timeout": 0.2}, "idle")])
+    def test_a_limit_ends_a_job_and_is_its_reason(self, place: Path, limits: dict[str, float], reason: str) -> None:
+        async def act(host: Host) -> None:
+            end = await over(host, await host.start(self.command("sleep 1000", place, **limits), "limited"))
+            assert (end.reason, end.signal) == (reason, signal.SIGTERM)
+            assert end.ended - end.started >= 0.2
+
+        self.on_host(place, act)
+
+    # --- logs
+
+    def test_a_log_from_any_offset_is_the_rest_of_it(self, place: Path) -> None:
+        data = bytes(range(256)) * 4
+        (place / "data").write_bytes(data)
+
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("head -c 512 data; head -c 512 data >&2", place), "logs")
+            await over(host, job)
+            assert await printed(host, job) == data
+            for offset in (0, 1, 511, 513, 1023):
+                assert await host.log(job, offset) == data[offset:]
+            assert await host.log(job, 1024) == await host.log(job, 5000) == b""
+
+        self.on_host(place, act)
+
+    def test_a_log_can_be_read_while_the_job_runs(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            job = await host.start(self.command("echo first; echo > gate; read line < gate; echo second", place), "live")
+            with reading(place / "gate") as gate:
+                assert await heard(gate, 1) == b"\n"
+            assert await host.log(job, 0) == b"first\n"
+            release(place)
+            await over(host, job)
+            assert await host.log(job, 6) == b"second\n"
+
+        self.on_host(place, act)
+
+    def test_a_flood_of_output_does_not_fill_memory(self, place: Path) -> None:
+        size = 100_000_000
+
+        async def act(host: Host) -> None:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            job = await host.start(self.command(f"head -c {size} /dev/zero", place), "flood")
+            await over(host, job)
+            read = 0
+            while data := await host.log(job, read):
+                read += len(data)
+            assert read == size
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # kilobytes
+
+        self.on_host(place, act)
+
+    # --- calls
+
+    def test_a_tree_travels_through_calls(self, place: Path) -> None:
+        tree, there = place / "tree", place / "there"
+        (tree / "deep/er").mkdir(parents=True)
+        there.mkdir()
+        (tree / "deep/er/big").write_bytes(os.urandom(3_000_000))
+        (tree / "run").write_text("#!/bin/sh\n")
+        (tree / "run").chmod(0o755)
+        (tree / "link").symlink_to("deep/er")
+
+        async def act(host: Host) -> None:
+            packed = host.call(("tar", "-C", str(tree), "-cf", "-", "."))
+            assert [data async for data in host.call(("tar", "-C", str(there), "-xf", "-"), packed)] == []
+            assert (there / "deep/er/big").read_bytes() == (tree / "deep/er/big").read_bytes()
+            assert os.access(there / "run", os.X_OK)
+            assert (there / "link").readlink() == Path("deep/er")
+
+        self.on_host(place, act)
+
+    def test_a_call_that_fails_is_rejected_with_what_it_said(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            with pytest.raises(Rejected, match="its own words"):
+                await gathered(host.call((SH, "-c", "echo its own words >&2; exit 4")))
+            with pytest.raises(Rejected, match="no-such-program"):
+                await gathered(host.call(("no-such-program",)))
+
+        self.on_host(place, act)
+
+    def test_a_call_need_not_read_all_it_is_given(self, place: Path) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(1 << 16)
+
+        async def act(host: Host) -> None:
+            assert await gathered(host.call(("head", "-c", "5"), endless())) == bytes(5)
+
+        self.on_host(place, act)
+
+    def test_a_call_that_is_given_up_is_ended(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            with reading(place / "gate") as gate:
+                call = host.call((SH, "-c", f"exec 3> {place}/gate; echo begun; sleep 1000"))
+                assert await anext(call) == b"begun\n"
+                await call.aclose()  # type: ignore[attr-defined]
+                assert await heard(gate) == b""
+
+        self.on_host(place, act)
+
+
+async def over(host: Host, job: Job) -> Exit:
+    end = await host.wait(job, LONG)
+    assert end is not None, f"{job.key} is still going"
+    return end
+
+
+async def printed(host: Host, job: Job) -> bytes:
+    said = b""
+    while data := await host.log(job, len(said)):
+        said += data
+    return said
+
+
+async def gathered(call: AsyncIterator[bytes]) -> bytes:
+    return b"".join([data async for data in call])
+
+
+@contextmanager
+def reading(fifo: Path) -> Iterator[int]:
+    """The reading end, which waits for nobody: a test that fails must not hang."""
+    fd = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def heard(fd: int, size: int | None = None) -> bytes:
+    """`size` bytes, or everything until the last writer is gone."""
+    loop, data = asyncio.get_running_loop(), b""
+    while size is None or len(data) < size:
+        ready = asyncio.Event()
+        loop.add_reader(fd, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(fd)
+        more = os.read(fd, 1 << 16)
+        if not more:
+            break
+        data += more
+    return data
+
+
+def release(place: Path) -> None:
+    """Let go the job that reads the gate, now or later: the descriptor stays open so that the word is not lost."""
+    os.write(os.open(place / "gate", os.O_RDWR), b"go\n")

@@ -1,0 +1,26 @@
+"""The local driver keeps the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from driver_contract import DriverContract
+
+import drivers
+from drivers.base import Rejected
+from drivers.local import Local
+
+
+class TestLocal(DriverContract):
+    def make(self, place: Path) -> Local:
+        return Local(place / "root")
+
+
+def test_a_driver_is_loaded_by_its_name() -> None:
+    assert drivers.load("local") is Local
+
+
+def test_an_unknown_driver_is_answered_with_the_nearest_and_the_known() -> None:
+    with pytest.raises(Rejected, match=r'no driver "locla", did you mean "local"\? \(known: local'):
+        drivers.load("locla")

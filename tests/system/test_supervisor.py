@@ -1,0 +1,283 @@
+"""What only a real machine can do to the supervisor: kills, daemons, races, a torn journal, a long path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from drivers import _supervisor
+from drivers.base import Command, Denied, Exit, Job, Rejected
+from drivers.local import LocalHost
+
+LONG = timedelta(seconds=20)
+ENV = {"PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "root"
+
+
+def on(root: Path, act: Callable[[LocalHost], Coroutine[None, None, None]]) -> None:
+    async def acting() -> None:
+        host = LocalHost(root)
+        try:
+            async with asyncio.timeout(30):
+                await act(host)
+        finally:
+            await host.aclose()
+
+    asyncio.run(acting())
+
+
+async def begin(host: LocalHost, root: Path, script: str, key: str = "job") -> Job:
+    return await host.start(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV), key)
+
+
+async def over(host: LocalHost, job: Job) -> Exit:
+    end = await host.wait(job, LONG)
+    assert end is not None, f"{job.key} is still going"
+    return end
+
+
+def supervisors(root: Path) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(root).encode() in words:
+                found.append(int(entry))
+    return found
+
+
+def ended(pid: int, seconds: float) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], seconds)[0])
+    finally:
+        os.close(fd)
+
+
+def told(fifo: Path) -> int:
+    """A pid that a job wrote into a fifo (opened for both, so that nothing here can wait for a writer that never came)."""
+    fd = os.open(fifo, os.O_RDWR)
+    try:
+        assert select.select([fd], [], [], 20)[0], "nothing was written"
+        return int(os.read(fd, 100))
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sleep 1000 & echo $! > pid",
+        "setsid sh -c 'echo $$ > pid; exec sleep 1000' & wait_for pid",
+        "(setsid sh -c 'echo $$ > pid; exec sleep 1000' &) ; wait_for pid",
+        "(env -i setsid /bin/sh -c 'echo $$ > pid; trap \"\" TERM; while :; do /bin/sleep 1000; done' &) ; wait_for pid",
+    ],
+    ids=["background", "own session", "double fork", "no environment, deaf"],
+)
+def test_what_a_job_leaves_behind_is_ended_and_counted(root: Path, script: str) -> None:
+    async def act(host: LocalHost) -> None:
+        job = await begin(host, root, "wait_for() { until [ -s $1 ]; do :; done; }; " + script)
+        end = await over(host, job)
+        assert end.code == 0
+        assert end.strays >= 1
+        assert ended(int((root.parent / "pid").read_text()), 0)
+
+    on(root, act)
+
+
+def test_a_daemon_of_a_running_job_is_left_alone_when_another_job_ends(root: Path) -> None:
+    os.mkfifo(root.parent / "said")
+
+    async def act(host: LocalHost) -> None:
+        slow = await begin(host, root, "(setsid sleep 1000 & echo $! > said) ; read line < gate", "slow")
+        daemon = told(root.parent / "said")
+        for number in range(3):
+            quick = await over(host, await begin(host, root, "exit 0", f"quick{number}"))
+            assert quick.strays == 0
+        assert not ended(daemon, 0)
+        gate = os.open(root.parent / "gate", os.O_RDWR)
+        os.write(gate, b"go\n")
+        assert (await over(host, slow)).strays == 1
+        os.close(gate)
+        assert ended(daemon, 0)
+
+    on(root, act)
+
+
+def test_a_stopped_job_whose_shell_is_gone_keeps_its_grace(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        saver = "trap 'sleep 1.3; echo saved > result; exit' TERM; echo $$ > gate; while :; do sleep 0.05; done"
+        job = await begin(host, root, f"sh -c '{saver.replace(chr(39), chr(34))}' & wait")
+        told(root.parent / "gate")
+        await host.stop(job, LONG)
+        assert (await over(host, job)).reason == "stopped"
+        assert (root.parent / "result").read_text() == "saved\n"
+
+    on(root, act)
+
+
+def test_when_the_supervisor_is_killed_its_jobs_are_ended_and_lost_and_never_run_again(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        done = await begin(host, root, "exit 4", "done")
+        assert (await over(host, done)).code == 4
+        script = "echo ran >> count; echo $$ > gate; exec sleep 1000"
+        job = await begin(host, root, script)
+        pid = told(root.parent / "gate")
+        waiting = asyncio.ensure_future(over(host, job))
+        assert await host.wait(job, timedelta(0)) is None
+        (supervisor,) = supervisors(root)
+        os.kill(supervisor, signal.SIGKILL)
+        end = await waiting
+        assert (end.code, end.reason) == (None, "lost")
+        assert ended(pid, 0)
+        other = LocalHost(root)
+        assert (await over(other, await begin(other, root, script))).reason == "lost"
+        assert (await over(other, done)).code == 4
+        assert (root.parent / "count").read_text() == "ran\n"
+        await other.aclose()
+
+    on(root, act)
+
+
+def test_a_supervisor_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        job = await begin(host, root, "exit 6")
+        assert (await over(host, job)).code == 6
+        (first,) = supervisors(root)
+        await host.aclose()
+        assert await asyncio.to_thread(ended, first, 10)
+        assert (await over(LocalHost(root), job)).code == 6
+        again = await begin(host, root, "exit 8", "again")
+        assert (await over(host, again)).code == 8
+
+    on(root, act)
+
+
+def test_clients_that_come_at_once_share_one_supervisor(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        hosts = [LocalHost(root) for _ in range(8)]
+        jobs = await asyncio.gather(*(begin(each, root, "echo ran >> count; exit 5") for each in hosts))
+        assert {end.code for end in await asyncio.gather(*map(over, hosts, jobs))} == {5}
+        assert (root.parent / "count").read_text() == "ran\n"
+        assert len(supervisors(root)) == 1
+        for each in hosts:
+            await each.aclose()
+
+    on(root, act)
+
+
+def test_a_torn_journal_line_is_ignored(root: Path) -> None:
+    (root / "logs").mkdir(parents=True)
+    (root / "journal").write_text('{"job": "old", "began": 1}\n{"job": "old", "code": 3, "reason": "exit"}\n{"job": "torn", "co')
+
+    async def act(host: LocalHost) -> None:
+        assert (await over(host, Job("old"))).code == 3
+        assert (await over(host, await begin(host, root, "exit 2", "torn"))).code == 2
+
+    on(root, act)
+    assert all(json.loads(line) for line in (root / "journal").read_text().splitlines() if line.endswith("}"))
+
+
+def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir()
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(_supervisor, "JOURNAL_LIMIT", 100)
+    monkeypatch.setattr(_supervisor, "REMEMBERED", 3)
+    lines = [f'{{"job": "{number}", "began": 1}}\n{{"job": "{number}", "code": 0}}\n' for number in range(9)]
+    Path("journal").write_text('{"job": "open", "began": 1}\n' + "".join(lines))
+    remembered: dict[bytes, bytes] = {}
+    fd, unended = _supervisor._open_journal(remembered)
+    os.close(fd)
+    assert unended == [b"open"]
+    assert list(remembered) == [b"6", b"7", b"8"]
+    again: dict[bytes, bytes] = {}
+    fd, unended = _supervisor._open_journal(again)
+    os.close(fd)
+    assert (again, unended) == (remembered, [b"open"])
+    assert Path("journal").read_text().count("\n") == 4
+
+
+def test_a_root_with_a_long_path_works(tmp_path: Path) -> None:
+    root = tmp_path / ("d" * 100) / ("e" * 100) / "root"
+
+    async def act(host: LocalHost) -> None:
+        assert (await over(host, await begin(host, tmp_path / "x", "exit 1"))).code == 1
+
+    on(root, act)
+
+
+def test_a_root_that_cannot_be_made_is_denied(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def act(host: LocalHost) -> None:
+        with pytest.raises(Denied, match="file"):
+            await begin(host, tmp_path / "x", "exit 1")
+
+    on(tmp_path / "file" / "root", act)
+
+
+@pytest.mark.parametrize(
+    ("argv", "change", "code", "words"),
+    [
+        (("/bin/true",), {"cwd": "/no/such"}, 126, "cannot enter the working directory /no/such: No such file"),
+        (("./script",), {}, 127, "the interpreter named in its first line does not exist"),
+        (("./plain",), {}, 126, "cannot run ./plain: Exec format error"),
+        (("./data",), {}, 126, "cannot run ./data: Permission denied"),
+        (("/bin/true",), {"log": "/no/such/log"}, 126, "cannot write the log /no/such/log: No such file"),
+        (("/bin/true",), {"log": "/dev/full"}, 0, ""),
+    ],
+)  # fmt: skip
+def test_a_command_that_cannot_begin_says_which_part_failed(root: Path, argv: tuple[str, ...], change: dict[str, str], code: int, words: str) -> None:
+    for name, text, mode in (("script", "#!/no/such/sh\n", 0o755), ("plain", "true\n", 0o755), ("data", "", 0o644)):
+        (root.parent / name).write_text(text)
+        (root.parent / name).chmod(mode)
+
+    async def act(host: LocalHost) -> None:
+        end = await over(host, await host.start(Command(argv, **{"cwd": str(root.parent), "env": ENV, **change}), "bad"))
+        assert end.code == code
+        assert words in end.detail
+
+    on(root, act)
+
+
+def test_nothing_that_the_worker_holds_open_is_held_by_the_supervisor(root: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+
+    async def act(host: LocalHost) -> None:
+        job = await begin(host, root, "ls /proc/self/fd | wc -l")
+        await over(host, job)
+        os.close(writing)
+        assert select.select([reading], [], [], 5)[0]
+        assert os.read(reading, 1) == b""
+        assert int(await host.log(job, 0)) == 4  # the three, and the one that lists them
+
+    on(root, act)
+    os.close(reading)
+
+
+def test_a_nul_in_a_command_is_rejected(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        with pytest.raises(Rejected, match="NUL"):
+            await begin(host, root, "echo a\0b")
+
+    on(root, act)
