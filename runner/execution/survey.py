@@ -139,7 +139,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     recipe, plan = _compile(ws, source, text, request, globs, sources)
     if digest is not None and not ws.read_only:
         secrets = sorted(spec.env for spec in recipe.inputs.values() if spec.type == "secret" and spec.required and spec.env)
-        note = json.dumps({"sources": sources, "globs": globs.looked, "secrets": secrets, "warnings": [[str(p), p.severity] for p in plan.warnings]})
+        note = json.dumps({"sources": sources, "globs": globs.looked, "secrets": secrets})
         ws.write(kept, (note + "\n" + plan.dump()).encode())
     return plan
 
@@ -182,7 +182,6 @@ def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, glo
     values = inputs.bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
     digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
     plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=inputs.bind, kind_of=inputs.kind_of, preset=request.preset)
-    plan.warnings = [*recipe.document.warnings, *plan.warnings]
     return recipe, plan
 
 

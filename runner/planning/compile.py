@@ -127,7 +127,6 @@ class _Compiler:
         self.used, self.globs, self.bind, self.kind_of = used, globs, bind, kind_of
         self.drafts: list[_Draft] = []
         self.problems: list[Problem] = []
-        self.warnings: list[Problem] = []
         self.pending: list[Pending] = []
         self.homes: list[str] = []
         self.top: _Scope | None = None
@@ -752,7 +751,6 @@ class _Compiler:
             self.pending,
             shown,
             lambda: details,
-            self.warnings,
             settings,
         )
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
-from ..errors import Problem
 
 if TYPE_CHECKING:
     import networkx
@@ -66,7 +65,6 @@ class Plan:
     pending: list[Pending]
     inputs: dict[str, Any]
     details: Callable[[], list[dict[str, Any]]]
-    warnings: list[Problem] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # setup, cleanup, health, limits
     _index: dict[str, int] | None = None
 
