@@ -18,7 +18,6 @@ SIGKILL) and writes them down as lost.
 Only the standard library, and little of it (no signal, socket, pathlib, json or re unless needed): start-up is part of every run.
 """
 
-# ruff: noqa: PTH104, PTH110, PTH113, PTH116, PTH117, PTH118, PTH208
 from __future__ import annotations
 
 import os
