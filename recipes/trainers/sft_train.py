@@ -23,9 +23,11 @@ from tokens import Tokens, order
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
     from peft import PeftModel
+    from transformers import PreTrainedModel
 
 CLIP = 1.0  # the norm that the gradient of a step may have
 GLANCE = 256  # held-out sequences that `eval_loss` looks at; step `evaluate` reads all of them
+MOMENTS = ("exp_avg", "exp_avg_sq")
 SETTINGS = (
     "init", "rank", "alpha", "dropout", "train_embeddings", "learning_rate", "warmup_steps", "decay_steps", "global_batch", "micro_batch", "seed",
 )  # fmt: skip
@@ -50,17 +52,20 @@ def main() -> None:
         done, tensors, history = checkpoints.load(options.resume)
         if done > options.max_steps:
             fail(f"cannot resume from {options.resume}: it is at step {done}, beyond max_steps {options.max_steps}")
-        training.restore(done, tensors)
+        training.restore(tensors)
         _say(me, f"resumed at step {done}")
 
     told = os.environ.get("RECIPE_METRICS")
     metrics = Metrics(Path(told) if told and me == 0 else None)
-    at = time.perf_counter()
     for step in range(done + 1, options.max_steps + 1):
         sequences = order(len(train), options.seed, (step - 1) * options.global_batch, options.global_batch)
         learned = sum(map(train.learned, sequences))
         rate = _rate(step, options)
+        at = time.perf_counter()
         loss, stopping = training.step(step, train, sequences, learned, rate, ending.asked)
+        speed = {"tokens_per_second": round(learned / (time.perf_counter() - at), 1)}
+        if accelerator.device.type == "cuda":
+            speed["gpu_memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
         if not math.isfinite(loss):
             fail(f"the loss is {loss} at step {step}; a smaller learning_rate, more warmup_steps, or precision bf16 instead of fp16 may help")
         values = {"loss": loss, "lr": rate, "tokens": learned}
@@ -68,12 +73,6 @@ def main() -> None:
         if options.eval_every and len(held_out) and (last or step % options.eval_every == 0):
             values["eval_loss"] = training.glance(held_out)
         history.append(json.dumps({"step": step, **values}) + "\n")
-
-        now = time.perf_counter()
-        speed = {"tokens_per_second": round(learned / (now - at), 1)}
-        if accelerator.device.type == "cuda":
-            speed["gpu_memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
-        at = now
         metrics.tell(step, **values, **speed)
         looked = f"  eval_loss {values['eval_loss']:.4f}" if "eval_loss" in values else ""
         _say(me, f"step {step}/{options.max_steps}  loss {loss:.4f}  lr {rate:.3g}  {speed['tokens_per_second']:.0f} tokens/s{looked}")
@@ -97,8 +96,6 @@ class Training:
     """The model with its adapter, and what moves it."""
 
     def __init__(self, accelerator: Accelerator, options: argparse.Namespace) -> None:
-        from peft import LoraConfig, get_peft_model
-
         self._accelerator = accelerator
         self._micro = options.micro_batch
         self._seed = options.seed
@@ -106,15 +103,7 @@ class Training:
         base = load_base(options.base, options.init, options.seed, precision)
         # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
         draw("adapter", options.seed)
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=options.rank,
-            lora_alpha=options.alpha,
-            lora_dropout=options.dropout,
-            target_modules="all-linear",
-            modules_to_save=_embeddings(base) if options.train_embeddings else None,
-        )
-        self.model: PeftModel = get_peft_model(base, config)
+        self.model = adapted(base, options.rank, options.alpha, options.dropout, options.train_embeddings)
         if options.checkpoint_activations:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.to(accelerator.device).train()
@@ -122,6 +111,9 @@ class Training:
         for weight in self._learned.values():
             weight.data = weight.data.float()
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=options.learning_rate, weight_decay=0.0)
+        # Now and not at its first step, which a scaler may leave out: a checkpoint always has the same parts.
+        for weight in self._learned.values():
+            self._optimizer.state[weight] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(weight) for key in MOMENTS}}
         self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
         count = sum(weight.numel() for weight in self._learned.values())
         _say(accelerator.process_index, f"{count:,} weights learned of {sum(weight.numel() for weight in self.model.parameters()):,}; "
@@ -142,6 +134,10 @@ class Training:
             summed += loss.item()
 
         weights = list(self._learned.values())
+        for weight in weights:
+            # No gradient and a gradient of zero are two things to the optimizer, and which one it is must not depend on who saw which sequence.
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
         if world > 1:
             summed, stop = self._add_up(weights, summed, stop)
         self._scaler.unscale_(self._optimizer)
@@ -154,7 +150,7 @@ class Training:
         return summed, stop
 
     def _add_up(self, weights: list[torch.nn.Parameter], loss: float, stop: bool) -> tuple[float, bool]:
-        grads = [weight.grad if weight.grad is not None else torch.zeros_like(weight) for weight in weights]
+        grads = [weight.grad for weight in weights if weight.grad is not None]
         told = torch.tensor([loss, float(stop)], device=self._accelerator.device)
         flat = torch.cat([*(grad.reshape(-1) for grad in grads), told])
         torch.distributed.all_reduce(flat)
@@ -179,7 +175,7 @@ class Training:
         found: dict[str, torch.Tensor] = {}
         for name, weight in self._learned.items():
             found[f"weight.{name}"] = weight
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in MOMENTS:
                 found[f"{key}.{name}"] = self._optimizer.state[weight][key]
         # With fp16 a step whose gradient overflowed is left out, so the optimizer's count is not ours.
         found["optimizer.step"] = next(iter(self._optimizer.state.values()))["step"]
@@ -188,14 +184,13 @@ class Training:
             found["scaler"] = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
         return found
 
-    def restore(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, weight in self._learned.items():
                 weight.copy_(tensors[f"weight.{name}"])
-                self._optimizer.state[weight] = {
-                    "step": tensors["optimizer.step"].clone(),
-                    **{key: tensors[f"{key}.{name}"].to(weight.device) for key in ("exp_avg", "exp_avg_sq")},
-                }
+                self._optimizer.state[weight]["step"].copy_(tensors["optimizer.step"])
+                for key in MOMENTS:
+                    self._optimizer.state[weight][key].copy_(tensors[f"{key}.{name}"])
         if self._scaler.is_enabled():
             scale, growth = tensors["scaler"].tolist()
             self._scaler.load_state_dict({**self._scaler.state_dict(), "scale": scale, "_growth_tracker": int(growth)})
@@ -215,12 +210,24 @@ class Training:
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _embeddings(base: torch.nn.Module) -> list[str]:
-    """The names of the layers that turn tokens into vectors and back."""
-    if base.config.tie_word_embeddings:  # type: ignore[union-attr]
-        fail("train_embeddings: this base model uses one matrix for both embeddings, which an adapter cannot hold yet")
-    wanted = [base.get_input_embeddings(), base.get_output_embeddings()]  # type: ignore[operator]
-    return [name.rpartition(".")[2] for name, module in base.named_modules() if any(module is one for one in wanted)]
+def adapted(base: PreTrainedModel, rank: int, alpha: float, dropout: float, embeddings: bool) -> PeftModel:
+    """The base with LoRA on all linear layers, and with its embeddings learned whole where that is asked."""
+    from peft import LoraConfig, get_peft_model
+
+    tied = bool(getattr(base.config.get_text_config(), "tie_word_embeddings", False))
+    # One matrix used twice is learned once: peft keeps the other use on it.
+    whole = [base.get_input_embeddings(), *([] if tied else [base.get_output_embeddings()])]  # type: ignore[no-untyped-call]
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # a scale: peft divides it by the rank
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        modules_to_save=[name.rpartition(".")[2] for name, module in base.named_modules() if module in whole] if embeddings else None,
+        ensure_weight_tying=embeddings and tied,
+    )
+    model: PeftModel = get_peft_model(base, config)
+    return model
 
 
 def _rate(step: int, options: argparse.Namespace) -> float:

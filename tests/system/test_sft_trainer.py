@@ -262,6 +262,31 @@ def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
         assert float(loss_of(model, together)) != pytest.approx(blind, rel=1e-5)
 
 
+@pytest.mark.usefixtures("sibling")
+@pytest.mark.parametrize("tied", [False, True])
+def test_learned_embeddings_come_back_with_the_adapter(tied: bool, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from sft_model import load_base
+    from sft_train import adapted  # type: ignore[import-not-found]
+
+    for file in BASE.iterdir():
+        (tmp_path / file.name).write_text(file.read_text().replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'))
+    model = adapted(load_base(tmp_path, "random", 0, "no"), 4, 8.0, 0.0, True)
+    ids = torch.arange(32)[None]
+    before = model(input_ids=ids, labels=ids).loss
+    before.backward()
+    whole = [name for name, weight in model.named_parameters() if weight.grad is not None and "lora" not in name]
+    assert len(whole) == (1 if tied else 2)
+    torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.01).step()
+    model.save_pretrained(str(tmp_path / "adapter"))
+    again = PeftModel.from_pretrained(load_base(tmp_path, "random", 0, "no"), str(tmp_path / "adapter"))
+    with torch.no_grad():
+        after = model(input_ids=ids, labels=ids).loss
+        assert float(again(input_ids=ids, labels=ids).loss) == float(after) < float(before)
+        assert float(again.merge_and_unload()(input_ids=ids, labels=ids).loss) == pytest.approx(float(after), rel=1e-4)
+
+
 def test_weights_are_never_made_up_unasked(tokens: Path, tmp_path: Path) -> None:
     same = ("--base", BASE, "--precision", "no", "--seed", 0, "--micro-batch", 8, "--data", tokens, "--report", tmp_path)
     done = run(program("sft_evaluate.py", "--model", tmp_path, "--init", "pretrained", *same))
