@@ -11,10 +11,8 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -142,6 +140,7 @@ class LocalHost:
             self._send(_frame("stop", name, f"{grace.total_seconds()}"))
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        import tempfile
         from asyncio import subprocess
 
         with tempfile.TemporaryFile() as said:  # a file and not a pipe: nobody has to read it while output streams
@@ -471,11 +470,15 @@ def _memory() -> int:
 
 
 def _free(root: Path) -> int:
+    import shutil
+
     return shutil.disk_usage(next(directory for directory in (root, *root.parents) if directory.exists())).free
 
 
 async def _gpus() -> tuple[list[str], list[int]]:
     """Names and bytes of memory, as the vendor's tool tells them; no tool is no GPU."""
+    import shutil
+
     if shutil.which("nvidia-smi") is None:
         return [], []
     host = LocalHost(Path())
