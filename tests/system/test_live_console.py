@@ -175,6 +175,19 @@ def test_nothing_is_written_while_nothing_changes(stage: Stage) -> None:
     assert len(stage.writes) == 1  # at most ten times a second
 
 
+def test_a_step_that_ended_without_a_line_is_gone_from_the_display(stage: Stage) -> None:
+    stage.begin(400, 0, tuple(f"s{n}" for n in range(400)))
+    stage.start("train")
+    for n in range(30):  # more than have a line of their own
+        stage.move(f"s{n}", "RUNNING", "DONE", seconds=0.1)
+    stage.live.say("drawn")
+    assert "train" in stage.seen()[-1]
+    stage.move("train", "RUNNING", "DONE", seconds=0.1)
+    stage.pass_time(0.1)
+    assert stage.seen()[-2] == "drawn" and "31/400  0 running" in stage.seen()[-1]
+    assert not "".join(stage.screen.display[stage.screen.cursor.y :]).strip()
+
+
 def test_a_run_that_is_over_at_once_shows_no_display(stage: Stage) -> None:
     stage.begin(12, 12, ())
     stage.live.end(Summary("COMPLETED", {"FRESH": 12}, 0.1))
@@ -217,7 +230,7 @@ def test_redrawing_leaves_no_trace_of_what_was_drawn_before(
     for id, _ in steps:
         stage.move(id, "RUNNING", "CANCELLED")
     stage.live.end(Summary("CANCELLED", {"CANCELLED": len(steps)}, 1.0))
-    assert "running" not in "".join(stage.screen.display)
+    assert " running" not in "".join(stage.screen.display)
 
 
 def test_a_terminal_that_became_narrower_is_redrawn_over_the_wrapped_lines(stage: Stage) -> None:

@@ -260,7 +260,7 @@ def test_json_has_the_plan_then_every_move_as_it_was_stored_then_a_summary(out: 
     assert last["results"] == [{"name": "a", "path": "b"}] and last["state"] == "FAILED" and last["counts"] == {"DONE": 2, "FRESH": 1}
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.floats() | st.text(), st.lists)))
+@given(st.dictionaries(st.text(max_size=5), st.floats() | st.text(max_size=5) | st.lists(st.floats(), max_size=2), max_size=3))
 def test_every_move_is_one_line_of_strict_json_in_ascii(data: dict[str, Any]) -> None:
     out = io.StringIO()
     console.JsonLines(out).events([move("a", "RUNNING", "DONE", **{"data": data})])
