@@ -193,14 +193,14 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
 
 
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
-    """What the recipe gives, and where it lies."""
+    """The outputs that the recipe declares, and where they lie; a recipe that declares none has its steps' files where they say."""
     base = out_dir(ws, found.plan, found.library, found.request)
     shown = []
-    for n, output, path in found.plan.publish:
+    for n, output, path, name in found.plan.publish:
         made = found.made.get(n)
-        if found.library or found.request.out is not None or made is None or output in made.outputs:
-            shown.append((output, os.path.relpath(base / path, Path.cwd())))
-    return [(name, path) for name, path in shown if os.path.lexists(path)]
+        if name and (made is None or output in made.outputs) and os.path.lexists(base / path):
+            shown.append((name, os.path.relpath(base / path, Path.cwd())))
+    return shown
 
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:

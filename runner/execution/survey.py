@@ -315,7 +315,7 @@ def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[
     base = out_dir(ws, plan, library, request)
     head = "" if base == ws.root else f"{base}/"
     places: dict[int, list[tuple[str, str]]] = {}
-    for n, output, path in plan.publish:
+    for n, output, path, _ in plan.publish:
         places.setdefault(n, []).append((output, head + path))
     return places
 

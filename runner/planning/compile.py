@@ -747,18 +747,18 @@ class _Compiler:
             digest,
             self.homes,
             nodes,
-            [[d.number, output, path] for d, output, path in publish],
+            [[d.number, output, path, name] for d, output, path, name in publish],
             self.pending,
             shown,
             lambda: details,
             settings,
         )
 
-    def _publish(self, recipe: Recipe) -> list[tuple[_Draft, str, str]]:
+    def _publish(self, recipe: Recipe) -> list[tuple[_Draft, str, str, str]]:
         assert self.top is not None
-        found: list[tuple[_Draft, str, str]] = []
+        found: list[tuple[_Draft, str, str, str]] = []
         if recipe.outputs is None:
-            return [(d, output, d.prefix + path) for d in self.drafts if not d.flags & (SELECT | SKIP) for output, (path, _) in d.outputs.items()]
+            return [(d, output, d.prefix + path, "") for d in self.drafts if not d.flags & (SELECT | SKIP) for output, (path, _) in d.outputs.items()]
         for name, leaf in recipe.outputs.items():
             where = ("outputs", name)
             refs = self._references(self.top, leaf, where)
@@ -773,7 +773,7 @@ class _Compiler:
                     continue
                 draft, output = item.address
                 if not draft.flags & SKIP:
-                    found.append((draft, output, item.name))
+                    found.append((draft, output, item.name, name))
         return found
 
     def _collisions(self) -> None:

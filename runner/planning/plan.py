@@ -16,7 +16,7 @@ from ..digest import Digest
 if TYPE_CHECKING:
     import networkx
 
-COMPILER: Final = 1
+COMPILER: Final = 2
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
@@ -61,7 +61,7 @@ class Plan:
     digest: Digest
     homes: list[str]
     nodes: list[Node]
-    publish: list[list[Any]]  # [index, output name, path]: the recipe's results
+    publish: list[list[Any]]  # [index, output of the step, path, name among the recipe's outputs or ""]
     pending: list[Pending]
     inputs: dict[str, Any]
     details: Callable[[], list[dict[str, Any]]]
