@@ -46,11 +46,11 @@ def recipe(declared: str) -> Recipe:
     return parse.recipe(document.parse(f"recipe: r@1\ninputs:\n  x: {declared}\nsteps: {{s: {{run: [echo]}}}}\n", "r.yaml"))
 
 
-def bind(preset: str | None = None, **given: object) -> dict[str, Tree]:
+def bind(preset: str | None = None, /, **given: object) -> dict[str, Tree]:
     return inputs.bind(RECIPE, given, preset=preset)
 
 
-def problems(preset: str | None = None, environment: Mapping[str, str] | None = None, **given: object) -> list[str]:
+def problems(preset: str | None = None, environment: Mapping[str, str] | None = None, /, **given: object) -> list[str]:
     with pytest.raises(Invalid) as caught:
         inputs.bind(RECIPE, given, preset=preset, environment=environment)
     return [str(problem) for problem in caught.value.problems]
@@ -145,7 +145,7 @@ def test_a_wrong_value_is_told_in_a_sentence(name: str, text: object, message: s
 
 
 def test_all_problems_are_told_at_once() -> None:
-    assert len(problems(preset="smok", environment={}, lr="x", fast="x", nope="1")) == 5
+    assert len(problems("smok", {}, lr="x", fast="x", nope="1")) == 5
 
 
 def test_a_deep_list_is_refused_and_not_a_crash() -> None:
@@ -173,7 +173,7 @@ def test_templates_are_made_in_the_order_they_need() -> None:
 
 
 def test_a_problem_of_a_preset_stands_in_the_preset() -> None:
-    assert problems(preset="loud") == ['demo.yaml:22:16: error: "name" must match the pattern "^[a-z]*$", unlike "sbf16"']
+    assert problems("loud") == ['demo.yaml:22:16: error: "name" must match the pattern "^[a-z]*$", unlike "sbf16"']
 
 
 def test_given_text_is_never_a_template() -> None:
@@ -182,7 +182,7 @@ def test_given_text_is_never_a_template() -> None:
 
 def test_a_required_secret_must_be_set_where_somebody_asks() -> None:
     assert bind() and inputs.bind(RECIPE, {}, environment={"HF_TOKEN": "x"})
-    told = problems(environment={"HF_TOKEN": ""})
+    told = problems(None, {"HF_TOKEN": ""})
     assert told == [
         'demo.yaml:18:3: error: the secret "hf_token" is not set '
         "(export HF_TOKEN=…; a secret comes from the environment, never from the command line)"
