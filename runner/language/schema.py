@@ -329,7 +329,7 @@ def _thing(path: Where) -> str:
         owner, rest = "the recipe", path
     if not rest:
         return owner
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{_short(part)}" for part in rest).lstrip(".")
+    name = _short("".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).lstrip("."))
     return f'"{name}"' if owner == "the recipe" else f'"{name}" of {owner}'
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from runner.language import document, schema
 
@@ -167,3 +170,25 @@ def test_a_file_of_nothing_but_mistakes_ends_soon() -> None:
     faults = schema.faults(value)
     assert len(faults) == 200
     assert time.process_time() - begun < 1
+
+
+def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "create_connection", lambda *args, **kwargs: asked.append(args))
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
+    (tmp_path / "s.json").write_text("{}")
+    for address in ("http://127.0.0.1:9/s.json", (tmp_path / "s.json").as_uri()):
+        with pytest.raises(Unresolvable):
+            list(schema._validator().evolve(schema={"$ref": address}).iter_errors({}))
+        value = {"recipe": "a@1", "inputs": {"a": {"type": "object", "default": {"$ref": address}, "$ref": address}}, "steps": {"s": {"run": "x"}}}
+        assert [fault.path for fault in schema.faults(value)] == [("inputs", "a", "$ref")]
+    assert asked == []
+
+
+def test_the_deepest_value_that_a_document_may_hold_is_checked() -> None:
+    def under(frames: int) -> list[schema.Fault]:
+        return under(frames - 1) if frames else schema.faults(document.parse(text, "r.yaml").value)
+
+    deep = document.MAX_DEPTH - 6
+    text = f"recipe: a@1\nsteps: {{s: {{run: [x], nodes: 0, files: {{a: {'[' * deep}{']' * deep}}}}}}}"
+    assert [fault.path for fault in under(100)] == [("steps", "s", "nodes")]
