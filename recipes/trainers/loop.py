@@ -78,10 +78,14 @@ class Checkpoints:
         for path in (*unfinished.iterdir(), unfinished):
             _sync(path)
         final = self.folder / name
-        # The same step may be there, from a run that ended after it and starts before it: equal bytes, unless they were damaged.
-        shutil.rmtree(final, ignore_errors=True)
+        old = self.folder / f".{name}.old"
+        if final.exists():
+            # The same step, of a run that got further than where this one began.  Moved away whole: a kill must not leave half of it under its name.
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
         unfinished.rename(final)
         _sync(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
         return final
 
     def load(self, checkpoint: Path) -> tuple[int, dict[str, Tensor], list[str]]:
