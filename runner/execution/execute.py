@@ -28,7 +28,7 @@ from ..errors import CannotRun, Infrastructure, RecipeError
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
-from ..planning.plan import ALLOW_FAILURE, SELECT, TEMPORARY, Node
+from ..planning.plan import ALLOW_FAILURE, OPTIONAL, SELECT, TEMPORARY, Node
 from ..planning.schedule import Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker, Secret
 from ..storage.crash import crashpoint
@@ -113,6 +113,8 @@ class Executor:
         self._dirty = 0.0
         self._disturbed = False
         self._contended = False
+        self._pace = GROUP_SECONDS
+        self._left = self._leftovers()
         self._tick = listener
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
         tasks = self._tasks(self.todo)
@@ -133,7 +135,7 @@ class Executor:
                         moved = True
                     if not moved:
                         await self._rest()
-                    elif self.ledger.size >= GROUP_MOVES or (self.ledger.size and time.monotonic() - self._dirty > GROUP_SECONDS):
+                    elif self.ledger.size >= GROUP_MOVES or (self.ledger.size and time.monotonic() - self._dirty > self._pace):
                         self._flush()
                     else:
                         await asyncio.sleep(0)
@@ -150,21 +152,24 @@ class Executor:
         now = time.monotonic()
         due = [0.1] if self._tick else []
         if self.ledger.size:
-            due.append(max(0.0, self._dirty + GROUP_SECONDS - now))
+            due.append(max(0.0, self._dirty + self._pace - now))
         due += [max(0.0, at - now) for at in self.resting.values()]
         try:
             async with asyncio.timeout(min(due, default=None)):
                 await self._over(await self.ended.get())
         except TimeoutError:
             pass
-        if self.ledger.size and time.monotonic() - self._dirty >= GROUP_SECONDS:
+        if self.ledger.size and time.monotonic() - self._dirty >= self._pace:
             self._flush()
         if self._tick:
             self._tick()
 
     def _flush(self) -> None:
+        begun = time.monotonic()
         self.ledger.flush()
         self._dirty = time.monotonic()
+        # A slow disk makes larger groups, so that storing never takes more than a tenth of the time.
+        self._pace = max(GROUP_SECONDS, 10 * (self._dirty - begun))
 
     def _record(self, moves: Sequence[Move]) -> None:
         if not self.ledger.size:
@@ -304,6 +309,8 @@ class Executor:
             self.resting[id] = time.monotonic() + 0.1
             self._contended = True
             return False
+        if self._contended and key is not None:
+            self._left = self._leftovers()  # whoever held the key may have died with its attempt running
         if key is not None and self._contended and self.facts.traces.get(key) is not None and verdict.reasons != ("forced",):
             self.ledger.keys.release(key)
             self._record(self.scheduler.adopt(id, "another run made it"))
@@ -326,6 +333,8 @@ class Executor:
         data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
         if detail["metrics"] is not None:
             data["metrics"] = log[:-4] + ".metrics"
+        if detail["secrets"]:
+            data["secrets"] = [source for _, _, source, _ in detail["secrets"]]  # names, so that who follows the raw log can mask it
         if generation is not None and generation.note:
             data["note"] = generation.note
         self._record([self.scheduler.start(id, data)])
@@ -373,7 +382,8 @@ class Executor:
         """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
         id = self.plan.nodes[n].id
         number = self.ledger.next_attempt(id)
-        return f"{key[:24]}-{number}" if key is not None else f"{self.ledger.run}-{n}-{number}"
+        run = self.ledger.run
+        return f"{key[:24]}-{run[-6:]}-{number}" if key is not None else f"{run}-{n}-{number}"
 
     async def _begin(
         self,
@@ -389,26 +399,40 @@ class Executor:
         attempt = Attempt(f"{self.ws.home}/attempts/{name}")
         log = attempt.path + ".log"
         secrets = self._secrets(detail)
-        try:
-            attempt.begin()
-        except FileExistsError:
-            found = await self._debris(attempt, name)
-            if found is not None:
-                return _Running(node, n, key, world, attempt, found, name, log, time.time(), secrets, generation, lock)
-            attempt.begin()
+        if key is not None and (left := self._left.pop(key[:24], None)):
+            for old in left:
+                found = await self._taken_up(node, old)
+                if found is not None:
+                    attempt = Attempt(f"{self.ws.home}/attempts/{old}")
+                    return _Running(node, n, key, world, attempt, found, old, attempt.path + ".log", time.time(), secrets, generation, lock)
+        attempt.begin()
         command = self._command(n, node, detail, attempt, key, generation, log)
         crashpoint("attempt-staged")
         job = await self.host.start(command, name)
         return _Running(node, n, key, world, attempt, job, name, log, time.time(), secrets, generation, lock)
 
-    async def _debris(self, attempt: Attempt, name: str) -> Job | None:
-        """An attempt directory that an earlier worker left: its job, when it runs still or ended unseen; else the directory goes."""
-        job = Job(name, {"log": attempt.path + ".log"})
+    async def _taken_up(self, node: Node, name: str) -> Job | None:
+        """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
+        path = f"{self.ws.home}/attempts/{name}"
+        job = Job(name, {"log": path + ".log"})
         exit = await self.host.wait(job, timedelta(0))
-        if exit is None or exit.code is not None:
+        whole = all(os.path.lexists(f"{path}/{made}") for _, made, flags in node.outputs if not flags & OPTIONAL)
+        if exit is None or (exit.code == 0 and whole):
             return job
-        remove(attempt.path)
+        remove(path)
+        for suffix in (".log", ".sh", ".metrics"):
+            with contextlib.suppress(OSError):
+                os.unlink(path + suffix)
         return None
+
+    def _leftovers(self) -> dict[str, list[str]]:
+        """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
+        found: dict[str, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(f"{self.ws.home}/attempts")):
+                if "." not in name:
+                    found.setdefault(name.partition("-")[0], []).append(name)
+        return found
 
     def _command(
         self, n: int, node: Node, detail: dict[str, Any], attempt: Attempt, key: Digest | None, generation: checkpoints.Generation | None, log: str
@@ -562,7 +586,7 @@ class Executor:
                 return
         seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
         self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": detail["author"], "world": running.world}, exit)
-        self._keep_log(id, running)
+        self._keep_log(id, running, detail)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
             data["metrics"] = values
@@ -577,7 +601,7 @@ class Executor:
 
     def _failed(self, id: str, running: _Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
         tail = _tail(running.log)
-        log = self._keep_log(id, running)
+        log = self._keep_log(id, running, detail)
         declared = [*running.attempt.staged, *(path for _, path, _ in running.node.outputs)]
         missing = undeclared(tail.decode(errors="replace"), self.ws.root, declared) if reason == "exit" else None
         hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
@@ -607,7 +631,8 @@ class Executor:
         if success and running.state is not None and not detail["continues"]:
             self.ledger.after_flush(lambda: remove(str(running.state.path)) if running.state else None)
         path = running.attempt.path
-        for suffix in (".sh", ".metrics"):
+        used = [".sh"] if isinstance(detail["run"], str) else []
+        for suffix in (*used, ".metrics") if detail["metrics"] is not None else used:
             with contextlib.suppress(OSError):
                 os.unlink(path + suffix)
         if success:
@@ -624,17 +649,17 @@ class Executor:
             return dict(metrics.match(Path(running.log), pattern))
         return dict(metrics.read(Path(running.attempt.path, file) if file else Path(running.attempt.path + ".metrics")))
 
-    def _keep_log(self, id: str, running: _Running) -> str:
+    def _keep_log(self, id: str, running: _Running, detail: Mapping[str, Any]) -> str:
         """Move what the attempt printed to where logs are kept, masked; nothing printed, nothing kept.  Also its metrics."""
         kept = f"{self.ws.home}/runs/{self.ledger.run}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
+        measured = running.attempt.path + ".metrics"
+        if detail["metrics"] is not None and os.path.exists(measured):
+            os.makedirs(os.path.dirname(kept), exist_ok=True)
+            os.rename(measured, kept + ".metrics")
         try:
             size = os.stat(running.log).st_size
         except OSError:
             return ""
-        measured = running.attempt.path + ".metrics"
-        if os.path.exists(measured):
-            os.makedirs(os.path.dirname(kept), exist_ok=True)
-            os.rename(measured, kept + ".metrics")
         if size == 0:
             os.unlink(running.log)
             return ""

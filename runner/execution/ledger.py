@@ -23,19 +23,34 @@ class Listener(Protocol):
     def events(self, batch: Sequence[Event]) -> None: ...
 
 
+_PRESENT = 1 << 62
+
+
 class Keys:
     """Claims on keys against other runs in this workspace: one byte of a file each, let go by the kernel when we die.
 
-    The byte is named by 62 bits of the key; two keys that share one would only wait for each other.
+    The byte is named by 62 bits of the key; two keys that share one would only wait for each other.  One more byte is shared by all who live, and
+    the file grows by a byte for each who came: one look at its length says whether we have been alone since we opened it.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._handle = -1
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _PRESENT)
+        except OSError:
+            self._alone = False
+        else:
+            self._alone = True
+            os.ftruncate(self._handle, 0)
+        os.write(self._handle, b".")
+        fcntl.lockf(self._handle, fcntl.LOCK_SH, 1, _PRESENT)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other run was alive here at any time since this was opened."""
+        return self._alone and os.fstat(self._handle).st_size == 1
 
     def try_hold(self, key: str) -> bool:
-        if self._handle < 0:
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:16], 16) >> 2)
         except OSError:
@@ -121,6 +136,13 @@ class Ledger:
     def expanded(self, globs: Mapping[str, Sequence[str]]) -> None:
         """What a glob below an output turned out to be: part of the run's history."""
         self._moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", {"globs": {k: list(v) for k, v in globs.items()}}))
+
+    def hold(self, key: str) -> bool:
+        """Hold a key against other runs; one that was about to be let go is kept."""
+        if key in self._release:
+            self._release.remove(key)
+            return True
+        return self.keys.try_hold(key)
 
     def release_after_flush(self, key: str) -> None:
         self._release.append(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -142,7 +143,7 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
 
     id = new_id()
     nodes = found.plan.nodes
-    data = {"source": str(found.source), "preset": found.request.preset, "total": total, "fresh": fresh, "command": sys.argv[1:]}
+    data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh, "command": sys.argv[1:]}
     ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.claim(id, f"process {os.getpid()}")
     if fence is None:
@@ -240,6 +241,13 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), `--python current` for an image, or another machine")
 
 
+def asked(request: Request) -> dict[str, Any]:
+    """A request as it is stored with its run: what `why` and `status` ask about when nothing else is named."""
+    inputs = json.loads(json.dumps(dict(request.inputs), default=str))
+    out = str(request.out) if request.out is not None else None
+    return {"recipe": request.recipe, "inputs": inputs, "preset": request.preset, "out": out, "current_python": request.current_python}
+
+
 def new_id() -> str:
     """A run's name: the time it began, to read and to sort by, and enough chance to be the only one."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()
@@ -251,8 +259,9 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 
     for output, path in found.places.get(producer, ()):
         if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
-            ws.objects.remove(Content(content))
-            ws.objects.put(ws.root / path, Content(content), move=False)
+            if not ws.read_only:
+                ws.objects.remove(Content(content))
+                ws.objects.put(ws.root / path, Content(content), move=False)
             return True
     return False
 

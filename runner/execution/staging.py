@@ -5,6 +5,7 @@ An attempt sees what its step declared, under the same relative names on every d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import shutil
@@ -33,23 +34,30 @@ class Attempt:
     path: str
     staged: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # name -> inode, size, mtime of what it leads to
     sources: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # workspace path -> the same, when it was staged
-    _made: set[str] = field(default_factory=set)
+    _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
 
     def begin(self) -> None:
         try:
             os.mkdir(self.path, 0o700)
         except FileNotFoundError:
             os.makedirs(self.path, 0o700, exist_ok=True)
-        self._made.add(self.path)
+        self._made[self.path] = None
 
     def place(self, name: str) -> str:
         """The absolute path of `name`, whose parent exists afterwards."""
         target = f"{self.path}/{name}"
-        parent = posixpath.dirname(target)
+        parent = target[: target.rindex("/")]
         if parent not in self._made:
-            os.makedirs(parent, exist_ok=True)
-            self._made.add(parent)
+            self._make(parent)
         return target
+
+    def _make(self, folder: str) -> None:
+        above = folder[: folder.rindex("/")]
+        if above not in self._made:
+            self._make(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        self._made[folder] = None
 
     def add_path(self, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's."""
@@ -57,8 +65,7 @@ class Attempt:
         found = os.stat(source)
         self.sources[source] = _mark(found)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
-            _copy(source, target, found)
-            self.staged[name] = _mark(os.stat(target))
+            self.staged[name] = _copy(source, target, found)
         else:
             os.symlink(os.path.realpath(source), target)
             self.staged[name] = _mark(found)
@@ -94,7 +101,9 @@ class Attempt:
         kept = tuple(below_state)
         for name, path, flags in node.outputs:
             target = f"{self.path}/{path}"
-            if not os.path.lexists(target):
+            try:
+                here = os.lstat(target)
+            except OSError:
                 if not flags & OPTIONAL:
                     wrong.append(f"declared output {path} was not made")
                 continue
@@ -105,7 +114,7 @@ class Attempt:
                 wrong.append(f"declared output {path}/ is not a directory")
                 continue
             try:
-                if os.path.islink(target) or any(path == k or path.startswith(k + "/") for k in kept):
+                if stat.S_ISLNK(here.st_mode) or any(path == k or path.startswith(k + "/") for k in kept):
                     from ..storage.files import scan
 
                     content = scan(target)
@@ -121,7 +130,14 @@ class Attempt:
         return found
 
     def remove(self) -> None:
-        remove(self.path)
+        """Delete the directory: what we put there first, which is usually all, then whatever is left."""
+        try:
+            for name in self.staged:
+                os.unlink(f"{self.path}/{name}")
+            for folder in reversed(self._made):
+                os.rmdir(folder)
+        except OSError:
+            remove(self.path)
 
 
 def remove(path: str) -> None:
@@ -160,7 +176,7 @@ def undeclared(log_tail: str, workspace: Path, declared: Iterable[str]) -> str |
     return None
 
 
-def _copy(source: str, target: str, found: os.stat_result) -> None:
+def _copy(source: str, target: str, found: os.stat_result) -> tuple[int, int, int]:
     origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if found.st_mode & 0o100 else 0o644)
@@ -169,6 +185,9 @@ def _copy(source: str, target: str, found: os.stat_result) -> None:
                 view = memoryview(data)
                 while view:
                     view = view[os.write(handle, view) :]
+                if len(data) == found.st_size:
+                    break
+            return _mark(os.fstat(handle))
         finally:
             os.close(handle)
     finally:

@@ -29,6 +29,7 @@ from .files import Content, Entry
 
 SMALL = 64 << 10  # bytes; below it copying beats every kind of link
 SYNCED = 1 << 20  # bytes; from here on an object is on the disk before anybody hears of it
+RECENT = 8 << 20  # bytes of small contents kept in memory
 _CHUNK = 1 << 20
 _FICLONE = 0x40049409
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
@@ -56,6 +57,8 @@ class Objects:
         self._seals: dict[Content, Seal] = {}
         self._new: dict[Content, Seal] = {}
         self._cloning: dict[tuple[int, int], bool] = {}
+        self._recent: dict[str, bytes] = {}  # small contents that were taken lately: the next step will ask for them
+        self._recent_size = 0
         self._boot = _boot_id()
 
     # -- putting away
@@ -282,6 +285,11 @@ class Objects:
             os.chmod(temporary, _MODE[kind])
             self._place(temporary, target)
         crashpoint("object-put")
+        if self._recent_size > RECENT:
+            self._recent.clear()
+            self._recent_size = 0
+        self._recent[content[2:]] = data
+        self._recent_size += len(data) + 200
         return content
 
     def _keep(self, content: Content, target: str) -> bool:
@@ -360,6 +368,9 @@ class Objects:
 
     def _read_small(self, content: Content, source: str) -> bytes | None:
         """The bytes, verified, if they are few."""
+        recent = self._recent.get(content[2:])
+        if recent is not None:
+            return recent
         try:
             handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
