@@ -79,7 +79,7 @@ class Ledger:
         self._traces: list[Trace] = []
         self._attempts: list[AttemptRow] = []
         self._published: list[Published] = []
-        self._release: list[str] = []
+        self._release: dict[str, None] = {}
         self._after: list[Callable[[], None]] = []
         self._tries: dict[str, int] = {}
 
@@ -140,12 +140,12 @@ class Ledger:
     def hold(self, key: str) -> bool:
         """Hold a key against other runs; one that was about to be let go is kept."""
         if key in self._release:
-            self._release.remove(key)
+            del self._release[key]
             return True
         return self.keys.try_hold(key)
 
     def release_after_flush(self, key: str) -> None:
-        self._release.append(key)
+        self._release[key] = None
 
     def after_flush(self, do: Callable[[], None]) -> None:
         """Do something that may only happen once what was noted so far is stored."""
@@ -179,6 +179,6 @@ class Ledger:
     def _settle(self) -> None:
         for key in self._release:
             self.keys.release(key)
-        after, self._after, self._release = self._after, [], []
+        after, self._after, self._release = self._after, [], {}
         for do in after:
             do()

@@ -294,6 +294,11 @@ class Store:
         made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
         return {row[0]: items for row, items in zip(sound, made, strict=True)}
 
+    def version(self) -> int:
+        """A number that is another one once another process has stored something."""
+        ((number,),) = self._all("PRAGMA data_version")
+        return int(str(number))
+
     def expected(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
         """Seconds that each of `steps` may take, from earlier ones; recent ones weigh more.  Steps never made are absent."""
         wanted = set(steps)
@@ -322,6 +327,18 @@ class Store:
 
     def steps(self, run: str) -> dict[str, StepRow]:
         return {row[1]: StepRow(*row) for row in self._all("SELECT * FROM steps WHERE run = ?", (run,))}
+
+    def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
+        """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
+        rows = self._all(
+            "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
+            " WHERE run IN (SELECT value FROM json_each(?)) GROUP BY 1, 2, 3",
+            (json.dumps(list(runs)),),
+        )
+        answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
+        for run, state, phase, count in rows:
+            answer[run][state, phase] = count
+        return answer
 
     def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
         """The attempts of a run, or of one step of it, in order."""
