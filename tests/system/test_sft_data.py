@@ -167,6 +167,21 @@ def test_of_a_conversation_the_answers_are_learned(prepare: Prepare, tmp_path: P
     assert learned_texts(tmp_path / "out") == ["a statement<|im_end|>\none too<|im_end|>\n"]
 
 
+def test_an_answer_that_the_template_writes_differently_later_is_not_learned(
+    prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "forgets.jinja"
+    template.write_text(
+        "{% for m in messages %}[{{ m.role }}] {% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    talk = [("user", "assert?"), ("assistant", "a statement"), ("user", "and del?"), ("assistant", "one too")]
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in talk]}))
+    assert prepare(tmp_path / "d.jsonl", "--chat-template", template)["turns_not_learned"] == 1
+    assert learned_texts(tmp_path / "out") == [" one too"]  # the space is part of its first token
+    assert "1 turns are read but not learned" in capsys.readouterr().out
+
+
 def test_long_text_is_cut_in_pieces_and_loses_nothing(prepare: Prepare, tmp_path: Path) -> None:
     text = " ".join(f"assert number {n}" for n in range(200))
     (tmp_path / "d.txt").write_text(text)

@@ -163,6 +163,19 @@ def test_fewer_processes_than_asked_for_are_refused(tokens: Path, tmp_path: Path
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_half_precision_of_a_gpu_is_refused_on_a_cpu() -> None:
+    done = run([sys.executable, "-c", "from loop import start; start()"], PYTHONPATH=str(TRAINERS), ACCELERATE_MIXED_PRECISION="fp16")
+    assert (done.returncode, done.stderr) == (1, "train: precision fp16 needs a GPU; on a CPU use bf16 or no\n")
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tokens: Path, tmp_path: Path) -> None:
+    alone = training(tokens, tmp_path, "--learning-rate", 1e38)
+    done = run([sys.executable, *alone[alone.index(str(TRAINERS / "sft_train.py")) :]])
+    assert done.returncode == 1
+    assert "the loss is nan at step 2; a smaller learning_rate" in done.stderr
+    assert not checkpoints(tmp_path)
+
+
 @pytest.mark.usefixtures("sibling")
 @pytest.mark.parametrize(
     ("changed", "complaint"),
