@@ -140,6 +140,7 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
     from ..storage.store import RunRow
     from .execute import Executor, Options
     from .ledger import Ledger
+    from .manifests import remember
 
     id = new_id()
     nodes = found.plan.nodes
@@ -148,6 +149,7 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
     fence = ws.store.claim(id, f"process {os.getpid()}")
     if fence is None:
         raise Infrastructure(f"the new run {id} is claimed by somebody else")
+    remember(ws, found)
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
     ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say)

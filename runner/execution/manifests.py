@@ -1,0 +1,52 @@
+"""Remember what the caller's trees held, so that "which files changed" has an answer later.  Knows contents and manifests, not what a tree is for.
+
+    manifests/<sha256>.json    as beside a stored tree: [[path, kind, size, value], …]
+
+Trees that steps make are objects and have their manifest there; a dataset in the workspace is not stored, only its name in the keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ..errors import RecipeError
+from ..storage.files import Content, Entry, tree_id
+from .survey import Survey
+from .workspace import Workspace
+
+MOST = 100_000
+"""Of entries: what a larger tree held is not remembered."""
+
+
+def remember(ws: Workspace, found: Survey) -> None:
+    """Keep the manifest of every tree that the plan's steps take from the caller."""
+    for path, content in _trees(ws, found):
+        target = ws.home / "manifests" / f"{content[2:]}.json"
+        if target.exists() or ws.objects.has(Content(content)):
+            continue
+        entries = ws.cache.entries(path)
+        if len(entries) <= MOST and tree_id(entries) == content:
+            ws.write(target, json.dumps(entries).encode("utf-8", "surrogateescape"))
+
+
+def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
+    """What a tree held: path -> content; None when nobody remembers."""
+    try:
+        text = (ws.home / "manifests" / f"{content[2:]}.json").read_text("utf-8", "surrogateescape")
+        entries = [Entry(*row) for row in json.loads(text)]
+    except (OSError, ValueError, TypeError):
+        try:
+            entries = ws.objects.entries(Content(content))
+        except RecipeError:
+            return None
+    return {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
+
+
+def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:
+    for (kind, address), content in found.facts.takes.items():
+        if kind == "path" and content is not None and content.startswith("t:"):
+            yield str(ws.absolute(address)), content
+    for path, content in found.facts.files.items():
+        if content is not None and content.startswith("t:"):
+            yield path, content

@@ -1,0 +1,139 @@
+"""Which recipe, run and step the words of a command line mean.  Reads what the workspace remembers; changes nothing and prints nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CannotRun, NotFound, did_you_mean
+from ...execution.survey import Request
+from ...execution.workspace import Workspace
+from ...storage.store import home
+
+if TYPE_CHECKING:
+    from ...execution.survey import Survey
+    from ...storage.store import RunRow, Store
+
+
+def add_words(parser: argparse.ArgumentParser) -> None:
+    """The words that say which recipes, with what: by default what was run here last."""
+    parser.add_argument("words", nargs="*", metavar="RECIPE|INPUT=VALUE", help="recipes (default: that of the last run here), and inputs for them")
+    parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
+    parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the recipe's outputs were published")
+    parser.add_argument("--python", choices=["current"], help="as for `recipe run`")
+
+
+def opened(root: Path) -> Workspace:
+    """The workspace, to look at.  Nothing is made where nothing was run, and where nothing can be written nothing is."""
+    folder = home(Path(os.path.abspath(root)), os.environ)
+    writable = os.access(folder / "recipe.db", os.W_OK) and os.access(folder, os.W_OK)
+    return Workspace.open(root, read_only=not writable)
+
+
+def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
+    """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
+    given: dict[str, Any] = {}
+    names = []
+    for word in args.words:
+        name, equals, value = word.partition("=")
+        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
+            given[name] = value
+        else:
+            names.append(word)
+    if args.file is not None:
+        names.insert(0, args.file if "/" in args.file else f"./{args.file}")
+    if names:
+        return [Request(name, given, args.preset, args.out, args.python == "current") for name in dict.fromkeys(names)]
+    last = _last(ws)
+    if last is None:
+        if not (ws.root / "recipe.yaml").exists():
+            raise NotFound(
+                "which recipe? nothing was run here and there is no recipe.yaml", fix="name one, such as ./pipeline.yaml; `recipe list` shows them"
+            )
+        last = Request("./recipe.yaml")
+    out = args.out if args.out is not None else last.out
+    return [Request(last.recipe, {**last.inputs, **given}, args.preset or last.preset, out, last.current_python or args.python == "current")]
+
+
+def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
+    """For a verb about one step."""
+    found = requests(ws, args)
+    if len(found) > 1:
+        raise NotFound(f"more than one recipe: {', '.join(request.recipe for request in found)}", fix="name one; inputs are written INPUT=VALUE")
+    return found[0]
+
+
+def _last(ws: Workspace) -> Request | None:
+    for row in ws.store.runs(last=1):
+        asked = row.data.get("asked")
+        if isinstance(asked, dict):
+            out = Path(asked["out"]) if asked["out"] is not None else None
+            return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
+    return None
+
+
+def find_run(store: Store, word: str) -> RunRow:
+    """The run that a word names: its id, the beginning or the end of it, `last`, or `last~1` for the one before."""
+    rows = store.runs()
+    if not rows:
+        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+    name, tilde, back = word.partition("~")
+    if name == "last" and (not tilde or back.isdecimal()):
+        number = int(back) if tilde else 0
+        if number >= len(rows):
+            raise NotFound(f"{word}: there are only {len(rows)} runs here", fix="`recipe runs` lists them")
+        return rows[number]
+    matching = [row for row in rows if row.id == word] or [row for row in rows if word and (row.id.startswith(word) or row.id.endswith(word))]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        shown = ", ".join(row.id for row in matching[:3])
+        raise NotFound(f'"{word}" may be any of {len(matching)} runs: {shown}, …', fix="give more of it")
+    raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [row.id for row in rows] + ["last"]) or "`recipe runs` lists them")
+
+
+def find_nodes(found: Survey, word: str) -> list[int]:
+    """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
+    nodes = found.plan.nodes
+    chosen = [n for n, node in enumerate(nodes) if node.id == word] or [
+        n for n, node in enumerate(nodes) if node.id.startswith((f"{word}[", f"{word}/"))
+    ]
+    if chosen:
+        return chosen
+    for pending in found.plan.pending:
+        if word == pending.step or word.startswith(f"{pending.step}["):
+            raise CannotRun(f"{pending.step} is one step for each {pending.pattern} that {pending.producer} makes, which is not known yet")
+    raise NotFound(f'{found.plan.recipe} has no step "{word}"', fix=near_step(word, [node.id for node in nodes]))
+
+
+def near_step(word: str, ids: list[str]) -> str:
+    """What may have been meant by a step's name."""
+    heads = list(dict.fromkeys(id.partition("[")[0] for id in ids))
+    return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (", …" if len(heads) > 10 else "")
+
+
+def moment(at: float) -> str:
+    """A time as people write it, here."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def size(count: int) -> str:
+    """Bytes as people write them."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def title(found: Survey) -> str:
+    """A recipe and what was given to it."""
+    words = [found.request.recipe] if found.request.recipe != found.plan.recipe else []
+    words += [f"preset {found.request.preset}"] if found.request.preset else []
+    words += [f"{name}={value}" for name, value in found.request.inputs.items()]
+    return found.plan.recipe + (f" ({', '.join(words)})" if words else "")

@@ -1,0 +1,155 @@
+"""`recipe graph`: the steps and what they need, as a tree, mermaid, dot or JSON, each with the answer that `plan` gives.  Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ...execution.session import look
+from ..tail import shown
+from .chosen import add_words, opened, requests, title
+
+if TYPE_CHECKING:
+    from ...execution.survey import Survey
+
+COLLAPSED: Final = 10
+"""More instances of one matrix than this are one node of a drawing."""
+
+DEEPEST: Final = 100
+"""Levels of the tree that are drawn: a chain of thousands would be mostly indentation."""
+
+_COLOURS: Final = {"fresh": "#d5f0d5", "run": "#ffe0b3", "maybe": "#fff5cc", "restore": "#d6e6ff", "skip": "#eeeeee", "mixed": "#fff5cc"}
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    add_words(parser)
+    parser.add_argument("--format", choices=["tree", "mermaid", "dot", "json"], default="tree", help="how to write it (default: tree)")
+    parser.epilog = "examples:\n  recipe graph\n  recipe graph ./pipeline.yaml --format dot | dot -Tsvg > pipeline.svg"
+
+
+def run(args: argparse.Namespace) -> int:
+    with opened(args.workspace) as ws:
+        surveys = [look(ws, request) for request in requests(ws, args)]
+    if args.format == "json":
+        print(json.dumps([as_json(found) for found in surveys], indent=2))
+        return 0
+    for found in surveys:
+        drawing = draw(found)
+        if args.format == "tree":
+            print("\n".join([title(found), *tree(drawing)]))
+        else:
+            print("\n".join(mermaid(drawing) if args.format == "mermaid" else dot(drawing, found.plan.recipe)))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One node of a drawing: a step, or many instances of one."""
+
+    label: str
+    answer: str
+    needs: tuple[str, ...]
+
+
+def draw(found: Survey) -> dict[str, Box]:
+    """The plan as boxes, by id, in its order; matrices of more than ten instances are one box each."""
+    nodes = found.plan.nodes
+    instances: dict[str, list[int]] = {}
+    for n, node in enumerate(nodes):
+        instances.setdefault(_family(node.id), []).append(n)
+    name = {n: (node.id if len(instances[_family(node.id)]) <= COLLAPSED else f"{_family(node.id)}[…]") for n, node in enumerate(nodes)}
+    members: dict[str, list[int]] = {}
+    for n, id in name.items():
+        members.setdefault(id, []).append(n)
+    boxes = {}
+    for id, numbers in members.items():
+        answers: dict[str, int] = {}
+        needs: dict[str, None] = {}
+        for n in numbers:
+            answer = found.verdicts[n].answer
+            answers[answer] = answers.get(answer, 0) + 1
+            needs |= dict.fromkeys(name[need] for need in sorted(found.plan.needs(n)) if name[need] != id)
+        words = next(iter(answers)) if len(numbers) == 1 else f"{len(numbers)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
+        boxes[id] = Box(words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs))
+    for pending in found.plan.pending:
+        boxes[f"{pending.step}[…]"] = Box(
+            f"one for each {pending.pattern} that {pending.producer} makes", "maybe", (name[found.plan.index[pending.producer]],)
+        )
+    return boxes
+
+
+def tree(boxes: Mapping[str, Box]) -> list[str]:
+    """The last steps, and below each what it needs; what was drawn already is named once more, with `…`."""
+    needed = {need for box in boxes.values() for need in box.needs}
+    tops = [id for id in boxes if id not in needed]
+    lines: list[str] = []
+    drawn: set[str] = set()
+    # Without recursion: (id, what stands before its name, what stands before those of its needs, depth).
+    waiting = [(id, "", "", 0) for id in reversed(tops)]
+    while waiting:
+        id, head, below, depth = waiting.pop()
+        box = boxes[id]
+        again = id in drawn and bool(box.needs)
+        deep = depth >= DEEPEST and bool(box.needs)
+        lines.append(f"{head}{shown(id)}  {shown(box.label)}" + ("  …" if again or deep else ""))
+        if id in drawn or deep:
+            continue
+        drawn.add(id)
+        last = len(box.needs) - 1
+        for place, need in reversed(list(enumerate(box.needs))):
+            waiting.append((need, below + ("└─ " if place == last else "├─ "), below + ("   " if place == last else "│  "), depth + 1))
+    return lines
+
+
+def mermaid(boxes: Mapping[str, Box]) -> list[str]:
+    """A mermaid flowchart; arrows lead from what is needed to what needs it."""
+    number = {id: f"s{n}" for n, id in enumerate(boxes)}
+    lines = ["flowchart LR"]
+    lines += [f'  {number[id]}["{_entities(id)}<br/>{_entities(box.label)}"]:::{box.answer}' for id, box in boxes.items()]
+    lines += [f"  {number[need]} --> {number[id]}" for id, need in _edges(boxes)]
+    lines += [
+        f"  classDef {answer} fill:{colour},color:#222" for answer, colour in _COLOURS.items() if any(b.answer == answer for b in boxes.values())
+    ]
+    return lines
+
+
+def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
+    """A graph for Graphviz."""
+    lines = [f"digraph {_quoted(name)} {{", "  rankdir=LR; node [shape=box, style=filled, fontname=sans];"]
+    lines += [f"  {_quoted(id)} [label={_quoted(id, box.label)}, fillcolor={_quoted(_COLOURS[box.answer])}];" for id, box in boxes.items()]
+    lines += [f"  {_quoted(need)} -> {_quoted(id)};" for id, need in _edges(boxes)]
+    return [*lines, "}"]
+
+
+def as_json(found: Survey) -> dict[str, Any]:
+    """Every node and edge, nothing collapsed."""
+    plan = found.plan
+    nodes = [
+        {"id": node.id, "answer": found.verdicts[n].answer, "key": found.verdicts[n].key, "outputs": {name: path for name, path, _ in node.outputs}}
+        for n, node in enumerate(plan.nodes)
+    ]
+    edges = [[plan.nodes[need].id, node.id] for n, node in enumerate(plan.nodes) for need in sorted(plan.needs(n))]
+    pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in plan.pending]
+    return {"recipe": plan.recipe, "nodes": nodes, "edges": edges, "pending": pending}
+
+
+def _edges(boxes: Mapping[str, Box]) -> Iterable[tuple[str, str]]:
+    return ((id, need) for id, box in boxes.items() for need in box.needs)
+
+
+def _family(id: str) -> str:
+    """The id without the values of its matrices: `sft[lr=1]/train[seed=2]` is one of `sft[]/train`."""
+    parts: Sequence[str] = id.split("/") if "[" in id else (id,)
+    heads = [part.partition("[")[0] + ("[]" if "[" in part and n < len(parts) - 1 else "") for n, part in enumerate(parts)]
+    return "/".join(heads)
+
+
+def _entities(text: str) -> str:
+    return "".join(char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};" for char in shown(text))
+
+
+def _quoted(*lines: str) -> str:
+    return '"' + "\\n".join(shown(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'

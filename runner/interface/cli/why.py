@@ -1,0 +1,194 @@
+"""`recipe why STEP`: what changed since a step last ran, from the stored pre-image of its key, or who made it and when.  Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...execution.explain import image_of
+from ...execution.session import look
+from ...planning import fingerprint
+from ...planning.fingerprint import Change
+from ..differences import all_of, as_json, text
+from ..tail import shown, span
+from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, size, title
+
+if TYPE_CHECKING:
+    from ...execution.survey import Survey
+    from ...execution.workspace import Workspace
+    from ...storage.store import AttemptRow, Trace
+
+MANY = 10
+
+WORDS = {"run": "would run", "maybe": "may run", "restore": "would be restored", "fresh": "is fresh", "skip": "is skipped"}
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("step", metavar="STEP", help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)")
+    add_words(parser)
+    parser.add_argument(
+        "--vs", metavar="RUN", help="compare with this run instead of the last attempt: an id, the beginning or end of one, last, last~1"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.epilog = "examples:\n  recipe why train\n  recipe why train ./pipeline.yaml lr=0.2 --vs last~1"
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...execution.manifests import manifest
+
+    with opened(args.workspace) as ws:
+        against = find_run(ws.store, args.vs).id if args.vs else None
+        found = look(ws, one_request(ws, args))
+        answers = explained(ws, found, find_nodes(found, args.step), against)
+
+        def held(content: str) -> Any:
+            return manifest(ws, content)
+
+        if args.json:
+            print(json.dumps({"recipe": found.plan.recipe, "steps": [answer.as_json(held) for answer in answers]}, indent=2))
+            return 0
+        print(title(found))
+        shown_answers = answers if args.verbose else answers[:MANY]
+        for answer in shown_answers:
+            print("\n".join(answer.lines(held)))
+        if len(answers) > len(shown_answers):
+            print(f"… and {len(answers) - len(shown_answers)} more instances (-v shows all)")
+    return 0
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything that is known about why one step is as it is."""
+
+    id: str
+    answer: str
+    key: str | None
+    reasons: list[str]
+    changes: list[Change] | None  # None: there is nothing to compare
+    against: AttemptRow | None
+    chosen: str | None
+    trace: Trace | None
+    causes: list[tuple[str, list[Change], list[str]]]
+
+    def lines(self, held: Any) -> list[str]:
+        told = [f"{self.id} {WORDS[self.answer]}"]
+        told += [f"  {shown(reason)}" for reason in self.reasons]
+        if self.trace is not None and self.answer in ("fresh", "restore"):
+            told += _made(self.trace)
+        told += self._compared(held)
+        for id, changes, reasons in self.causes:
+            told.append(f"  {id} would run first:")
+            told += [f"    {shown(reason)}" for reason in reasons]
+            told += all_of(changes, held, "    ")
+        return told
+
+    def _compared(self, held: Any) -> list[str]:
+        row = self.against
+        if row is None:
+            return [f"  it did not run in {self.chosen}" if self.chosen else "  it has not run here before"] if self.answer != "skip" else []
+        ended = f", {row.outcome}" + (f" ({row.reason})" if row.reason else "") if row.outcome != "done" else ""
+        when = f"in run {row.run}, {moment(row.started or 0)}{ended}"
+        if self.changes is None:
+            return [f"  it ran last {when}"]
+        if not self.changes:
+            return [] if self.answer == "fresh" and not self.chosen else [f"  nothing changed since it ran {when}"]
+        if self.answer == "fresh" and not self.chosen:
+            return [f"  it ran last {when}, with something else:", *all_of(self.changes, held, "    ")]
+        return [f"  since it ran {when}:", *all_of(self.changes, held, "    ")]
+
+    def as_json(self, held: Any) -> dict[str, Any]:
+        row, trace = self.against, self.trace
+        compared = None
+        if row is not None:
+            compared = {"run": row.run, "attempt": row.n, "started": row.started, "outcome": row.outcome, "reason": row.reason}
+        made = None
+        if trace is not None:
+            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": trace.metrics}
+            made["outputs"] = {path: content for _, path, content in trace.outputs}
+        return {
+            "id": self.id,
+            "answer": self.answer,
+            "key": self.key,
+            "reasons": self.reasons,
+            "compared_with": compared,
+            "changes": None if self.changes is None else [as_json(change, held) for change in self.changes],
+            "made": made,
+            "causes": [{"id": id, "reasons": reasons, "changes": [as_json(c, held) for c in changes]} for id, changes, reasons in self.causes],
+        }
+
+
+def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | None) -> list[Answer]:
+    """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
+    nodes = found.plan.nodes
+    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
+    answers = []
+    for n in numbers:
+        id, verdict = nodes[n].id, found.verdicts[n]
+        row = rows.get(id)
+        changes = differences(found, n, row)
+        reasons = list(verdict.reasons) + [f"{path} was changed by hand, or was there before" for path in verdict.conflicts]
+        if verdict.answer == "run" and not reasons and changes == [] and row is not None:
+            reasons.append(unremembered(row))
+        trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
+        causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
+        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, causes))
+    return answers
+
+
+def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] | None:
+    """What differs between an attempt's pre-image and the present one; None when one of the two is not known."""
+    image = image_of(found, n)
+    if row is None or image is None or not isinstance(row.preimage, dict):
+        return None
+    return fingerprint.explain(row.preimage, image)
+
+
+def unremembered(row: AttemptRow) -> str:
+    """Why a step runs though nothing that its key is made of is another."""
+    if row.outcome != "done":
+        return f"its last attempt failed ({row.reason})"
+    return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
+
+
+def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
+    """The steps that run for certain, of all that this one waits for: they are why it may."""
+    above: set[int] = set()
+    waiting = [n]
+    while waiting:
+        for need in found.plan.needs(waiting.pop()):
+            if need not in above:
+                above.add(need)
+                waiting.append(need)
+    running = sorted(need for need in above if found.verdicts[need].answer == "run")[:MANY]
+    nodes = found.plan.nodes
+    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
+    causes = []
+    for need in running:
+        row = rows.get(nodes[need].id)
+        reasons, changes = list(found.verdicts[need].reasons), differences(found, need, row) or []
+        if not changes and not reasons:
+            reasons.append("it has not run here before" if row is None else unremembered(row))
+        causes.append((nodes[need].id, changes, reasons))
+    return causes
+
+
+def _made(trace: Trace) -> list[str]:
+    """Who made what a step left, and at what cost."""
+    facts = dict(trace.facts)
+    who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
+    told = [f"  key {trace.key[:16]}…, {who}, {moment(trace.made_at)}"]
+    words = [span(trace.seconds)] if trace.seconds else []
+    for name, value in facts.items():
+        if name == "peak_memory" and isinstance(value, int):
+            words += [f"{size(value)} of memory at most"] if value else []
+        elif name == "cpu" and isinstance(value, (int, float)):
+            words.append(f"{span(value)} of processor time")
+        else:
+            words.append(f"{name} {text(name, value)}")
+    if words:
+        told.append(f"  {', '.join(words)}")
+    if trace.metrics:
+        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in trace.metrics.items()))
+    return told
