@@ -106,7 +106,7 @@ def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: 
     lost = [name for name, _ in gone if facts.stored is not None and outputs[name] not in facts.stored]
     if lost:
         return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
-    words = tuple(f"{path} {'is missing' if facts.there.get(path) is None else 'is an earlier version'}" for _, path in gone)
+    words = tuple(f"{path} {_state(path, facts, clashes)}" for _, path in gone)
     return Verdict(RESTORE, key, words, left, clashes)
 
 
@@ -210,6 +210,12 @@ def _select(plan: Plan, n: int, made: Mapping[int, Made]) -> Verdict:
 def _conflicts(places: Sequence[tuple[str, str]], facts: Facts) -> tuple[str, ...]:
     """Places that hold something we did not put there."""
     return tuple(path for _, path in places if facts.there.get(path) is not None and facts.ours.get(path) != facts.there.get(path))
+
+
+def _state(path: str, facts: Facts, clashes: Collection[str]) -> str:
+    if facts.there.get(path) is None:
+        return "is missing"
+    return "was changed by hand, or was there before" if path in clashes else "is an earlier version"
 
 
 def _listed(ids: Sequence[str]) -> str:

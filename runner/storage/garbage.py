@@ -1,9 +1,9 @@
 """Decide what of a store nobody needs any more, and delete it.  Knows what refers to what, not when to do this.
 
-Kept are: runs that are not over, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the newest of
-every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of published
-files, and any that was put away after the decision, or while some run lives, since it began.  Traces go first, then objects: at no instant does a
-trace name an object that was taken from under it.
+Kept are: runs that wait or are worked on, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the
+newest of every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of
+published files, and any that was put away after the decision, or while some run lives, since it began.  Traces go first, then objects: at no instant
+does a trace name an object that was taken from under it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs()
-    live = [run for run in runs if run.state not in FINAL or store.live(run.id)]
+    # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run goes on from those.
+    live = [run for run in runs if store.live(run.id) or run.state not in FINAL | {"ACTIVE"}]
     kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}
     published = store.published()
 
-    needed = {row.key for run in kept_runs for row in store.steps(run).values()}
+    needed = {row.key for run in kept_runs for row in store.attempts(run)}
     busy = {run.recipe for run in live}
     shown = {(row.recipe, path, row.content) for path, row in published.items()}
     traces = list(store.every_trace())
@@ -74,7 +75,7 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     )
 
 
-def collect(store: Store, objects: Objects, plan: Garbage) -> int:
+def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
     """Delete what `garbage` found, and answer how many bytes of objects went.  What has come into use since then stays."""
     store.forget(traces=plan.traces, runs=plan.runs)
     freed = 0
@@ -82,12 +83,11 @@ def collect(store: Store, objects: Objects, plan: Garbage) -> int:
         size = objects.size(content)
         if objects.remove(content, before=plan.before):
             freed += size
-    store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store))
+    store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
     for name in plan.attempts:
         artifacts.delete(store.root / "attempts" / name)
     return freed
 
 
-def _vanished(store: Store) -> list[str]:
-    workspace = store.root.parent
+def _vanished(store: Store, workspace: Path) -> list[str]:
     return [row[0] for row in store.files() if not Path(workspace, row[0]).exists()]

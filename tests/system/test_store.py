@@ -251,7 +251,7 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
     plan = garbage(store, objects, keep_days=0, keep_runs=1)
     assert plan.traces == ("old",) and set(plan.objects) == {old, orphan} and set(plan.runs) == {"r1", "r2"} and plan.size == 9
     assert put("orphan") == orphan  # a step made it again after the decision
-    assert collect(store, objects, plan) == 3
+    assert collect(store, objects, plan, tmp_path) == 3
     assert set(objects.all()) == {new, shown, orphan} and set(store.traces(["old", "shown", "new"])) == {"shown", "new"}
     assert [run.id for run in store.runs()] == ["r3"] and store.events("r1") == []
 
@@ -268,7 +268,7 @@ def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store
     store.group("r1", fence, run_state=("FAILED", "exit"))
     plan = garbage(store, objects, keep_days=-1, keep_runs=1)
     assert plan.attempts == ("gone",)
-    collect(store, objects, plan)
+    collect(store, objects, plan, tmp_path)
     assert [path.name for path in (store.root / "attempts").iterdir()] == ["kept"]
 
 

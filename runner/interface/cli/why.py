@@ -128,7 +128,9 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
         id, verdict = nodes[n].id, found.verdicts[n]
         row = rows.get(id)
         changes = differences(found, n, row)
-        reasons = list(verdict.reasons) + [f"{path} was changed by hand, or was there before" for path in verdict.conflicts]
+        reasons = list(verdict.reasons)
+        words = [f"{path} was changed by hand, or was there before" for path in verdict.conflicts]
+        reasons += [word for word in words if word not in reasons]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
         trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None

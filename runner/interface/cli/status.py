@@ -1,0 +1,124 @@
+"""`recipe status`: what is fresh and what is not, files edited by hand or made by no step any more, runs under way or dead.  Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from ...execution.session import look
+from ...execution.upkeep import examined, stale
+from ...planning.judge import FRESH, SKIPPED
+from ..differences import lines
+from ..tail import shown
+from .chosen import add_words, moment, opened, requests, title
+from .why import differences, unremembered
+
+if TYPE_CHECKING:
+    from ...execution.survey import Survey
+    from ...execution.workspace import Workspace
+    from ...storage.store import RunRow
+
+FEW = 20
+
+COUNTS = (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    add_words(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.description = "What is fresh and what is not. Exit code 0: a run would do nothing; 1: it would."
+    parser.epilog = "examples:\n  recipe status\n  recipe status -q ./pipeline.yaml || echo 'not up to date'"
+
+
+def run(args: argparse.Namespace) -> int:
+    with opened(args.workspace) as ws:
+        reports = [report(ws, look(ws, request)) for request in requests(ws, args)]
+        going, died = unfinished(ws)
+        if args.json:
+            print(json.dumps({"recipes": reports, "running": going, "died": died}, indent=2))
+        elif not args.quiet:
+            for told in reports:
+                print("\n".join(as_text(told, all=bool(args.verbose))))
+            for row in going:
+                print(f"running: {row['run']} {shown(str(row['recipe']))}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
+            for row in died:
+                print(f"died: {row['run']} {shown(str(row['recipe']))}, begun {moment(row['created'])}; `recipe run` goes on where it stopped")
+    return 0 if all(told["fresh"] for told in reports) else 1
+
+
+def report(ws: Workspace, found: Survey) -> dict[str, Any]:
+    """How things stand with one recipe."""
+    counts: dict[str, int] = {}
+    for verdict in found.verdicts:
+        counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
+    steps = []
+    going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
+    nodes = found.plan.nodes
+    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"])
+    for n in going:
+        verdict, row = found.verdicts[n], rows.get(nodes[n].id)
+        reasons = list(verdict.reasons)
+        if verdict.answer == "run":
+            changes = differences(found, n, row)
+            reasons += [lines(change, lambda _content: None)[0] for change in changes or ()]
+            if not reasons:
+                reasons.append("it has not run here before" if row is None else unremembered(row))
+        steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
+    waiting = [f"{pending.step}[…]" for pending in found.plan.pending]
+    steps += [
+        {"id": id, "answer": "maybe", "reasons": [f"one for each {p.pattern} that {p.producer} makes"]}
+        for id, p in zip(waiting, found.plan.pending, strict=True)
+    ]
+    old = examined(ws, stale(ws, found))
+    edited = [
+        path for path, content in found.facts.there.items() if content is not None and path in found.facts.ours and found.facts.ours[path] != content
+    ]
+    return {
+        "recipe": found.plan.recipe,
+        "title": title(found),
+        "fresh": not steps,
+        "counts": counts,
+        "steps": steps,
+        "edited": sorted(edited),
+        "stale": [item.row.path for item in old if item.now != "gone"],
+    }
+
+
+def as_text(told: dict[str, Any], *, all: bool) -> list[str]:
+    counts = told["counts"]
+    total = ", ".join(f"{counts[answer]} {word}" for answer, word in COUNTS if answer in counts)
+    state = f"everything is fresh ({total})" if told["fresh"] else total
+    text = [f"{shown(told['title'])}: {state}"]
+    steps = told["steps"] if all else told["steps"][:FEW]
+    width = min(40, max((len(step["id"]) for step in steps), default=0))
+    for step in steps:
+        first, *more = step["reasons"] or [""]
+        text.append(f"  {step['answer']:8} {shown(step['id']):<{width}}  {shown(first)}" + (f" (and {len(more)} more: recipe why)" if more else ""))
+    if len(told["steps"]) > len(steps):
+        text.append(f"  … and {len(told['steps']) - len(steps)} more (-v lists all)")
+    if told["edited"]:
+        text += ["edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"]
+        text += [f"  {shown(path)}" for path in told["edited"]]
+    if told["stale"]:
+        text += ["made by no step any more (`recipe clean --stale` removes them):", *(f"  {shown(path)}" for path in told["stale"])]
+    return text
+
+
+def unfinished(ws: Workspace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Runs under way here, and runs whose worker died and that no later run of their recipe has made good."""
+    going, died = [], []
+    good: set[str] = set()
+    for row in ws.store.runs(last=1000):
+        if row.state == "COMPLETED":
+            good.add(row.recipe)
+        elif row.state in ("ACTIVE", "QUEUED"):
+            if ws.store.live(row.id):
+                going.append(_run(row))
+            elif row.state == "ACTIVE" and row.recipe not in good:
+                died.append(_run(row))
+    return going, died
+
+
+def _run(row: RunRow) -> dict[str, Any]:
+    return {"run": row.id, "recipe": row.recipe, "created": row.created}

@@ -1,0 +1,150 @@
+"""`recipe adopt`, `clean`, `gc`: take files for results, remove what was published, remove what is stored and not needed.  Says what it did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...execution.session import look
+from ...execution.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
+from ...execution.workspace import Workspace
+from ..differences import brief
+from ..tail import shown
+from .chosen import add_words, find_nodes, one_request, requests, size
+
+if TYPE_CHECKING:
+    from ...execution.survey import Request
+
+KEEP_DAYS, KEEP_RUNS = 30.0, 20
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    if verb == "adopt":
+        parser.add_argument("step", metavar="STEP", help="the step whose result the files shall be")
+        add_words(parser)
+        parser.epilog = "examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
+        return
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    if verb == "clean":
+        add_words(parser)
+        parser.add_argument("--stale", action="store_true", help="only files that no step makes any more")
+        parser.add_argument("--force", action="store_true", help="also what was changed by hand since we put it there")
+        parser.epilog = (
+            "What is removed stays stored until `recipe gc`: `recipe run` puts it back.\n\n"
+            "examples:\n  recipe clean -n\n  recipe clean --stale ./pipeline.yaml"
+        )
+        return
+    parser.add_argument("--keep-days", type=_days, default=KEEP_DAYS, metavar="N", help="keep what is not older than this (default: 30)")
+    parser.add_argument("--keep-runs", type=_count, default=KEEP_RUNS, metavar="N", help="keep at least so many runs (default: 20)")
+    parser.epilog = (
+        "Kept in any case: what is published, the newest result of every step, and all that a living run may need.\n\n"
+        "examples:\n  recipe gc -n\n  recipe gc --keep-days 7 --keep-runs 5"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    with Workspace.open(args.workspace) as ws:
+        return {"adopt": _adopt, "clean": _clean, "gc": _gc}[args.verb](ws, args)
+
+
+# -- adopt -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _adopt(ws: Workspace, args: argparse.Namespace) -> int:
+    found = look(ws, one_request(ws, args))
+    for n in find_nodes(found, args.step):
+        id = found.plan.nodes[n].id
+        trace = adopt(ws, found, n)
+        if args.quiet:
+            continue
+        if trace is None:
+            print(f"{shown(id)} is fresh already")
+        else:
+            made = ", ".join(f"{shown(path)} ({brief(content)})" for _, path, content in trace.outputs)
+            print(f"{shown(id)} is fresh now" + (f": {made}" if made else ""))
+    return 0
+
+
+# -- clean -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _clean(ws: Workspace, args: argparse.Namespace) -> int:
+    going: list[Shown] = []
+    for request in requests(ws, args):
+        if args.stale:
+            found = look(ws, request)
+            recipe, rows = found.plan.recipe, stale(ws, found)
+        else:
+            recipe = _recipe_id(ws, request)
+            rows = [row for _, row in sorted(ws.store.published(recipe).items())]
+        demand_quiet(ws, recipe)
+        going += examined(ws, rows)
+    edited = [item.row.path for item in going if item.now == "edited" and not args.force]
+    removed = [item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)]
+    if not args.dry_run:
+        withdraw(ws, removed)
+        ws.store.unpublish(item.row.path for item in going if item.now == "gone")
+    paths = [row.path for row in removed]
+    if args.json:
+        print(json.dumps({"removed": paths, "kept": edited, "dry_run": args.dry_run}, indent=2))
+        return 0
+    for path in paths if not args.quiet else ():
+        print(f"{'would remove' if args.dry_run else 'removed'} {shown(path)}")
+    for path in edited:
+        print(f"kept {shown(path)}: it was changed by hand (--force removes it)", file=sys.stderr)
+    return 0
+
+
+def _recipe_id(ws: Workspace, request: Request) -> str:
+    from ...language import parse
+    from ...language.library import find
+
+    return parse.load(find(request.recipe, ws.root)).id
+
+
+# -- gc ----------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _gc(ws: Workspace, args: argparse.Namespace) -> int:
+    from ...storage.garbage import collect, garbage
+
+    plan = garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
+    beside = leftovers(ws, plan, keep_days=args.keep_days)
+    freed = plan.size + sum(item.size for item in beside)
+    if not args.dry_run:
+        freed = collect(ws.store, ws.objects, plan, ws.root) + discard(ws, beside)
+    counts = {"run": len(plan.runs), "trace": len(plan.traces), "object": len(plan.objects)}
+    for item in beside:
+        counts[item.kind] = counts.get(item.kind, 0) + 1
+    if args.json:
+        paths = [str(Path(item.path).relative_to(ws.home)) for item in beside]
+        told = {"bytes": freed, "counts": counts, "runs": list(plan.runs), "objects": list(plan.objects), "paths": paths, "dry_run": args.dry_run}
+        print(json.dumps(told, indent=2))
+        return 0
+    if args.verbose:
+        for content in plan.objects:
+            print(f"{content}  {size(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
+        for item in beside:
+            print(f"{item.path.relative_to(ws.home)}  {size(item.size)}")
+    what = ", ".join(f"{count} {kind}{'' if count == 1 or kind in ('logs', 'half-written') else 's'}" for kind, count in counts.items() if count)
+    if not args.quiet:
+        print(f"{'would free' if args.dry_run else 'freed'} {size(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
+    return 0
+
+
+def _days(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return value
