@@ -344,9 +344,8 @@ class _Compiler:
         reads: dict[str, Any] = {}
         mentioned: dict[str, dict[str, Any]] = {}
         late = False
-        for where, leaf in _leaves(step, env):
-            if isinstance(leaf, str) and "{{" in leaf:
-                late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
+        for where, leaf in _templates(step, env):
+            late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
         for value in draft.matrix.values():
             self._world(draft, value)
         author["reads"] = {name: _plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}
@@ -906,7 +905,7 @@ class _Compiler:
     def _mentions_known(self, scope: _Scope, step: Step) -> bool:
         """Every step and output that a step mentions exists."""
         good = True
-        for where, leaf in _leaves(step, step.env):
+        for where, leaf in _templates(step, step.env):
             for ref in self._references(scope, leaf, where):
                 good &= self._step_name(scope, ref, where)
         return good
@@ -946,24 +945,35 @@ class _Results(Mapping[str, Any]):
         return len(self._scope.results)
 
 
-def _leaves(step: Step, env: Mapping[str, Any]) -> Iterable[tuple[Where, Any]]:
+def _templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
+    """Every leaf of a step that is a template, and where it stands."""
     origin = step.origin
-    for name, tree in (
-        ("run", step.run),
-        ("accelerate", step.accelerate),
-        ("files", step.files),
-        ("env", env),
-        ("when", step.when),
-        ("nodes", step.nodes),
-        ("with", step.uses.given if step.uses else None),
-    ):
-        if tree:
-            if isinstance(tree, str):
-                yield (*origin, name), tree
-            else:
-                yield from _walk(tree, (*origin, name))
+    found: list[tuple[Where, str]] = []
+    run = step.run
+    if isinstance(run, str):
+        if "{{" in run:
+            found.append(((*origin, "run"), run))
+    elif run:
+        found += [leaf for leaf in _walk(run, (*origin, "run")) if _is_template(leaf[1])]
+    if step.accelerate:
+        found += [leaf for leaf in _walk(step.accelerate, (*origin, "accelerate")) if _is_template(leaf[1])]
+    if step.files:
+        found += [leaf for leaf in _walk(step.files, (*origin, "files")) if _is_template(leaf[1])]
+    if env:
+        found += [leaf for leaf in _walk(env, (*origin, "env")) if _is_template(leaf[1])]
+    if step.uses:
+        found += [leaf for leaf in _walk(step.uses.given, (*origin, "with")) if _is_template(leaf[1])]
+    for name, value in (("when", step.when), ("nodes", step.nodes)):
+        if isinstance(value, str) and "{{" in value:
+            found.append(((*origin, name), value))
     for output in step.outputs:
-        yield (*origin, "outputs", output.name), output.path
+        if "{{" in output.path:
+            found.append(((*origin, "outputs", output.name), output.path))
+    return found
+
+
+def _is_template(leaf: object) -> bool:
+    return isinstance(leaf, str) and "{{" in leaf
 
 
 def _walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
@@ -982,18 +992,17 @@ def _mentioned(step: Step) -> list[str]:
     found = list(step.needs)
     if step.select:
         found.append(step.select.step)
-    leaves = [leaf for _, leaf in _leaves(step, step.env)]
+    leaves = [leaf for _, leaf in _templates(step, step.env)]
     for axis in (step.matrix or {}).values():
-        leaves += [leaf for _, leaf in _walk(axis, ())]
-    if any(isinstance(leaf, str) and "{{" in leaf for leaf in leaves):
+        leaves += [leaf for _, leaf in _walk(axis, ()) if _is_template(leaf)]
+    if leaves:
         from ..language.template import TemplateError, references
 
         for leaf in leaves:
-            if isinstance(leaf, str) and "{{" in leaf:
-                try:
-                    found += [ref.path[1] for ref in references(leaf) if ref.path[0] == "steps" and len(ref.path) > 1]
-                except TemplateError:
-                    continue
+            try:
+                found += [ref.path[1] for ref in references(leaf) if ref.path[0] == "steps" and len(ref.path) > 1]
+            except TemplateError:
+                continue
     return found
 
 
@@ -1095,13 +1104,17 @@ def _escapes(path: str) -> bool:
 
 
 def _is_glob(path: str) -> bool:
-    return any(c in path for c in "*?[")
+    return "*" in path or "?" in path or "[" in path
 
 
 def _heads(path: str) -> list[str]:
     """`a/b/c`, `a/b`, `a`."""
-    parts = path.split("/")
-    return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    found = [path]
+    at = path.rfind("/")
+    while at > 0:
+        found.append(path[:at])
+        at = path.rfind("/", 0, at)
+    return found
 
 
 def _starred(path: str) -> str:
