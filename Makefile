@@ -1,0 +1,49 @@
+# make demo    a real recipe, end to end, in ./demo; the second time everything is fresh
+# make test    lint, types, and every test
+# make lint    only what needs no test
+# make bench   the table of docs/benchmarks.md, measured here
+# make docs    write the generated parts of docs/ anew
+# make release accept what the released recipes are now (fixtures/recipes.lock)
+# make clean   away with everything that is made; earlier results in ./demo too
+
+PYTHON ?= python3
+BIN    := .venv/bin
+# Nothing is fetched from a hub while a recipe or a test runs.
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint bench docs release clean
+.DEFAULT_GOAL := test
+
+# torch comes first and alone: what follows then finds the pinned one and brings no other.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recipe needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	touch $@
+
+demo: .venv/.ready
+	@mkdir -p demo
+	$(BIN)/recipe run sft@1 -C demo --preset smoke --python current
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.ready
+	$(BIN)/python -m benchmarks
+
+docs: .venv/.ready
+	$(BIN)/python -m docs.generate
+
+release: .venv/.ready
+	$(BIN)/python -m tests.test_released_recipes
+
+clean:
+	rm -rf .venv demo out dist build .cache .recipe .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
