@@ -2,14 +2,15 @@
 
     judge what is ready · start what fits · when neither moved, wait for one end
 
-Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker that
-dies leaves its jobs to their supervisor; the next run that needs the same key finds the attempt by its name, which is the key's, and takes its result.
+Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker
+that dies leaves its jobs to their supervisor; the next run with the same key finds the attempt by its name, which is the key's and takes its result.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import posixpath
 import signal
@@ -28,7 +29,7 @@ from ..errors import CannotRun, Infrastructure, RecipeError
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
-from ..planning.plan import ALLOW_FAILURE, OPTIONAL, SELECT, TEMPORARY, Node
+from ..planning.plan import ALLOW_FAILURE, SELECT, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker, Secret
 from ..storage.crash import crashpoint
@@ -43,6 +44,8 @@ from .workspace import Workspace
 GRACE = timedelta(seconds=10)
 FOREVER = timedelta(days=3650)
 TAIL = 8 << 10
+WORTH_NOTING = 1.0
+"""Seconds that a step has to run for what it made to be written down before it is moved."""
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 GROUP_SECONDS = 0.05
@@ -93,6 +96,7 @@ class _Running:
     secrets: list[Secret]
     state: checkpoints.Generation | None
     lock: Lock | None
+    taken_up: bool = False  # begun by an earlier worker
 
 
 class Executor:
@@ -115,6 +119,7 @@ class Executor:
         self._contended = False
         self._pace = GROUP_SECONDS
         self._left = self._leftovers()
+        self._failures_kept = "failed" in self._left
         self._tick = listener
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
         tasks = self._tasks(self.todo)
@@ -304,14 +309,15 @@ class Executor:
         node, detail = self.plan.nodes[n], self.plan.details()[n]
         verdict = self._verdicts[id]
         key = verdict.key
-        if key is not None and not self.ledger.keys.try_hold(key):
+        if key is not None and not self.ledger.hold(key):
             # Another run here is making the same thing: wait, then judge again and find it made.
             self.resting[id] = time.monotonic() + 0.1
             self._contended = True
             return False
-        if self._contended and key is not None:
+        contended = self._contended or not self.ledger.keys.alone
+        if contended and key is not None:
             self._left = self._leftovers()  # whoever held the key may have died with its attempt running
-        if key is not None and self._contended and self.facts.traces.get(key) is not None and verdict.reasons != ("forced",):
+        if key is not None and contended and self.facts.traces.get(key) is not None and not self._always(n, verdict):
             self.ledger.keys.release(key)
             self._record(self.scheduler.adopt(id, "another run made it"))
             return True
@@ -401,29 +407,34 @@ class Executor:
         secrets = self._secrets(detail)
         if key is not None and (left := self._left.pop(key[:24], None)):
             for old in left:
-                found = await self._taken_up(node, old)
+                found = await self._taken_up(node, old, self._always(n, self._verdicts[node.id]))
                 if found is not None:
                     attempt = Attempt(f"{self.ws.home}/attempts/{old}")
-                    return _Running(node, n, key, world, attempt, found, old, attempt.path + ".log", time.time(), secrets, generation, lock)
+                    log = attempt.path + ".log"
+                    return _Running(node, n, key, world, attempt, found, old, log, time.time(), secrets, generation, lock, taken_up=True)
         attempt.begin()
+        crashpoint("attempt-made")
         command = self._command(n, node, detail, attempt, key, generation, log)
         crashpoint("attempt-staged")
         job = await self.host.start(command, name)
+        crashpoint("job-started")
         return _Running(node, n, key, world, attempt, job, name, log, time.time(), secrets, generation, lock)
 
-    async def _taken_up(self, node: Node, name: str) -> Job | None:
+    async def _taken_up(self, node: Node, name: str, always: bool) -> Job | None:
         """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
         path = f"{self.ws.home}/attempts/{name}"
         job = Job(name, {"log": path + ".log"})
         exit = await self.host.wait(job, timedelta(0))
-        whole = all(os.path.lexists(f"{path}/{made}") for _, made, flags in node.outputs if not flags & OPTIONAL)
-        if exit is None or (exit.code == 0 and whole):
+        if exit is None:
             return job
-        remove(path)
-        for suffix in (".log", ".sh", ".metrics"):
-            with contextlib.suppress(OSError):
-                os.unlink(path + suffix)
+        if exit.code == 0 and exit.reason == "exit" and not always and Attempt(path).whole(node):
+            return job
+        _clear(path)
         return None
+
+    def _always(self, n: int, verdict: Verdict) -> bool:
+        """Whether it must run although somebody made the same."""
+        return verdict.reasons == ("forced",) or bool(self.plan.nodes[n].flags & UNCACHED)
 
     def _leftovers(self) -> dict[str, list[str]]:
         """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
@@ -469,33 +480,36 @@ class Executor:
         return Command(argv, attempt.path, env, secrets, detail["timeout"], detail["idle_timeout"], log)
 
     def _stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt) -> None:
-        root = str(self.ws.root)
+        root, cache = str(self.ws.root), self.ws.cache
         for dep in node.deps:
             for path in self.facts.matches.get(dep, (dep,)):
-                attempt.add_path(f"{root}/{path}", path)
+                attempt.add_path(cache, path, self.facts.files.get(path), f"{root}/{path}", path)
         for pattern in node.code:
-            base = os.path.abspath(self.plan.homes[node.home])
-            for name, _ in self.facts.code.get((node.home, pattern), ()):
-                attempt.add_path(f"{base}/{name}", name, copy=True)
+            base = os.path.realpath(self.plan.homes[node.home])
+            for name, content in self.facts.code.get((node.home, pattern), ()):
+                attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
         for url, commit, at in detail["git"]:
             from .gitcode import checkout
 
             checkout(self.ws, url, commit, Path(attempt.place(at)))
         for name, kind, address in node.takes:
             if kind == "path":
-                attempt.add_path(str(self.ws.absolute(address)), name)
+                source = str(self.ws.absolute(address))
+                attempt.add_path(cache, source, self.facts.takes[kind, address], source, name)
             elif kind != "stream":
                 from .sources import fetch
 
-                attempt.add_path(str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address]))), name)
+                source = str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address])))
+                attempt.add_path(cache, source, None, source, name)
         for producer, output, name, below in node.upstream:
-            content = self.made[producer].outputs.get(output)
-            if content is None:
+            made = self.made[producer].outputs.get(output)
+            if made is None:
                 continue  # an optional output that was not made
             if below:
-                attempt.add_path(f"{self.ws.objects.path(Content(content))}/{below}", name)
+                source = f"{self.ws.objects.path(Content(made))}/{below}"
+                attempt.add_path(cache, source, None, source, name)
             else:
-                attempt.add_object(self.ws.objects, content, name)
+                attempt.add_object(self.ws.objects, made, name)
 
     def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -539,6 +553,8 @@ class Executor:
         try:
             if isinstance(exit, DriverError):
                 self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+            elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
+                self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
                 self._failed(id, running, detail, _reason(exit), _said(exit, detail))
             else:
@@ -550,20 +566,25 @@ class Executor:
                 self.ledger.release_after_flush(running.key)
 
     async def _succeeded(self, id: str, running: _Running, detail: Mapping[str, Any], exit: Exit) -> None:
+        crashpoint("job-over")
         node, attempt = running.node, running.attempt
         n = self.plan.index[id]
-        tampered = attempt.tampered()
-        if tampered:
-            self._failed(id, running, detail, "input", f"it changed its input {tampered[0]}")
-            return
+        seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
         try:
+            tampered = attempt.tampered(self.ws.cache, self.ws.objects)
+            if tampered:
+                who = "it, or somebody meanwhile, changed" if tampered[0] in attempt.links else "it changed"
+                self._failed(id, running, detail, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
+                return
             kept = [path for _, path, *_ in detail["state"]]
+            # Writing down what is being taken costs a cheap step more than doing it again would.
+            noted = seconds >= WORTH_NOTING or running.taken_up
             if _heavy(attempt.path, node):
-                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept)
+                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept, noted=noted)
             else:
-                outputs = attempt.collect(node, self.ws.objects, kept)
+                outputs = attempt.collect(node, self.ws.objects, kept, noted=noted)
         except OutputProblem as error:
-            self._failed(id, running, detail, "output", f"{error} (exit 0)")
+            self._failed(id, running, detail, "lost" if running.taken_up else "output", f"{error} (exit 0)")
             return
         except Infrastructure as error:
             self._failed(id, running, detail, "disk", str(error))
@@ -572,10 +593,11 @@ class Executor:
         values = self._metrics(running, detail)
         made = Made(True, outputs, values)
         self.made[n] = made
-        stale = attempt.stale()
+        stale = attempt.stale(self.ws.cache)
         note: dict[str, object] = {}
         if stale:
-            note["note"] = f"{os.path.relpath(stale[0], self.ws.root)} changed while it ran: its result is used now, and it will run again"
+            where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
+            note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
         elif running.key is not None:
             self.ledger.trace(running.key, node, outputs, values, exit, image={"author": detail["author"], "world": running.world})
         if not self.survey.library:
@@ -584,7 +606,7 @@ class Executor:
             except RecipeError as error:
                 self._failed(id, running, detail, "publish", str(error))
                 return
-        seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
+            crashpoint("published")
         self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": detail["author"], "world": running.world}, exit)
         self._keep_log(id, running, detail)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
@@ -600,16 +622,27 @@ class Executor:
         return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]
 
     def _failed(self, id: str, running: _Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
-        tail = _tail(running.log)
-        log = self._keep_log(id, running, detail)
-        declared = [*running.attempt.staged, *(path for _, path, _ in running.node.outputs)]
-        missing = undeclared(tail.decode(errors="replace"), self.ws.root, declared) if reason == "exit" else None
-        hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
-        self.ledger.attempt(
-            id, running.name, running.key, running.started, "failed", reason, {"author": detail["author"], "world": running.world}, None
-        )
+        attempt = running.attempt
+        tail = Masker(running.secrets).mask(_tail(running.log))
+        if reason == "exit" and (full := _full(tail, attempt.path)):
+            reason, words = "disk", f"{words}: {full}"
+        try:
+            log = self._keep_log(id, running, detail)
+        except OSError as error:
+            log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
+        hint = ""
+        if reason in ("exit", "output"):
+            declared = [*attempt.staged, *attempt.links, *attempt.objects, *(path for _, path, _ in running.node.outputs)]
+            missing = undeclared(tail.decode(errors="replace"), self.ws.root, attempt.path, declared)
+            hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
+        image = {"author": detail["author"], "world": running.world}
+        self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
         self._tidy(running, detail, success=False)
         self._fail(id, reason, words, hint, tail, log)
+
+    def _failed_name(self, id: str) -> str:
+        """Where the directory of a step's last failed attempt is kept, to be looked at: one for each step, so that they do not pile up."""
+        return f"failed-{of_value('step', [self.plan.recipe, id])[:24]}"
 
     def _fail(self, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "") -> None:
         self._disturbed = True
@@ -635,11 +668,16 @@ class Executor:
         for suffix in (*used, ".metrics") if detail["metrics"] is not None else used:
             with contextlib.suppress(OSError):
                 os.unlink(path + suffix)
+        failed = f"{self.ws.home}/attempts/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
+        if failed and os.path.lexists(failed):
+            remove(failed)
         if success:
-            running.attempt.remove()
+            # Not before the trace is stored: until then the directory is what a worker that comes after us would find.
+            self.ledger.after_flush(running.attempt.remove)
         else:
+            self._failures_kept = True
             with contextlib.suppress(OSError):
-                os.rename(path, f"{path}.failed-{int(running.started)}")
+                os.rename(path, failed)
 
     def _metrics(self, running: _Running, detail: Mapping[str, Any]) -> dict[str, Any]:
         if detail["metrics"] is None:
@@ -713,7 +751,7 @@ class Executor:
             self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
             self._record(self.scheduler.drain())
         elif self._interrupts == 2:
-            self.ledger.say("stopping; press Ctrl-C again to leave them running and go")
+            self.ledger.say("stopping; press Ctrl-C again to go without waiting for that")
             self._terminate()
         else:
             self._abandoned = True
@@ -736,6 +774,22 @@ class Executor:
     @property
     def interrupted(self) -> bool:
         return self._interrupts > 0
+
+
+def _clear(path: str) -> None:
+    """Delete all that there is of an attempt."""
+    remove(path)
+    for suffix in (".log", ".sh", ".metrics", ".taken"):
+        with contextlib.suppress(OSError):
+            os.unlink(path + suffix)
+
+
+def _full(tail: bytes, path: str) -> str:
+    """Words for a disk that is full, if a command that failed says so and it is."""
+    if os.strerror(errno.ENOSPC).encode() not in tail and os.strerror(errno.EDQUOT).encode() not in tail:
+        return ""
+    found = os.statvfs(os.path.dirname(path))
+    return f"no space left on a disk ({found.f_bavail * found.f_frsize} bytes and {found.f_favail} inodes are free for attempts)"
 
 
 class _State(str):

@@ -13,12 +13,15 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from ..errors import Infrastructure
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
 from ..storage.artifacts import Objects
-from ..storage.files import Content, Unhashable
+from ..storage.files import Content, DigestCache, Unhashable
 
+_Mark: TypeAlias = tuple[int, int, int]
+"""Inode, size, time of the last change."""
 SMALL = 64 << 10
 """Files up to this size are copied into an attempt, larger ones linked: bytes."""
 
@@ -32,8 +35,11 @@ class Attempt:
     """One attempt directory and what was put there."""
 
     path: str
-    staged: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # name -> inode, size, mtime of what it leads to
-    sources: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # workspace path -> the same, when it was staged
+    staged: dict[str, _Mark] = field(default_factory=dict)  # name -> what the file system says of our copy
+    links: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> the caller's file or tree that it is a link to, and its content
+    objects: dict[str, str] = field(default_factory=dict)  # name -> the stored object that it is a link to
+    sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
+    doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
     _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
 
     def begin(self) -> None:
@@ -59,22 +65,30 @@ class Attempt:
             os.mkdir(folder)
         self._made[folder] = None
 
-    def add_path(self, source: str, name: str, *, copy: bool = False) -> None:
-        """A file or folder of the caller's."""
+    def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
+        """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
         target = self.place(name)
         found = os.stat(source)
-        self.sources[source] = _mark(found)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
             self.staged[name] = _copy(source, target, found)
-        else:
-            os.symlink(os.path.realpath(source), target)
-            self.staged[name] = _mark(found)
+            if content is not None:
+                self.sources[at] = content
+            return
+        os.symlink(os.path.realpath(source), target)
+        now = cache.content_of(at)
+        if now is None or now != (content or now):
+            self.doubtful.append(at)
+        self.links[name] = (at, now or "")
 
     def add_object(self, objects: Objects, content: str, name: str) -> None:
         """An output of an earlier step."""
         target = self.place(name)
         objects.stage(Content(content), Path(target))
-        self.staged[name] = _mark(os.stat(target))
+        found = os.lstat(target)
+        if stat.S_ISLNK(found.st_mode):
+            self.objects[name] = content
+        else:
+            self.staged[name] = _mark(found)
 
     def add_bytes(self, data: bytes, name: str) -> None:
         with open(self.place(name), "wb") as file:
@@ -86,24 +100,33 @@ class Attempt:
             if flags & DIRECTORY:
                 os.makedirs(target, exist_ok=True)
 
-    def tampered(self) -> list[str]:
-        """Inputs that the step changed, by name."""
-        return [name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark]
+    def tampered(self, cache: DigestCache, objects: Objects) -> list[str]:
+        """Inputs that are not what the step was given: it alone can have changed a copy or an object, and it or its caller what it read in place."""
+        changed = [name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark]
+        changed += [name for name, content in self.objects.items() if not objects.intact(Content(content))]
+        return changed + [name for name, (at, content) in self.links.items() if (cache.content_of(at) or "") != content]
 
-    def stale(self) -> list[str]:
-        """Sources that somebody changed since they were staged: what the step read is not certain."""
-        return [path for path, mark in self.sources.items() if _look(path) != mark]
+    def stale(self, cache: DigestCache) -> list[str]:
+        """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
+        return self.doubtful + [at for at, now in cache.contents(self.sources).items() if now != self.sources[at]]
 
-    def collect(self, node: Node, objects: Objects, below_state: Iterable[str] = ()) -> dict[str, str]:
-        """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong."""
+    def collect(self, node: Node, objects: Objects, below_state: Iterable[str] = (), *, noted: bool = False) -> dict[str, str]:
+        """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
+
+        With `noted` each content is written down beside the attempt before its file is moved, so that whoever comes after a kill in between finds it.
+        """
         wrong: list[str] = []
         found: dict[str, str] = {}
         kept = tuple(below_state)
+        taken = self.taken() if noted else {}
         for name, path, flags in node.outputs:
             target = f"{self.path}/{path}"
             try:
                 here = os.lstat(target)
             except OSError:
+                if name in taken and objects.intact(Content(taken[name])):
+                    found[name] = taken[name]
+                    continue
                 if not flags & OPTIONAL:
                     wrong.append(f"declared output {path} was not made")
                 continue
@@ -120,7 +143,7 @@ class Attempt:
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 else:
-                    content = objects.take(Path(target))
+                    content = objects.take(Path(target), (lambda content, name=name: self._note(name, content)) if noted else None)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
                 continue
@@ -129,11 +152,31 @@ class Attempt:
             raise OutputProblem("; ".join(wrong))
         return found
 
+    def taken(self) -> dict[str, str]:
+        """Outputs that were being moved into the store when a worker died: name -> content."""
+        try:
+            with open(f"{self.path}.taken", encoding="utf-8") as file:
+                return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
+        except FileNotFoundError:
+            return {}
+
+    def whole(self, node: Node) -> bool:
+        """Whether every output that has to be there is, or was being taken."""
+        taken = self.taken()
+        return all(name in taken or os.path.lexists(f"{self.path}/{path}") for name, path, flags in node.outputs if not flags & OPTIONAL)
+
+    def _note(self, name: str, content: str) -> None:
+        with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
+            file.write(f"{name}\t{content}\n")
+
     def remove(self) -> None:
         """Delete the directory: what we put there first, which is usually all, then whatever is left."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.path}.taken")
         try:
-            for name in self.staged:
-                os.unlink(f"{self.path}/{name}")
+            for names in (self.staged, self.links, self.objects):
+                for name in names:
+                    os.unlink(f"{self.path}/{name}")
             for folder in reversed(self._made):
                 os.rmdir(folder)
         except OSError:
@@ -164,19 +207,20 @@ def _remove_fast(path: str) -> None:
     os.rmdir(path)
 
 
-def undeclared(log_tail: str, workspace: Path, declared: Iterable[str]) -> str | None:
-    """A workspace file whose name a failed command printed and that its step did not declare."""
+def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:
+    """A workspace file whose name a failed command printed, also as a path in its attempt directory, and that its step did not declare."""
     import re
 
     have = set(declared)
-    for word in re.findall(r"[\w./+@-]*[\w+-]\.\w+|[\w+-]+(?:/[\w.+-]+)+", log_tail):
-        name = posixpath.normpath(word)
-        if not name.startswith(("/", "..", ".recipe")) and name not in have and (workspace / name).exists():
+    for word in re.findall(r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")):
+        name = posixpath.normpath(word.removeprefix(f"{workspace}/"))
+        inside = any(name.startswith(f"{folder}/") for folder in have)
+        if not name.startswith(("/", "..", ".recipe")) and name != "." and name not in have and not inside and (workspace / name).exists():
             return name
     return None
 
 
-def _copy(source: str, target: str, found: os.stat_result) -> tuple[int, int, int]:
+def _copy(source: str, target: str, found: os.stat_result) -> _Mark:
     origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if found.st_mode & 0o100 else 0o644)
@@ -194,11 +238,11 @@ def _copy(source: str, target: str, found: os.stat_result) -> tuple[int, int, in
         os.close(origin)
 
 
-def _mark(found: os.stat_result) -> tuple[int, int, int]:
+def _mark(found: os.stat_result) -> _Mark:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _look(path: str) -> tuple[int, int, int] | None:
+def _look(path: str) -> _Mark | None:
     try:
         return _mark(os.stat(path))
     except OSError:

@@ -63,18 +63,20 @@ class Objects:
 
     # -- putting away
 
-    def take(self, path: Path) -> Content:
-        """Put away what is at `path`, moved where that is possible, and say what it is."""
+    def take(self, path: Path, said: Callable[[Content], None] | None = None) -> Content:
+        """Put away what is at `path`, moved where that is possible, and say what it is: to `said` while it is still there."""
         name = str(path)
         try:
             found = os.lstat(name)
-            if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
+            if said is None and stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
                 return self._take_small(name, found)
         except OSError as error:
             _fail(name, error)
         before = _mark(name, moves=True)
         manifest = files.entries(name) if os.path.isdir(name) else None
         content = files.scan(name) if manifest is None else files.tree_id(manifest)
+        if said is not None:
+            said(content)
         self._put(name, content, manifest, before)
         return content
 
