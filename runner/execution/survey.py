@@ -134,7 +134,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
         plan = _recall(ws, kept)
         if plan is not None:
             return plan
-    globs = _Globs(ws.root, known)
+    globs = Globs(ws.root, known)
     sources: dict[str, Digest] = {}
     recipe, plan = _compile(ws, source, text, request, globs, sources)
     if digest is not None and not ws.read_only:
@@ -161,7 +161,7 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
         return None
 
 
-def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: _Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
     import gc
 
     # Reading makes a great many small values and no cycles; the collector would walk them again and again.
@@ -172,20 +172,21 @@ def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: 
         gc.enable()
 
 
-def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: _Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
     from ..language import document, inputs, parse
     from ..planning.compile import compile_plan
 
     recipe = parse.recipe(document.parse(text, str(source)))
     used: dict[str, Recipe] = {}
-    _load_used(ws, recipe, used, sources)
+    load_used(ws.root, recipe, used, sources)
     values = inputs.bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
     digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
     plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=inputs.bind, kind_of=inputs.kind_of, preset=request.preset)
     return recipe, plan
 
 
-def _load_used(ws: Workspace, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
+def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
+    """Read every recipe that `recipe` uses, and those that they use.  Raises Invalid."""
     from ..language import document, parse
     from ..language.library import find
 
@@ -196,7 +197,7 @@ def _load_used(ws: Workspace, recipe: Recipe, used: dict[str, Recipe], sources: 
         base = Path(recipe.document.name).parent
         name = step.uses.recipe
         try:
-            path = (base / name) if _is_path(name) else find(name, ws.root)
+            path = (base / name) if _is_path(name) else find(name, root)
             text = path.read_bytes()
         except (NotFound, OSError) as error:
             why = error.fix if isinstance(error, NotFound) else (getattr(error, "strerror", "") or "")
@@ -205,12 +206,12 @@ def _load_used(ws: Workspace, recipe: Recipe, used: dict[str, Recipe], sources: 
         sources[str(path)] = of_bytes(text)
         other = parse.recipe(document.parse(text, str(path)))
         used[name] = other
-        _load_used(ws, other, used, sources)
+        load_used(root, other, used, sources)
     if problems:
         raise Invalid(problems)
 
 
-class _Globs(Mapping[str, tuple[str, ...]]):
+class Globs(Mapping[str, tuple[str, ...]]):
     """Matches as the compiler asks for them; what it looked at is remembered."""
 
     def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from runner.errors import NotFound, did_you_mean
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
+_CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
 _FIRST_LINES = 65536  # `recipe:` and `summary:` stand at the top
 
 
@@ -51,9 +52,26 @@ def schema_text() -> str:
 def entries() -> list[Entry]:
     """Every recipe of the library, by name, newest version first."""
     return sorted(
-        (Entry(found[1], int(found[2]), _summary(path), path) for path, found in _files()),
+        (Entry(found[1], int(found[2]), _summary(_head(path)), path) for path, found in _files()),
         key=lambda entry: (entry.name, -entry.version),
     )
+
+
+def beside(folder: Path) -> list[Entry]:
+    """Every file in `folder` whose first lines say that it is a recipe, by file name.  A folder that cannot be read has none."""
+    found = []
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file())
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            head = _head(path)
+        except OSError:
+            continue
+        if called := _CALLED.search(head):
+            found.append(Entry(called[1], int(called[2]), _summary(head), path))
+    return found
 
 
 def find(name: str, workspace: Path) -> Path:
@@ -95,10 +113,13 @@ def _beside(name: str, workspace: Path) -> str:
     return f"the file beside you is given as ./{name}.yaml" if (workspace / f"{name}.yaml").is_file() else ""
 
 
-def _summary(path: Path) -> str:
-    """The value of the top-level line `summary: …`, read as text: parsing YAML would cost more than the whole listing."""
+def _head(path: Path) -> str:
     with path.open("rb") as file:
-        head = file.read(_FIRST_LINES).decode("utf-8", "replace")
+        return file.read(_FIRST_LINES).decode("utf-8", "replace")
+
+
+def _summary(head: str) -> str:
+    """The value of the top-level line `summary: …`, read as text: parsing YAML would cost more than the whole listing."""
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""

@@ -1,0 +1,143 @@
+"""Find every problem of a recipe without a workspace and without all of its inputs, as an editor or a continuous integration wants it.  Runs nothing.
+
+A file is judged as far as it can be read: its YAML, its shape, then its meaning, for the bare recipe and for each of its presets.  An input without a
+value gets two made-up ones: what goes wrong with both is the recipe's fault, what goes wrong with one may be that value's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..digest import of_value
+from ..errors import Invalid, Problem
+from ..language import document as documents
+from ..language import inputs, parse, shell
+from ..language.recipe import Input, Recipe, Tree
+from ..planning.compile import compile_plan
+from .survey import Globs, load_used
+
+if TYPE_CHECKING:
+    from ..language.document import Document
+
+# Problems that may come from the values: the others are in the text of the recipe.
+_OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-escape", "output"})
+
+
+def problems(document: Document, root: Path, given: Mapping[str, str]) -> list[Problem]:
+    """Every error and warning.  `given` are inputs as on the command line; `root` is where paths of the recipe's workspace begin."""
+    found = list(document.warnings)
+    try:
+        recipe = parse.recipe(document)
+    except Invalid as error:
+        return [*found, *error.problems]
+    found += _scripts(recipe)
+    used: dict[str, Recipe] = {}
+    try:
+        load_used(root, recipe, used, {})
+    except Invalid as error:
+        return [*found, *error.problems]
+    for preset in (None, *recipe.presets):
+        found += _meaning(recipe, used, root, given, preset)
+    return list(dict.fromkeys(found))
+
+
+def read(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:
+    """Every error and warning of a file's bytes."""
+    try:
+        document = documents.parse(data, name)
+    except Invalid as error:
+        return list(error.problems)
+    return problems(document, root, given)
+
+
+def _scripts(recipe: Recipe) -> Iterator[Problem]:
+    """What a shell would take otherwise than the author meant it."""
+    for step in recipe.steps.values():
+        if not isinstance(step.run, str):
+            continue
+        where, bash = (*step.origin, "run"), step.shell == "bash"
+        for error in shell.errors(step.run, bash=bash):
+            yield inputs.misread(recipe.document, where, error)
+        for code, message, offset, length in shell.warnings(step.run, bash):
+            yield recipe.document.problem(code, message, where, offset=offset, length=length, severity="warning")
+
+
+def _meaning(recipe: Recipe, used: Mapping[str, Recipe], root: Path, given: Mapping[str, str], preset: str | None) -> list[Problem]:
+    first, missing = _bound(recipe, used, root, given, preset, 0)
+    if not missing:
+        return first
+    second, _ = _bound(recipe, used, root, given, preset, 1)
+    places = {(problem.code, problem.where) for problem in second}
+    return [problem for problem in first if problem.code not in _OF_VALUES or (problem.code, problem.where) in places]
+
+
+def _bound(
+    recipe: Recipe, used: Mapping[str, Recipe], root: Path, given: Mapping[str, str], preset: str | None, turn: int
+) -> tuple[list[Problem], list[str]]:
+    """What is wrong with these values, and which inputs had to be made up."""
+    chosen = recipe.presets[preset].inputs if preset is not None else {}
+    missing = [
+        spec
+        for spec in recipe.inputs.values()
+        if spec.type != "secret" and spec.required and not spec.has_default and spec.name not in given and spec.name not in chosen
+    ]
+    values: dict[str, Any] = dict(given)
+    for n, spec in enumerate(missing):
+        values[spec.name] = _made_up(spec, n, turn)
+    # A value could not be made up for every pattern: that it does not match is no fault of the recipe.
+    free = {spec.name: replace(spec, limits={k: v for k, v in spec.limits.items() if k == "choices"}) for spec in missing}
+    recipe = replace(recipe, inputs={**recipe.inputs, **free})
+    try:
+        bound = inputs.bind(recipe, values, preset=preset)
+        digest = of_value("validate", [recipe.id])
+        compile_plan(recipe, bound, digest=digest, used=used, globs=Globs(root, {}), bind=inputs.bind, kind_of=inputs.kind_of, preset=preset)
+    except Invalid as error:
+        return list(error.problems), [spec.name for spec in missing]
+    return [], [spec.name for spec in missing]
+
+
+def _made_up(spec: Input, n: int, turn: int) -> Tree:
+    """A value that this input takes, if one can be thought of: another one for each input and for each turn."""
+    candidates = _candidates(spec, n, turn)
+    for value in candidates:
+        try:
+            return inputs.converted(spec, value)
+        except inputs.Wrong:
+            continue
+    return candidates[0]
+
+
+def _candidates(spec: Input, n: int, turn: int) -> list[Any]:
+    word = spec.name if turn == 0 else f"another_{spec.name}"
+    low = spec.limits.get("minimum", spec.limits.get("exclusiveMinimum", 1))
+    high = spec.limits.get("maximum", spec.limits.get("exclusiveMaximum"))
+    count = int(low) if isinstance(low, (int, float)) else 1
+    numbers: list[Any] = [count + n + 1 + turn, count + 1, count, low, high]
+    step = spec.limits.get("multipleOf")
+    if isinstance(step, (int, float)):
+        numbers += [step * (turn + 1), step]
+    choices = spec.limits.get("choices")
+    options = list(choices) if isinstance(choices, list) else []
+    texts = [word, word * 8, word[:1], str(n + 1), "1.0", "A", "2024-01-01"]
+    made: dict[str, list[Any]] = {
+        "string": texts,
+        "integer": numbers,
+        "number": [low + (high - low) / (turn + 2), *numbers] if _is_number(low) and _is_number(high) else numbers,  # type: ignore[operator]
+        "boolean": [turn == 0],
+        "choice": options if turn == 0 else options[::-1],
+        "object": [{}],
+        "file": [f"{word}.txt"],
+        "dataset": [word],
+        "model": [f"./{word}"],
+    }
+    if spec.type != "list":
+        return made.get(spec.type, [])
+    items = made.get(spec.items or "string", [])
+    return [items[: turn + 1], items[:1], items[:2], items[:3], []]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
