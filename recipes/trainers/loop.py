@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -43,6 +44,10 @@ def start() -> Accelerator:
 
 
 def fail(message: str) -> NoReturn:
+    """End with a message for people."""
+    # torch's launcher says much about the death of a process, and at the end of it repeats what it finds in this file.
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(file).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}))
     sys.exit(f"train: {message}")
 
 
