@@ -156,15 +156,12 @@ def request_of(args: argparse.Namespace) -> Any:
 def _check_driver(name: str) -> None:
     if name == "local":
         return
-    from drivers import load
-    from drivers.base import DriverError
+    from drivers import DRIVERS
 
     from ...errors import NotFound
 
-    try:
-        load(name)
-    except DriverError as error:
-        raise NotFound(str(error)) from error
+    if name not in DRIVERS:
+        raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, DRIVERS) or f"known: {', '.join(sorted(DRIVERS))}")
 
 
 def color(stream: Any) -> bool:
