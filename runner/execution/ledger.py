@@ -76,6 +76,7 @@ class Ledger:
         self.keys = Keys(str(ws.home / "locks" / "keys"))
         self._listener = listener
         self._moves: list[Move] = []
+        self._state: tuple[str, str] | None = None  # the run's own, stored with the group
         self._traces: list[Trace] = []
         self._attempts: list[AttemptRow] = []
         self._published: list[Published] = []
@@ -89,6 +90,8 @@ class Ledger:
 
     def move(self, move: Move) -> None:
         self._moves.append(move)
+        if move.subject == "run" and move.before != move.after:
+            self._state = (str(move.after), move.reason)
 
     def next_attempt(self, step: str) -> int:
         self._tries[step] = number = self._tries.get(step, 0) + 1
@@ -153,6 +156,7 @@ class Ledger:
 
     def flush(self, state: tuple[str, str] | None = None) -> None:
         """Store the group.  Raises Stale when another worker has the run, Infrastructure when the disk fails."""
+        state, self._state = state or self._state, None
         if not (self._moves or self._traces or self._attempts or self._published or state):
             self._settle()
             return

@@ -27,7 +27,7 @@ class Ran:
 
     state: str
     preimage: Mapping[str, Any] | None = None
-    outputs: Mapping[str, str] = field(default_factory=dict)  # path -> content
+    outputs: Mapping[str, str] | None = None  # path -> content, where that is known
     metrics: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -75,10 +75,10 @@ def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
         for change in fingerprint.explain(left.preimage, right.preimage):
             found.setdefault(aspect(change.part), []).append(change)
     if left.state == right.state:  # what a step that failed did not make tells nothing
-        found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
+        if left.outputs is not None and right.outputs is not None:
+            found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
         found.setdefault("metrics", []).extend(values(left.metrics, right.metrics))
-    timing = values(_timing(left), _timing(right))
-    found["time"] = [change for change in timing if _differs(change)]
+        found["time"] = [change for change in values(_timing(left), _timing(right)) if _differs(change)]
     return {name: found[name] for name in ASPECTS if found.get(name)}
 
 
@@ -96,7 +96,7 @@ def _differs(change: Change) -> bool:
     """Whether a measured number is another, and not the same one measured twice."""
     before, after = change.before, change.after
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
-        return True
+        return False
     floor = 16e6 if change.part == "peak_memory" else 0.5
     return abs(after - before) > max(floor, 0.1 * max(abs(before), abs(after)))
 

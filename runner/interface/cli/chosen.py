@@ -77,7 +77,7 @@ def _last(ws: Workspace) -> Request | None:
 
 
 def find_run(store: Store, word: str) -> RunRow:
-    """The run that a word names: its id, the beginning or the end of it, `last`, or `last~1` for the one before."""
+    """The run that a word names: its id, a part of it that no other has, `last`, or `last~1` for the one before."""
     rows = store.runs()
     if not rows:
         raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
@@ -87,7 +87,7 @@ def find_run(store: Store, word: str) -> RunRow:
         if number >= len(rows):
             raise NotFound(f"{word}: there are only {len(rows)} runs here", fix="`recipe runs` lists them")
         return rows[number]
-    matching = [row for row in rows if row.id == word] or [row for row in rows if word and (row.id.startswith(word) or row.id.endswith(word))]
+    matching = [row for row in rows if row.id == word] or [row for row in rows if word and word in row.id]
     if len(matching) == 1:
         return matching[0]
     if matching:

@@ -28,9 +28,7 @@ WORDS = {"run": "would run", "maybe": "may run", "restore": "would be restored",
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("step", metavar="STEP", help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)")
     add_words(parser)
-    parser.add_argument(
-        "--vs", metavar="RUN", help="compare with this run instead of the last attempt: an id, the beginning or end of one, last, last~1"
-    )
+    parser.add_argument("--vs", metavar="RUN", help="compare with this run instead of the last attempt: an id or a part of one, last, last~1")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "examples:\n  recipe why train\n  recipe why train ./pipeline.yaml lr=0.2 --vs last~1"
 

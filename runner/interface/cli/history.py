@@ -1,0 +1,251 @@
+"""`recipe runs`, `logs` and `diff`: what was run here, what it printed, and how two runs differ, from what is stored.  Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ...errors import NotFound
+from ...execution.manifests import manifest
+from ...execution.workspace import Workspace
+from ...planning.schedule import word
+from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
+from ..logs import Follower, Raw, Safe, parts, show
+from ..tail import shown, span
+from .chosen import find_run, moment, near_step
+
+if TYPE_CHECKING:
+    from ...storage.store import RunRow
+    from ..logs import Writer
+
+_LISTED = 10
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    if verb == "runs":
+        parser.add_argument("-n", dest="last", type=_positive, default=20, metavar="N", help="so many, newest first (default: 20)")
+        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.epilog = "examples:\n  recipe runs\n  recipe runs -n 1 --json"
+    elif verb == "logs":
+        parser.add_argument(
+            "run",
+            nargs="?",
+            default="last",
+            metavar="RUN[/STEP]",
+            help="an id or a part of one, last (the default), last~1; a step of it",
+        )
+        parser.add_argument("-f", "--follow", action="store_true", help="go on as more is printed, until the run or the step is over")
+        parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
+        parser.epilog = "examples:\n  recipe logs last/train -f\n  recipe logs 20261121-055609 | grep loss"
+    else:
+        parser.add_argument("a", metavar="A", help="a run: an id or a part of one, last, last~1")
+        parser.add_argument("b", metavar="B", nargs="?", default="last", help="another (default: last)")
+        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.epilog = "examples:\n  recipe diff last~1 last\n  recipe diff 3f1035 41252c --json"
+
+
+def run(args: argparse.Namespace) -> int:
+    with Workspace.open(args.workspace, read_only=True) as ws:
+        return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](ws, args)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _runs(ws: Workspace, args: argparse.Namespace) -> int:
+    rows = ws.store.runs(last=args.last)
+    tallies = ws.store.tallies([row.id for row in rows])
+    told = [_told(ws, row, tallies[row.id]) for row in rows]
+    if args.json:
+        print(json.dumps(told, indent=2))
+        return 0
+    if not rows:
+        print("nothing was run here yet", file=sys.stderr)
+        return 0
+    table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "RECIPE", "INPUTS")]
+    for item in told:
+        counts = item["steps"]
+        took = span(item["seconds"]) if item["seconds"] is not None else ""
+        given = " ".join([*([f"--preset {item['preset']}"] if item["preset"] else []), *(f"{k}={v}" for k, v in item["given"].items())])
+        numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
+        table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, item["recipe"], shown(given)))
+    print("\n".join(_aligned(table)))
+    return 0
+
+
+def _told(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> dict[str, Any]:
+    """A run for programs; the table shows a part of it."""
+    counts: dict[str, int] = {}
+    for (state, _), count in tally.items():
+        counts[state] = counts.get(state, 0) + count
+    asked = row.data.get("asked")
+    asked = asked if isinstance(asked, dict) else {}
+    fresh = row.data.get("fresh")
+    return {
+        "id": row.id,
+        "recipe": row.recipe,
+        "created": row.created,
+        "ended": row.ended,
+        "seconds": row.ended - row.created if row.ended is not None else None,
+        "state": word(row.state, reason=row.reason, steps=list(tally), leases=(), claimed=ws.store.live(row.id)),
+        "reason": row.reason,
+        "steps": {
+            "ran": counts.get("DONE", 0),
+            "fresh": counts.get("FRESH", 0) + (fresh if isinstance(fresh, int) else 0),
+            "failed": counts.get("FAILED", 0),
+            "other": sum(count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")),
+        },
+        "given": asked.get("inputs", {}),
+        "preset": asked.get("preset"),
+        "inputs": dict(row.inputs),
+    }
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    right = {3, 4, 5, 6}
+    return ["  ".join(cell.rjust(widths[n]) if n in right else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _logs(ws: Workspace, args: argparse.Namespace) -> int:
+    name, slash, step = args.run.partition("/")
+    row = find_run(ws.store, name)
+    writer: Writer = Raw(sys.stdout.buffer)
+    if sys.stdout.isatty():
+        writer = Safe(sys.stdout, shutil.get_terminal_size().columns)
+    if args.follow and args.attempt is None:
+        return _follow(ws, row, step if slash else None, writer)
+    found = parts(ws.store.events(row.id))
+    chosen = [part for part in found if not slash or _is(part.step, step)]
+    if slash and not chosen:
+        known = ws.store.steps(row.id)
+        if step in known:
+            print(f"{step} was not started: {known[step].state}", file=sys.stderr)
+            return 0
+        raise _did_not_run(ws, row, step, list(known))
+    if args.attempt is not None:
+        chosen = [part for part in chosen if part.number == args.attempt]
+        if not chosen:
+            raise NotFound(f"there is no attempt {args.attempt} of {step if slash else 'any step'} in {row.id}")
+    else:
+        chosen = list({part.step: part for part in chosen}.values())
+    any_shown = show(ws, row.id, chosen, writer, _say, heads=not slash or len(chosen) > 1)
+    if not any_shown and not args.quiet:
+        _say("nothing was printed")
+    return 0
+
+
+def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer) -> int:
+    known = ws.store.steps(row.id)
+    if step is not None and not any(_is(id, step) for id in known) and not ws.store.live(row.id):
+        raise _did_not_run(ws, row, step, list(known))
+    # Of a step by its whole name the end is known; of a matrix only that of the run, for more instances may follow.
+    alone = step if step is not None and step in known else None
+    follower = Follower(ws, row.id, lambda id: step is None or _is(id, step), writer, _say, heads=step is None or alone is None)
+    if not follower.follow(step):
+        _say(f"run {row.id} died: its worker is gone; `recipe run` goes on where it stopped")
+    return 0
+
+
+def _did_not_run(ws: Workspace, row: RunRow, step: str, known: list[str]) -> NotFound:
+    earlier = ws.store.latest_attempts(row.recipe, [step]).get(step)
+    fix = f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}" if earlier is not None else near_step(step, known)
+    return NotFound(f'"{step}" did not run in {row.id}', fix=fix)
+
+
+def _is(id: str, step: str) -> bool:
+    return id == step or id.startswith((f"{step}[", f"{step}/"))
+
+
+def _say(text: str) -> None:
+    print(shown(text), file=sys.stderr)
+
+
+# -- diff --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _diff(ws: Workspace, args: argparse.Namespace) -> int:
+    rows = [find_run(ws.store, args.a), find_run(ws.store, args.b)]
+    tallies = ws.store.tallies([row.id for row in rows])
+    a, b = (_told(ws, row, tallies[row.id]) for row in rows)
+    inputs = values(a["inputs"], b["inputs"])
+    steps = compare(_ran(ws, a["id"]), _ran(ws, b["id"]))
+
+    def held(content: str) -> Any:
+        return manifest(ws, content)
+
+    if args.json:
+        told = [
+            {
+                "id": step.id,
+                "states": list(step.states),
+                "only": step.only or None,
+                "changes": {name: [as_json(change, held) for change in changes] for name, changes in step.changes.items()},
+            }
+            for step in steps
+        ]
+        print(json.dumps({"a": a, "b": b, "inputs": [as_json(change, held) for change in inputs], "steps": told}, indent=2))
+        return 0
+    for letter, item in (("A", a), ("B", b)):
+        took = f" in {span(item['seconds'])}" if item["seconds"] is not None else ""
+        counts = item["steps"]
+        tally = f"{counts['ran']} ran, {counts['fresh']} fresh, {counts['failed']} failed"
+        print(f"{letter}  {item['id']}  {item['recipe']}  {moment(item['created'])}  {item['state']}{took}: {tally}")
+    lines = ["inputs", *all_of(inputs, held, "  ")] if inputs else []
+    for step in steps:
+        if step.only or (not step.changes and step.states[0] == step.states[1]):
+            continue
+        lines.append(shown(step.id) + (f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""))
+        for name in ASPECTS:
+            changes = step.changes.get(name, ())
+            lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
+    print("\n".join(lines) if lines else "nothing differs in what both ran")
+    for letter, other in (("A", "B"), ("B", "A")):
+        only = [step.id for step in steps if step.only == letter]
+        if only:
+            more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
+            print(f"only in {letter}, fresh in {other} or no part of it: {shown(', '.join(only[:_LISTED]))}{more}")
+    return 0
+
+
+def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
+    """The steps that had something to do in a run, as it remembers them."""
+    attempts = {row.step: row for row in ws.store.attempts(run)}
+    traces = ws.store.traces([row.key for row in attempts.values() if row.key])
+    moves = [event for event in ws.store.events(run) if event.subject == "step"]
+    ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
+    states = {event.id: event.after for event in moves}  # in the order in which the steps were first heard of
+    found = {}
+    for id, state in states.items():
+        attempt, data = attempts.get(id), ended.get(id, {})
+        if state == "FRESH":
+            continue
+        if attempt is None:
+            found[id] = Ran(state)
+            continue
+        # Another run may have made the trace of this key first: its outputs need not be those of this run.
+        trace = traces.get(attempt.key)
+        outputs = {made.path: str(made.content) for made in trace.outputs} if trace is not None and trace.run == run else None
+        image, metrics, seconds = attempt.preimage, data.get("metrics"), data.get("seconds")
+        found[id] = Ran(
+            state,
+            image if isinstance(image, dict) and image else None,
+            outputs,
+            metrics if isinstance(metrics, dict) else {},
+            float(seconds) if isinstance(seconds, (int, float)) else None,
+            attempt.exit,
+        )
+    return found
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
