@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import posixpath
 import signal
@@ -36,12 +37,16 @@ from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
 from . import checkpoints, launch, metrics
+from .chores import Chores
 from .ledger import Ledger
+from .scrap import Scrap
 from .staging import Attempt, OutputProblem, no_space, remove, undeclared
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
 
 GRACE = timedelta(seconds=10)
+PATIENCE = 3
+"""Bad looks at a host in a row that end what runs there."""
 FOREVER = timedelta(days=3650)
 TAIL = 8 << 10
 WORTH_NOTING = 1.0
@@ -59,6 +64,7 @@ class Options:
     overwrite: bool = False
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
+    contended: bool = False  # another run stored something since this one began to look
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +120,15 @@ class Executor:
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
+        self._chores = Chores(ws, host, ledger.run, survey.plan.settings, survey.plan.inputs)
+        self._sick: set[str] = set()
+        self._refused: dict[str, tuple[str, str, str]] = {}
         self._dirty = 0.0
         self._disturbed = False
-        self._contended = False
+        self._contended = options.contended
         self._pace = GROUP_SECONDS
         self._left = self._leftovers()
+        self._scrap = Scrap(f"{ws.home}/attempts", ledger.run[-6:], GROUP_MOVES)
         self._failures_kept = "failed" in self._left
         self._tick = listener
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
@@ -132,7 +142,10 @@ class Executor:
     async def run(self) -> Report:
         """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
         with self._signals():
+            looks: asyncio.Task[None] | None = None
             try:
+                await self._chores.setup()
+                looks = self._look_after()
                 while not self.scheduler.finished and not self._abandoned:
                     moved = self._judge_ready() | await self._start_ready()
                     while not self.ended.empty():
@@ -145,12 +158,53 @@ class Executor:
                     else:
                         await asyncio.sleep(0)
             finally:
+                if looks is not None:
+                    looks.cancel()
                 for task in self._waits:
                     task.cancel()
+                if not self._abandoned:
+                    for problem in await self._chores.cleanup():
+                        self.ledger.say(problem)
+                if self.scheduler.finished:
+                    await self._sweep()
                 await self.host.aclose()
+                self._scrap.clear()
             self._flush()
+            self._scrap.clear()
         counts = {str(state): count for state, count in self.scheduler.counts.items() if count}
         return Report(self.scheduler.result, counts, self.failures, sorted(self.running) if self._abandoned else [])
+
+    def _look_after(self) -> asyncio.Task[None] | None:
+        """Ask after the host's health now and then, if the recipe says how."""
+        health = self.plan.settings.get("health")
+        return asyncio.get_running_loop().create_task(self._watch(*health)) if health else None
+
+    async def _watch(self, command: object, every: float) -> None:
+        bad = 0
+        while True:
+            await asyncio.sleep(every)
+            bad = 0 if await self._chores.healthy(command, max(every, 1.0)) else bad + 1
+            if bad == PATIENCE:
+                bad = 0
+                self._sick |= set(self.running)
+                for running in list(self.running.values()):
+                    await self.host.stop(running.job, GRACE)
+
+    async def _sweep(self) -> None:
+        """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
+        left = [name for key, names in self._left.items() if key != "failed" for name in names]
+        if not left:
+            return
+        dead = {run.id for run in self.ws.store.runs(recipe=self.plan.recipe) if not self.ws.store.live(run.id)}
+        dead |= {run[-6:] for run in dead}
+        for name in left:
+            parts = name.split("-")
+            if not dead & {parts[1], "-".join(parts[:3]), "-".join(parts[1:4])}:
+                continue
+            if await self.host.wait(Job(name), timedelta(0)) is None:
+                self.ledger.say(f"a job of an earlier run, which this one does not need, goes on in the background: {name}")
+            else:
+                _clear(f"{self.ws.home}/attempts/{name}")
 
     async def _rest(self) -> None:
         """Wait for one end, or until the next group, try or look at the screen is due."""
@@ -188,7 +242,12 @@ class Executor:
         moved = False
         for id in self.scheduler.ready():
             n = self.plan.index[id]
-            verdict = self._verdict(n)
+            try:
+                verdict = self._verdict(n)
+            except RecipeError as error:
+                self._refuse(id, "when", str(error), error.fix)
+                moved = True
+                continue
             self._verdicts[id] = verdict
             if verdict.answer in ("fresh", "restore"):
                 assert verdict.made is not None
@@ -197,20 +256,28 @@ class Executor:
                     moved = True
                     continue
                 if verdict.answer == "restore":
-                    self._publish(n, verdict.made)
+                    try:
+                        self._publish(n, verdict.made)
+                    except RecipeError as error:
+                        self._refuse(id, "publish", str(error), error.fix)
+                        moved = True
+                        continue
                 self._record(self.scheduler.judge(id, "fresh", "; ".join(verdict.reasons)))
                 self._grow()
             elif verdict.answer == "skip":
                 self.made[n] = NOTHING
                 self._record(self.scheduler.judge(id, "skip", "; ".join(verdict.reasons)))
             elif self.plan.nodes[n].flags & SELECT:
-                self._record(self.scheduler.judge(id, "run", ""))
-                self._record([self.scheduler.start(id)])
-                self._fail(id, "select", "; ".join(verdict.reasons))
+                self._refuse(id, "select", "; ".join(verdict.reasons))
             else:
                 self._record(self.scheduler.judge(id, "run", "; ".join(verdict.reasons)))
             moved = True
         return moved
+
+    def _refuse(self, id: str, reason: str, words: str, fix: str = "") -> None:
+        """A step that cannot even be judged fails, when it is its turn."""
+        self._refused[id] = reason, words, fix
+        self._record(self.scheduler.judge(id, "run", ""))
 
     def _verdict(self, n: int) -> Verdict:
         id = self.plan.nodes[n].id
@@ -306,6 +373,10 @@ class Executor:
     async def _start(self, id: str) -> bool:
         """Begin an attempt; True when something moved."""
         n = self.plan.index[id]
+        if id in self._refused:
+            self._record([self.scheduler.start(id)])
+            self._fail(id, *self._refused[id])
+            return True
         node, detail = self.plan.nodes[n], self.plan.details()[n]
         verdict = self._verdicts[id]
         key = verdict.key
@@ -340,7 +411,7 @@ class Executor:
         if detail["metrics"] is not None:
             data["metrics"] = log[:-4] + ".metrics"
         if detail["secrets"]:
-            data["secrets"] = [source for _, _, source, _ in detail["secrets"]]  # names, so that who follows the raw log can mask it
+            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]  # names, so that who follows the raw log can mask it
         if generation is not None and generation.note:
             data["note"] = generation.note
         self._record([self.scheduler.start(id, data)])
@@ -412,7 +483,7 @@ class Executor:
                     attempt = Attempt(f"{self.ws.home}/attempts/{old}")
                     log = attempt.path + ".log"
                     return _Running(node, n, key, world, attempt, found, old, log, time.time(), secrets, generation, lock, taken_up=True)
-        attempt.begin()
+        attempt.begin(self._scrap)
         crashpoint("attempt-made")
         command = self._command(n, node, detail, attempt, key, generation, log)
         crashpoint("attempt-staged")
@@ -463,11 +534,12 @@ class Executor:
         made = launch.render(detail, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
+        attempt.ready()
         argv = made.argv
         if made.script is not None:
             script = attempt.path + ".sh"
-            with open(script, "wb") as file:
-                file.write(made.script.encode("utf-8", "surrogateescape"))
+            self._scrap.write_script(script, made.script.encode("utf-8", "surrogateescape"))
+            self._scrap.log(log)
             argv = (*argv, script)
         env = launch.base_env(detail["pass_env"])
         env |= {"RECIPE_RUN": self.ledger.run, "RECIPE_STEP": node.id, "NODE_RANK": "0", "NNODES": "1"}
@@ -553,6 +625,9 @@ class Executor:
         try:
             if isinstance(exit, DriverError):
                 self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+            elif exit.reason == "stopped" and id in self._sick:
+                self._sick.discard(id)
+                self._failed(id, running, detail, "health", f"the recipe's health check failed {PATIENCE} times in a row")
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
@@ -664,16 +739,17 @@ class Executor:
         if success and running.state is not None and not detail["continues"]:
             self.ledger.after_flush(lambda: remove(str(running.state.path)) if running.state else None)
         path = running.attempt.path
-        used = [".sh"] if isinstance(detail["run"], str) else []
-        for suffix in (*used, ".metrics") if detail["metrics"] is not None else used:
-            with contextlib.suppress(OSError):
-                os.unlink(path + suffix)
+        with contextlib.suppress(OSError):
+            if isinstance(detail["run"], str):
+                self._scrap.give_script(path + ".sh")
+            if detail["metrics"] is not None:
+                os.unlink(path + ".metrics")
         failed = f"{self.ws.home}/attempts/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
             remove(failed)
         if success:
             # Not before the trace is stored: until then the directory is what a worker that comes after us would find.
-            self.ledger.after_flush(running.attempt.remove)
+            self.ledger.after_flush(functools.partial(running.attempt.retire, self._scrap))
         else:
             self._failures_kept = True
             with contextlib.suppress(OSError):
@@ -699,7 +775,7 @@ class Executor:
         except OSError:
             return ""
         if size == 0:
-            os.unlink(running.log)
+            self._scrap.give_log(running.log)
             return ""
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         if running.secrets or size > LOG_CAP:
@@ -715,6 +791,11 @@ class Executor:
             content = made.outputs.get(output)
             if content is None or flags.get(output, 0) & TEMPORARY or self.facts.there.get(path) == content:
                 continue
+            if not self.options.overwrite:
+                now = self.ws.cache.content_of(path) if os.path.lexists(self.ws.root / path) else None
+                if now is not None and now not in (content, self.facts.ours.get(path)):
+                    why = f"{path} was changed by hand, or was put there, and is left as it is"
+                    raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.options.link)
             self.ledger.published(path, content, self.plan.nodes[n].id)
             self.facts.there[path] = self.facts.ours[path] = content
@@ -761,8 +842,8 @@ class Executor:
         self._interrupts = max(self._interrupts, 2)
         self._disturbed = True
         self._record(self.scheduler.cancel("interrupted"))
-        for running in self.running.values():
-            task = asyncio.get_running_loop().create_task(self.host.stop(running.job, GRACE))
+        for stop in (self._chores.stop(), *(self.host.stop(running.job, GRACE) for running in self.running.values())):
+            task = asyncio.get_running_loop().create_task(stop)
             self._waits.add(task)
             task.add_done_callback(self._waits.discard)
         self._wake()

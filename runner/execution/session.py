@@ -115,6 +115,7 @@ def demand(ws: Workspace, found: Survey) -> None:
 def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
     """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
     begun = time.monotonic()
+    before = ws.store.version()
     found = look(ws, request, choice)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     todo = found.todo
@@ -126,10 +127,12 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         listener.end(summary)
         return summary
     preflight(ws, found, settings)
-    return _work(ws, found, jobs, settings, listener, begun, total, fresh)
+    return _work(ws, found, jobs, settings, listener, begun, total, fresh, before)
 
 
-def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener: Listener, begun: float, total: int, fresh: int) -> Summary:
+def _work(
+    ws: Workspace, found: Survey, jobs: int, settings: Settings, listener: Listener, begun: float, total: int, fresh: int, before: int
+) -> Summary:
     import asyncio
     from datetime import datetime
 
@@ -137,6 +140,7 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
     from drivers.base import Offer, Order
 
     from ..planning.schedule import Move
+    from ..storage.crash import crashpoint
     from ..storage.store import RunRow
     from .execute import Executor, Options
     from .ledger import Ledger
@@ -153,7 +157,9 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
     ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say)
-    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root)))
+    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), _mask(found)))
+    _bury(ws, found.plan.recipe, id)
+    crashpoint("run-claimed")
     ledger.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
 
     async def work() -> Any:
@@ -162,7 +168,8 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
         hosts = await driver.hosts(lease)
         if not hosts:
             raise Infrastructure("the local driver has no host")
-        options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools)
+        contended = ws.store.version() != before
+        options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
         executor = Executor(ws, found, ledger, hosts[0], options, listener.tick)
         report = await executor.run()
         await driver.release(lease)
@@ -193,6 +200,25 @@ def _work(ws: Workspace, found: Survey, jobs: int, settings: Settings, listener:
     summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
     listener.end(summary)
     return summary
+
+
+def _mask(found: Survey) -> Callable[[bytes], bytes]:
+    """What takes the values of the plan's secrets out of a text."""
+    from ..secrets import Masker, Secret
+
+    named = {source for detail in found.plan.details() for _, _, source, _ in detail.get("secrets", ())}
+    return Masker([Secret(name, os.environ[name]) for name in sorted(named) if os.environ.get(name)]).mask
+
+
+def _bury(ws: Workspace, recipe: str, id: str) -> None:
+    """Runs of this recipe whose workers died, or went and left their steps running, are over: this one takes up what they left."""
+    from ..planning.schedule import Move
+
+    for row in ws.store.runs(recipe=recipe, last=10):
+        if row.id == id or not row.fence or row.state not in ("QUEUED", "ACTIVE") or (fence := ws.store.claim(row.id, f"process {os.getpid()}")) is None:
+            continue
+        reason = f"its worker is gone; {id} goes on"
+        ws.store.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
 
 
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:

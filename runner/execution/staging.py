@@ -12,6 +12,7 @@ import shutil
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from ..errors import Infrastructure
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
 from ..storage.artifacts import Objects
 from ..storage.files import Content, DigestCache, Unhashable
+from .scrap import Scrap, overwrite
 
 _Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""
@@ -41,8 +43,18 @@ class Attempt:
     sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
     doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
     _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
+    _noted: bool = False
+    _spare: list[str] = field(default_factory=list)  # files of an earlier attempt, to be written over
+    _idle: dict[str, None] = field(default_factory=dict)  # folders of an earlier attempt that nobody has asked for yet
 
-    def begin(self) -> None:
+    def begin(self, scrap: Scrap | None = None) -> None:
+        spare = scrap.take() if scrap is not None else None
+        if spare is not None:
+            os.rename(spare.path, self.path)
+            self._made[self.path] = None
+            self._idle = {f"{self.path}/{folder}": None for folder in spare.folders}
+            self._spare = [f"{self.path}/{name}" for name in spare.files]
+            return
         try:
             os.mkdir(self.path, 0o700)
         except FileNotFoundError:
@@ -55,22 +67,55 @@ class Attempt:
         parent = target[: target.rindex("/")]
         if parent not in self._made:
             self._make(parent)
+        if target in self._spare:  # the name is wanted, the file is still spare
+            self._spare.remove(target)
+            self._spare.append(f"{self.path}/.spare-{len(self._made)}-{len(self._spare)}-{len(self.staged)}")
+            os.rename(target, self._spare[-1])
         return target
 
     def _make(self, folder: str) -> None:
         above = folder[: folder.rindex("/")]
         if above not in self._made:
             self._make(above)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
+        if folder in self._idle:
+            del self._idle[folder]
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
         self._made[folder] = None
+
+    def _put(self, target: str, data: bytes, *, executable: bool) -> _Mark:
+        """A small file of our own making."""
+        if self._spare and not executable:
+            os.rename(self._spare.pop(), target)
+            return _mark(overwrite(target, data))
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if executable else 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(handle, view) :]
+            return _mark(os.fstat(handle))
+        finally:
+            os.close(handle)
+
+    def ready(self) -> None:
+        """Everything is staged: nothing of an earlier attempt may be left."""
+        for name in self._spare:
+            os.unlink(name)
+        for folder in reversed(self._idle):
+            os.rmdir(folder)
+        self._spare, self._idle = [], {}
 
     def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
         target = self.place(name)
         found = os.stat(source)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
-            self.staged[name] = _copy(source, target, found)
+            with open(source, "rb", buffering=0) as file:
+                data = file.read(found.st_size + 1)
+                if len(data) != found.st_size:
+                    data += file.readall()
+            self.staged[name] = self._put(target, data, executable=bool(found.st_mode & 0o100))
             if content is not None:
                 self.sources[at] = content
             return
@@ -83,12 +128,12 @@ class Attempt:
     def add_object(self, objects: Objects, content: str, name: str) -> None:
         """An output of an earlier step."""
         target = self.place(name)
-        objects.stage(Content(content), Path(target))
-        found = os.lstat(target)
-        if stat.S_ISLNK(found.st_mode):
+        small = objects.small(Content(content))
+        if small is None:
+            objects.stage(Content(content), Path(target))
             self.objects[name] = content
         else:
-            self.staged[name] = _mark(found)
+            self.staged[name] = self._put(target, small, executable=content[0] == "x")
 
     def add_bytes(self, data: bytes, name: str) -> None:
         with open(self.place(name), "wb") as file:
@@ -143,7 +188,7 @@ class Attempt:
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 else:
-                    content = objects.take(Path(target), (lambda content, name=name: self._note(name, content)) if noted else None)
+                    content = objects.take(Path(target), partial(self._note, name) if noted else None)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
                 continue
@@ -166,21 +211,23 @@ class Attempt:
         return all(name in taken or os.path.lexists(f"{self.path}/{path}") for name, path, flags in node.outputs if not flags & OPTIONAL)
 
     def _note(self, name: str, content: str) -> None:
+        self._noted = True
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 
-    def remove(self) -> None:
-        """Delete the directory: what we put there first, which is usually all, then whatever is left."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.path}.taken")
+    def retire(self, scrap: Scrap) -> None:
+        """The directory is done with: a spare for the next attempt if it holds what we put there and nothing else, or else deleted."""
+        if self._noted:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}.taken")
         try:
-            for names in (self.staged, self.links, self.objects):
-                for name in names:
-                    os.unlink(f"{self.path}/{name}")
-            for folder in reversed(self._made):
-                os.rmdir(folder)
+            if self._made and not self.links and not self.objects:
+                head = len(self.path) + 1
+                if scrap.give(self.path, tuple(folder[head:] for folder in list(self._made)[1:]), tuple(self.staged)):
+                    return
         except OSError:
-            remove(self.path)
+            pass  # something of it is gone, or cannot be read
+        remove(self.path)
 
 
 def remove(path: str) -> None:
@@ -213,29 +260,11 @@ def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[
 
     have = set(declared)
     for word in re.findall(r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")):
-        name = posixpath.normpath(word.removeprefix(f"{workspace}/"))
+        name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
         inside = any(name.startswith(f"{folder}/") for folder in have)
         if not name.startswith(("/", "..", ".recipe")) and name != "." and name not in have and not inside and (workspace / name).exists():
             return name
     return None
-
-
-def _copy(source: str, target: str, found: os.stat_result) -> _Mark:
-    origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if found.st_mode & 0o100 else 0o644)
-        try:
-            while data := os.read(origin, 1 << 20):
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(handle, view) :]
-                if len(data) == found.st_size:
-                    break
-            return _mark(os.fstat(handle))
-        finally:
-            os.close(handle)
-    finally:
-        os.close(origin)
 
 
 def _mark(found: os.stat_result) -> _Mark:
