@@ -394,7 +394,7 @@ class Executor:
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
-            generation, lock = self._open_state(node, detail, world)
+            generation, lock = await self._open_state(node, detail, world, key)
         except OSError as error:
             self._record([self.scheduler.start(id)])
             self._fail(id, "disk", str(no_space(error, error.filename or "")))
@@ -444,7 +444,9 @@ class Executor:
                 found.append(path)
         return found
 
-    def _open_state(self, node: Node, detail: Mapping[str, Any], world: World) -> tuple[checkpoints.Generation | None, Lock | None]:
+    async def _open_state(
+        self, node: Node, detail: Mapping[str, Any], world: World, own: Digest | None
+    ) -> tuple[checkpoints.Generation | None, Lock | None]:
         if not detail["state"]:
             return None, None
         continues = detail["continues"]
@@ -453,7 +455,14 @@ class Executor:
         lock = self.ws.locks.try_hold(f"state-{key[:32]}")
         if lock is None:
             return None, None
-        return checkpoints.choose(self.ws.home / "states" / key[:32], continues), lock
+        root = self.ws.home / "states" / key[:32]
+        holder = checkpoints.holder(root)
+        if holder and not holder.startswith((own or "-")[:24]) and await self.host.wait(Job(holder), timedelta(0)) is None:
+            # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
+            await self.host.stop(Job(holder), GRACE)
+            lock.release()
+            return None, None
+        return checkpoints.choose(root, continues), lock
 
     def _name(self, n: int, key: Digest | None) -> str:
         """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
@@ -487,6 +496,8 @@ class Executor:
         crashpoint("attempt-made")
         command = self._command(n, node, detail, attempt, key, generation, log)
         crashpoint("attempt-staged")
+        if generation is not None:
+            checkpoints.hold(generation.path.parent, name)
         job = await self.host.start(command, name)
         crashpoint("job-started")
         return _Running(node, n, key, world, attempt, job, name, log, time.time(), secrets, generation, lock)
@@ -760,8 +771,13 @@ class Executor:
             return {}
         file, pattern = detail["metrics"]
         if pattern:
-            return dict(metrics.match(Path(running.log), pattern))
-        return dict(metrics.read(Path(running.attempt.path, file) if file else Path(running.attempt.path + ".metrics")))
+            found = metrics.match(Path(running.log), pattern)
+        else:
+            found = metrics.read(Path(running.attempt.path, file) if file else Path(running.attempt.path + ".metrics"))
+        if running.secrets:
+            mask = Masker(running.secrets).mask
+            return {name: mask(value.encode()).decode() if isinstance(value, str) else value for name, value in found.items()}
+        return dict(found)
 
     def _keep_log(self, id: str, running: _Running, detail: Mapping[str, Any]) -> str:
         """Move what the attempt printed to where logs are kept, masked; nothing printed, nothing kept.  Also its metrics."""
@@ -769,7 +785,11 @@ class Executor:
         measured = running.attempt.path + ".metrics"
         if detail["metrics"] is not None and os.path.exists(measured):
             os.makedirs(os.path.dirname(kept), exist_ok=True)
-            os.rename(measured, kept + ".metrics")
+            if running.secrets:
+                _copy_masked(measured, kept + ".metrics", Masker(running.secrets), 0)
+                os.unlink(measured)
+            else:
+                os.rename(measured, kept + ".metrics")
         try:
             size = os.stat(running.log).st_size
         except OSError:

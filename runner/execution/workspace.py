@@ -110,7 +110,7 @@ class _Traces:
     def get(self, key: str) -> Trace | None:
         found = self._found.get(key)
         if found is None:
-            found = self._store.traces([key]).get(key)
+            found = self._store.trace(key)
             if found is not None:
                 self._found[key] = found
         return found

@@ -208,6 +208,10 @@ class Objects:
         except OSError as error:
             _fail(name, error)
 
+    def small(self, content: Content) -> bytes | None:
+        """The bytes of a small file, verified; None for a tree or anything larger."""
+        return None if content[0] == "t" else self._read_small(content, self._path(content))
+
     def stage(self, content: Content, target: Path) -> None:
         """Put `content` into an attempt directory, where nothing is yet: a small file as a writable copy, the rest as a link to the object."""
         name, source = str(target), self._path(content)

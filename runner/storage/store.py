@@ -279,6 +279,11 @@ class Store:
         rows = self._all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),))
         return {row[0]: trace for row in rows if (trace := _trace(row)) is not None}
 
+    def trace(self, key: str) -> Trace | None:
+        """The trace of one key, if it has one and it is whole."""
+        row = self._one("SELECT * FROM traces WHERE key = ?", (key,))
+        return _trace(row) if row is not None else None
+
     def outputs(self, keys: Collection[str]) -> dict[str, list[Made]]:
         """What those keys gave that have a trace: the fast half of `traces`, for thousands at once.  Items are bare (name, path, content) triples."""
         ((known,),) = self._all("SELECT count(*) FROM traces")
@@ -537,6 +542,14 @@ class Store:
     def _save(self, files: Iterable[FileRow], objects: Iterable[Seal]) -> None:
         self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", files)
         self._db.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", objects)
+
+    def _one(self, statement: str, values: Sequence[object]) -> _Row | None:
+        try:
+            row: _Row | None = self._db.execute(statement, values).fetchone()
+            return row
+        except sqlite3.Error:
+            with _trouble(self.root / "recipe.db"):
+                raise
 
     def _all(self, statement: str, values: Sequence[object] = ()) -> list[_Row]:
         with _trouble(self.root / "recipe.db"):

@@ -1,0 +1,103 @@
+"""Attempt directories that are done with, to be used again.  Knows names and inodes, not what an attempt is for.
+
+File systems make and forget inodes far slower than they rename them: ext4 looks through everything that was deleted in the last minutes before it gives
+out an inode, so a run that makes and deletes seven of them a step gets slower with every step.  A spare keeps its folders and its files; the next attempt
+renames the whole, then each file to the name that it needs, and writes over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A directory, its folders (relative, each after the one it lies in) and its files: plain, writable, ours alone."""
+
+    path: str
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+class Scrap:
+    """The spares of one run, at most one for each step that runs at once; also the scripts and empty logs beside attempts."""
+
+    def __init__(self, folder: str, tag: str, room: int) -> None:
+        self._folder, self._tag, self._room = folder, tag, room
+        self._spares: list[Spare] = []
+        self._scripts: list[str] = []
+        self._logs: list[str] = []
+        self._count = 0
+
+    def give(self, path: str, folders: tuple[str, ...], files: tuple[str, ...]) -> bool:
+        """Take a directory that holds exactly this; False when there are enough, or it holds something else."""
+        if len(self._spares) >= self._room:
+            return False
+        inside: dict[str, set[str]] = {"": set(), **{folder: set() for folder in folders}}
+        for name in (*folders, *files):
+            head, _, tail = name.rpartition("/")
+            inside[head].add(tail)
+        if any(set(os.listdir(f"{path}/{folder}" if folder else path)) != names for folder, names in inside.items()):
+            return False
+        self._spares.append(Spare(self._named(path), folders, files))
+        return True
+
+    def take(self) -> Spare | None:
+        return self._spares.pop() if self._spares else None
+
+    def give_script(self, path: str) -> None:
+        self._scripts.append(self._named(path))
+
+    def give_log(self, path: str) -> None:
+        """An empty log."""
+        self._logs.append(self._named(path))
+
+    def log(self, path: str) -> None:
+        """Put an empty file at `path`, if there is a spare one."""
+        if self._logs:
+            os.rename(self._logs.pop(), path)
+
+    def write_script(self, path: str, data: bytes) -> None:
+        if self._scripts:
+            os.rename(self._scripts.pop(), path)
+            overwrite(path, data)
+        else:
+            with open(path, "wb") as file:
+                file.write(data)
+
+    def clear(self) -> None:
+        """Delete everything."""
+        from .staging import remove
+
+        for spare in self._spares:
+            remove(spare.path)
+        for path in (*self._scripts, *self._logs):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._spares, self._scripts, self._logs = [], [], []
+
+    def _named(self, path: str) -> str:
+        """Rename to a name that no attempt has: whoever looks for attempts passes over names with a dot."""
+        self._count += 1
+        name = f"{self._folder}/spare.{self._tag}.{self._count}"
+        os.rename(path, name)
+        return name
+
+
+def overwrite(path: str, data: bytes) -> os.stat_result:
+    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, data)
+        found = os.fstat(handle)
+        if found.st_size != len(data):
+            os.ftruncate(handle, len(data))
+            found = os.fstat(handle)
+        if stat.S_IMODE(found.st_mode) != 0o644:
+            os.fchmod(handle, 0o644)
+        return found
+    finally:
+        os.close(handle)
