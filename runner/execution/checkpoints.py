@@ -2,9 +2,10 @@
 
     states/<state key>/<generation>/made_under.json    the `continues` values that its checkpoints were made under
     states/<state key>/<generation>/<name>/            the state itself, the trainer's own layout
+    states/<state key>/holder                          the name of the attempt that last had it, which may outlive its worker
 
-A state key is a step's key without its `continues` values.  An attempt gets the newest generation made under values not above the asked ones, else a new
-one: a 2,000-step checkpoint is never taken for a 1,000-step one, and neither is lost.
+A state key is a step's key without its `continues` values.  An attempt gets the newest generation made under values not above the asked ones, else a
+new one: a 2,000-step checkpoint is never taken for a 1,000-step one, and neither is lost.
 """
 
 from __future__ import annotations
@@ -43,6 +44,20 @@ def choose(root: Path, continues: Mapping[str, Any]) -> Generation:
             return _record(root / str(number), continues, note)
         note = f"earlier state was made under {', '.join(over)}, above what is asked now; starting over"
     return _record(root / str((generations[0] if generations else 0) + 1), continues, note)
+
+
+def holder(root: Path) -> str:
+    """The attempt that last had this state; empty when none did."""
+    try:
+        return (root / "holder").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def hold(root: Path, attempt: str) -> None:
+    temporary = root / "holder.new"
+    temporary.write_text(attempt)
+    temporary.rename(root / "holder")
 
 
 def latest(folder: Path, pattern: str | None) -> str | None:

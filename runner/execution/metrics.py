@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 Value = float | int | str | bool
+LONGEST = 1 << 20
+"""Bytes of one line."""
 
 
 def last(lines: Iterable[bytes]) -> dict[str, Value]:
@@ -32,8 +35,8 @@ def parse(line: bytes) -> dict[str, Value]:
 def read(path: Path) -> dict[str, Value]:
     """The last values in a file; empty when there is none."""
     try:
-        with path.open("rb") as lines:
-            return last(lines)
+        with path.open("rb") as file:
+            return last(_lines(file))
     except FileNotFoundError:
         return {}
 
@@ -44,12 +47,17 @@ def match(log: Path, pattern: str) -> dict[str, Value]:
 
     compiled = regex.compile(pattern.encode())
     found: dict[str, Value] = {}
-    with log.open("rb") as lines:
-        for line in lines:
+    with log.open("rb") as file:
+        for line in _lines(file):
             hit = compiled.search(line[:4096], timeout=1)
             if hit:
                 found.update({name: _number(text) for name, text in hit.groupdict().items() if text is not None})
     return found
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines, and of one that is too long to mean anything its pieces: a log without newlines never lies in memory as a whole."""
+    return iter(lambda: file.readline(LONGEST), b"")
 
 
 def _flat(value: dict[str, object], head: str) -> dict[str, Value]:

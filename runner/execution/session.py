@@ -215,7 +215,10 @@ def _bury(ws: Workspace, recipe: str, id: str) -> None:
     from ..planning.schedule import Move
 
     for row in ws.store.runs(recipe=recipe, last=10):
-        if row.id == id or not row.fence or row.state not in ("QUEUED", "ACTIVE") or (fence := ws.store.claim(row.id, f"process {os.getpid()}")) is None:
+        if row.id == id or not row.fence or row.state not in ("QUEUED", "ACTIVE"):
+            continue
+        fence = ws.store.claim(row.id, f"process {os.getpid()}")
+        if fence is None:
             continue
         reason = f"its worker is gone; {id} goes on"
         ws.store.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
