@@ -108,6 +108,8 @@ class Attempt:
 
     def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
+        if name in self.staged:
+            return  # two patterns of the recipe name one file
         target = self.place(name)
         found = os.stat(source)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):

@@ -102,17 +102,18 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     """What this recipe has published and no step of its plan makes any more.
 
     Results of a library recipe under other inputs have folders of their own, those of `--out` are where they were asked for: neither is stale.
-    While a matrix waits for its files, only steps that the plan has are asked.
+    Nor is what a skipped step made.  While a matrix waits for its files, only steps that the plan has are asked.
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
     places = {path for targets in found.places.values() for _, path in targets}
     around = {parent for path in places for parent in _parents(path)}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
+    skipped = {node.id for n, node in enumerate(found.plan.nodes) if found.verdicts[n].answer == SKIPPED}
     rows = []
     for path, row in sorted(ws.store.published(found.plan.recipe).items()):
         here = path.startswith(head) if head else not path.startswith("/")
-        told = not found.plan.pending or row.step.partition("[")[0] in known
+        told = row.step not in skipped and (not found.plan.pending or row.step.partition("[")[0] in known)
         if here and told and path not in places and path not in around and not any(parent in places for parent in _parents(path)):
             rows.append(row)
     return rows
