@@ -27,6 +27,7 @@ from drivers.base import Command, DriverError, Exit, Host, HostLost, Job
 
 from ..digest import Digest, of_value
 from ..errors import CannotRun, Infrastructure, RecipeError
+from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
@@ -602,7 +603,7 @@ class Executor:
             folder.mkdir(parents=True, exist_ok=True)
             os.symlink(folder.resolve(), attempt.place(path))
             last = checkpoints.latest(folder, pattern)
-            found[name] = _State(path, f"{path}/{last}" if last else None)
+            found[name] = Place(path, {"latest": f"{path}/{last}" if last else None})
         return found
 
     def _secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
@@ -891,17 +892,6 @@ def _full(tail: bytes, path: str) -> str:
         return ""
     found = os.statvfs(os.path.dirname(path))
     return f"no space left on a disk ({found.f_bavail * found.f_frsize} bytes and {found.f_favail} inodes are free for attempts)"
-
-
-class _State(str):
-    """A state's path, of which `latest` can be asked."""
-
-    latest: str | None
-
-    def __new__(cls, path: str, latest: str | None) -> _State:
-        self = super().__new__(cls, path)
-        self.latest = latest
-        return self
 
 
 def _reason(exit: Exit) -> str:

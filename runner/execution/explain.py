@@ -44,14 +44,14 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
 
 def shown_command(found: Survey, n: int) -> str:
     """A step's command as it would be typed; what only an attempt knows stays as written."""
-    from ..language.template import TemplateError
+    from ..language.template import Place, TemplateError
     from . import launch
 
     detail = found.plan.details()[n]
     if "select" in detail:
         return ""
     scope = scope_of(detail, found.plan, n, found.made)
-    scope |= {"state": {s[0]: {"latest": None} for s in detail["state"]}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
+    scope |= {"state": {s[0]: Place(s[1], {"latest": None}) for s in detail["state"]}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
     scope |= {
         "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
         "run": {"id": "RUN", "recipe": found.plan.recipe},

@@ -81,6 +81,17 @@ class Expression:
             raise TemplateError(str(error), self.offset, self.length, error.fix) from None
 
 
+class Place(str):
+    """A path of which parts can be asked too: `{{ state.checkpoints }}` is text, `{{ state.checkpoints.latest }}` a part of it."""
+
+    parts: Mapping[str, object]
+
+    def __new__(cls, path: str, parts: Mapping[str, object]) -> Place:
+        made = super().__new__(cls, path)
+        made.parts = parts
+        return made
+
+
 def has(text: str) -> bool:
     """Whether `text` holds a template at all."""
     return "{{" in text
@@ -353,12 +364,12 @@ class _Chain:
         recorded = False
         for link in self.links:
             key = link.key(world) if callable(link.key) else link.key
-            if isinstance(value, Mapping):
-                known: Mapping[str, object] = value
+            if isinstance(value, (Mapping, Place)):
+                known: Mapping[str, object] = value.parts if isinstance(value, Place) else value
                 if not isinstance(key, str):
                     raise TemplateError(f"{_called(path)} is read by name, not by {_kind(key)}", link.offset, link.length)
                 try:
-                    value = value[key]
+                    value = known[key]
                 except KeyError:
                     raise _Missing(*_unknown(path, key, list(known), link), None if recorded else (*path, key)) from None
                 path = (*path, key)

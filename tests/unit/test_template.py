@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.language.shell import errors, script, warnings
-from runner.language.template import TemplateError, args, argv, evaluate, expressions, has, references, render, text_of
+from runner.language.template import Place, TemplateError, args, argv, evaluate, expressions, has, references, render, text_of
 
 SCOPE = {
     "inputs": {
@@ -483,3 +483,10 @@ def test_a_leaf_knows_its_expressions() -> None:
     text = "a {{ x }} b {{ y ~ '}}' }}"
     assert has(text) and not has("a { { x } }")
     assert [text[each.offset : each.offset + each.length] for each in expressions(text)] == ["{{ x }}", "{{ y ~ '}}' }}"]
+
+
+def test_a_place_is_text_and_has_parts() -> None:
+    scope = {"state": {"checkpoints": Place("ck/", {"latest": None})}}
+    assert argv(["a", "{{ state.checkpoints }}", "{{ state.checkpoints.latest }}", "{{ state.checkpoints }}/x"], scope) == ["a", "ck/", "ck//x"]
+    with pytest.raises(TemplateError, match="has no `newest`"):
+        evaluate("{{ state.checkpoints.newest }}", scope)
