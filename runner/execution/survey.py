@@ -245,7 +245,7 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
         for dep in node.deps:
             if "*" in dep or "?" in dep or "[" in dep:
                 if dep not in facts.matches:
-                    facts.matches[dep] = [match for match in _matches(ws.root, dep) if match not in own]
+                    facts.matches[dep] = [match for match in _matches(ws.root, dep) if not any(head in own for head in _heads(match))]
                 for match in facts.matches[dep]:
                     wanted[match] = None
             else:
@@ -330,6 +330,13 @@ def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
 
 def _matches(root: Path, pattern: str) -> list[str]:
     return sorted(glob.glob(pattern, root_dir=root, recursive=True))
+
+
+def _heads(path: str) -> Iterator[str]:
+    """`a/b/c`, `a/b`, `a`."""
+    while path:
+        yield path
+        path = posixpath.dirname(path)
 
 
 def _is_path(name: str) -> bool:

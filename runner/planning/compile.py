@@ -95,7 +95,9 @@ class _Draft:
     upstream: dict[str, tuple[_Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
     takes: dict[str, tuple[str, str]] = field(default_factory=dict)
     late: dict[tuple[str, str], _Draft] = field(default_factory=dict)
+    asked: dict[tuple[str, str], _Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
     after: list[_Draft] = field(default_factory=list)
+    wants: list[list[_Draft]] = field(default_factory=list)  # each a step that it mentions or needs: one skipped whole skips this too
     author: dict[str, Any] = field(default_factory=dict)
     detail: dict[str, Any] = field(default_factory=dict)
     deps: list[str] = field(default_factory=list)
@@ -158,8 +160,13 @@ class _Compiler:
                 key=True,
             )
         if not loops:
+            begun = len(self.drafts)
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
+            made = {d.prefix + path: (d, output) for d in self.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
+            for draft in self.drafts[begun:]:
+                if draft.recipe is recipe and draft.prefix == prefix:
+                    self._deps(scope, draft, made)
         self.depth.pop()
         return scope
 
@@ -167,21 +174,28 @@ class _Compiler:
         """Input values as templates see them: files, datasets and models become the names under which an attempt finds them."""
         seen: dict[str, Any] = {}
         for name, spec in recipe.inputs.items():
-            value = values.get(name)
-            if isinstance(value, PathValue):
-                base = posixpath.basename(value.name.rstrip("/")) or name
-                value = PathValue(f"inputs/{name}/{base}", value.kind, value.address)
-            elif spec.type in ("file", "dataset", "model") and isinstance(value, str):
-                kind = self.kind_of(value)
-                if kind == "path" or not spec.stream:
-                    base = posixpath.basename(value.split("@")[0].rstrip("/")) or name
-                    value = PathValue(f"inputs/{name}/{base}", kind, value)
-                else:
-                    value = PathValue(value, "stream", value)
-            elif spec.type == "secret":
+            if spec.type == "secret":
                 continue
-            seen[name] = value
+            value = values.get(name)
+            if isinstance(value, list):
+                kind = spec.items or ""
+                seen[name] = [self._named(item, f"inputs/{name}/{n}", name, kind, stream=False) for n, item in enumerate(value)]
+            else:
+                seen[name] = self._named(value, f"inputs/{name}", name, spec.type, stream=spec.stream)
         return seen
+
+    def _named(self, value: Any, folder: str, name: str, type: str, *, stream: bool) -> Any:
+        """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
+        if isinstance(value, PathValue):
+            base = posixpath.basename(value.name.rstrip("/")) or name
+            return PathValue(f"{folder}/{base}", value.kind, value.address)
+        if type not in ("file", "dataset", "model") or not isinstance(value, str):
+            return value
+        kind = self.kind_of(value)
+        if kind != "path" and stream:
+            return PathValue(value, "stream", value)
+        whole = value if kind == "path" else value.split("@")[0]
+        return PathValue(f"{folder}/{posixpath.basename(posixpath.normpath(whole)) or name}", kind, value)
 
     def _step(self, scope: _Scope, step: Step, chosen: Any, preset: str | None) -> None:
         if step.uses:
@@ -195,10 +209,9 @@ class _Compiler:
 
     def _plain(self, scope: _Scope, step: Step, chosen: Any) -> None:
         recipe = scope.recipe
-        if not self._mentions_known(scope, step):
-            scope.results[step.id] = {}
-            return
+        known = self._mentions_known(scope, step)
         waits = [name for name in _mentioned(step) if name in scope.pending]
+        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(_may_make(o.path, dep) for dep in step.deps)]
         axes = self._axes(scope, step)
         if waits or axes is None:
             scope.pending.add(step.id)
@@ -211,7 +224,7 @@ class _Compiler:
             self.drafts.append(draft)
             drafts.append(draft)
             self._outputs(scope, draft)
-            self._fill(scope, draft, chosen)
+            self._fill(scope, draft, chosen, known=known)
         scope.groups[step.id] = drafts
         if step.matrix is not None:
             scope.many.add(step.id)
@@ -237,8 +250,11 @@ class _Compiler:
                 if values is None:
                     return None
             else:
-                value = self._evaluate(scope, axis, {"inputs": scope.inputs}, where)
+                unread = len(self.problems)
+                value = self._evaluate(scope, axis, {"inputs": scope.inputs, "steps": _Results(scope)}, where)
                 if not isinstance(value, list):
+                    if len(self.problems) > unread:
+                        return []
                     self._problem(
                         scope.recipe,
                         "matrix-axis",
@@ -248,8 +264,11 @@ class _Compiler:
                     )
                     return []
                 values = value
-            if len({json.dumps(v, sort_keys=True) for v in values}) < len(values):
-                self._problem(scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where)
+            if len({_encoded(v) for v in values}) < len(values):
+                self._problem(
+                    scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where, fix="values must differ as text"
+                )
+                return []
             axes[name] = values
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -290,9 +309,24 @@ class _Compiler:
         for n, output in enumerate(step.outputs):
             where = (*step.origin, "outputs", output.name)
             raw = output.path
-            value = self._evaluate(scope, raw, names, where) if "{{" in raw else raw
+            unread = len(self.problems)
+            late = [ref for ref in self._references(scope, raw, where) if ref.path[0] in LATE_NAMES]
+            for ref in late:
+                self._problem(
+                    scope.recipe,
+                    "late-name",
+                    f'"{".".join(ref.path)}" is not known before an attempt; an output path may not depend on it',
+                    where,
+                    offset=ref.offset,
+                    length=ref.length,
+                )
+            value = self._evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
             path = posixpath.normpath(str(value)) if value else ""
-            if not path or path == "." or _escapes(path):
+            if len(self.problems) > unread:
+                path = f"invalid/{step.id}/{n}"
+            elif path.split("/")[0] == ".recipe":
+                self._problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
+            elif not path or path == "." or _escapes(path):
                 self._problem(
                     scope.recipe,
                     "path-escape",
@@ -300,11 +334,11 @@ class _Compiler:
                     where,
                     fix="give a relative path below it",
                 )
-                path = f"invalid/{n}"
+                path = f"invalid/{step.id}/{n}"
             draft.outputs[output.name] = (path, _output_flags(output))
             scope.makers[path] = (step.id, output.name)
 
-    def _fill(self, scope: _Scope, draft: _Draft, chosen: Any) -> None:
+    def _fill(self, scope: _Scope, draft: _Draft, chosen: Any, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
         resources = step.resources.over(recipe.resources)
         env = {**recipe.env, **step.env}
@@ -329,7 +363,12 @@ class _Compiler:
             author["metrics"] = [step.metrics.file, step.metrics.pattern]
         if resources.key:
             author["resources"] = _resources(resources)
-        state = {s.name: s.path for s in step.state}
+        if not step.outputs:
+            # Whoever has no outputs is there for its effect: two steps that say the same are two effects.
+            assert self.top is not None
+            author["id"] = [self.top.recipe.name, draft.id]
+        places = {"inputs": draft.inputs, "matrix": draft.matrix}
+        state = {s.name: str(self._evaluate(scope, s.path, places, (*step.origin, "state", s.name))) for s in step.state}
         git = [c for c in code if not isinstance(c, str)]
         if git:
             author["git"] = [[c.url, c.commit, c.at] for c in git]
@@ -351,15 +390,16 @@ class _Compiler:
         author["reads"] = {name: _plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}
         draft.author = author
 
-        self._deps(scope, draft)
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
+        draft.wants = [found for name in _mentioned(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
         draft.code = [c for c in code if isinstance(c, str)]
         draft.lock = python.lock if python else ""
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
         draft.flags |= (0 if step.cache else UNCACHED) | (ALLOW_FAILURE if step.allow_failure else 0) | (LOCAL if step.local else 0)
-        self._when(scope, draft, names)
+        if known:
+            self._when(scope, draft, names)
         draft.detail = {
             "recipe": recipe.id,
             "step": step.id,
@@ -378,7 +418,7 @@ class _Compiler:
                 "outputs": names["outputs"],
                 "matrix": {k: _plain_value(v) for k, v in draft.matrix.items()},
             },
-            "state": [[s.name, s.path, s.checkpoint, s.every, s.keep] for s in step.state],
+            "state": [[s.name, state[s.name], s.checkpoint, s.every, s.keep] for s in step.state],
             "continues": {n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads},
             "resources": _resources(resources),
             "retries": step.retries,
@@ -406,6 +446,8 @@ class _Compiler:
         from ..language.template import TemplateError, references
 
         late = False
+        # What decides whether, and on how many nodes, does not decide what is made.
+        keyed = where[len(draft.step.origin)] not in ("when", "nodes")
         try:
             found = references(leaf)
         except TemplateError as error:
@@ -415,19 +457,10 @@ class _Compiler:
             root, rest = ref.path[0], ref.path[1:]
             if root in LATE_NAMES:
                 late = True
-                if where and len(where) > 2 and where[-2:][0] == "outputs":
-                    self._problem(
-                        scope.recipe,
-                        "late-name",
-                        f'"{".".join(ref.path)}" is not known before an attempt; an output path may not depend on it',
-                        where,
-                        offset=ref.offset,
-                        length=ref.length,
-                    )
                 if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
                     self._unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in LATE_NAMES[root]], where, ref)
             elif root == "steps" and len(rest) >= 2:
-                late |= self._mention(scope, draft, rest, mentioned)
+                late |= self._mention(scope, draft, rest, reads, mentioned, keyed=keyed)
             elif root == "state":
                 if not rest or rest[0] not in state:
                     self._unknown(scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref)
@@ -451,6 +484,8 @@ class _Compiler:
                     )
                 elif rest and rest[0] not in known:
                     self._unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref)
+                elif not keyed:
+                    continue
                 elif rest:
                     value = known[rest[0]]
                     reads.setdefault(f"{root}.{rest[0]}", value)
@@ -463,18 +498,35 @@ class _Compiler:
                 self._unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
         return late
 
-    def _mention(self, scope: _Scope, draft: _Draft, rest: tuple[str, ...], mentioned: dict[str, dict[str, Any]]) -> bool:
+    def _mention(
+        self,
+        scope: _Scope,
+        draft: _Draft,
+        rest: tuple[str, ...],
+        reads: dict[str, Any],
+        mentioned: dict[str, dict[str, Any]],
+        *,
+        keyed: bool,
+    ) -> bool:
         id, name = rest[0], rest[1]
         if name == "metrics":
             metric = ".".join(rest[2:])
-            for producer in scope.groups.get(id, ()):
-                draft.late[(producer.id, metric)] = producer
+            producers = scope.groups.get(id, ())
+            for producer in producers:
+                (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
+            if keyed and id in scope.many:
+                reads[f"steps.{id}.metrics.{metric}"] = [producer.id[len(scope.prefix) :] for producer in producers]
             mentioned.setdefault(id, {}).setdefault("metrics", []).append([metric, id in scope.many])
             return True
         value = scope.results.get(id, {}).get(name)
         if value is not None:
             mentioned.setdefault(id, {})[name] = _plain_value(value)
-            self._world(draft, value)
+            if keyed:
+                # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
+                reads[f"steps.{id}.{name}"] = value
+                self._world(draft, value)
+            else:
+                draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         return False
 
     def _world(self, draft: _Draft, value: Any) -> None:
@@ -493,11 +545,14 @@ class _Compiler:
             else:
                 draft.takes[value.name] = (value.kind, value.address)
 
-    def _deps(self, scope: _Scope, draft: _Draft) -> None:
+    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]]) -> None:
+        """Turn `deps` into edges and files of the workspace.  `made` is every output there is, by its path below the workspace."""
         step = draft.step
         for n, raw in enumerate(step.deps):
             where = (*step.origin, "deps", n)
             value = self._evaluate(scope, raw, {"inputs": draft.inputs, "matrix": draft.matrix}, where) if "{{" in raw else raw
+            if value is None:
+                continue
             path = posixpath.normpath(str(value))
             if _escapes(path):
                 self._problem(
@@ -516,39 +571,45 @@ class _Compiler:
                     where,
                     fix="take it as an input",
                 )
-            makers = self._makers_of(scope, path)
-            for producer, output, made in makers:
-                draft.upstream[made] = (producer, output, "")
+            if _is_glob(path):
+                others = [(name, d.outputs[output][1]) for name, (d, output) in made.items() if d is not draft]
+                makers = [name for name, flags in others if _reaches(path, name, bool(flags & DIRECTORY))]
+            else:
+                makers = [head for head in _heads(path) if head in made]
+                inside = next((name for name in made if name.startswith(path + "/")), None)
+                if inside is not None:
+                    maker = made[inside][0].id
+                    self._problem(
+                        scope.recipe,
+                        "deps-hold-output",
+                        f'"{path}" holds "{inside}", which "{maker}" makes: it would not be the same before and after',
+                        where,
+                        fix="name the files that are needed, or make the output elsewhere",
+                    )
+            for name in makers:
+                draft.upstream[name] = (*made[name], "")
             if not makers or _is_glob(path):
                 draft.deps.append(path)
 
-    def _makers_of(self, scope: _Scope, path: str) -> list[tuple[_Draft, str, str]]:
-        """The outputs that a dep names, lies below, or matches."""
-        found = []
-        if _is_glob(path):
-            candidates = [made for made in scope.makers if fnmatch.fnmatchcase(made, path)]
-        else:
-            candidates = [head for head in _heads(path) if head in scope.makers]
-        for made in candidates:
-            id, output = scope.makers[made]
-            found += [(d, output, made) for d in scope.groups.get(id, ()) if d.outputs[output][0] == made]
-        return found
-
     def _when(self, scope: _Scope, draft: _Draft, names: dict[str, Any]) -> None:
         step = draft.step
-        if any(d.flags & SKIP and d.step.matrix is None for d in [*draft.after, *(u[0] for u in draft.upstream.values())]):
-            draft.flags |= SKIP
         if step.when is None:
             return
         where = (*step.origin, "when")
-        if draft.late:
-            from ..language.template import references
+        if any(ref.path[0] == "steps" and ref.path[2:3] == ("metrics",) for ref in self._references(scope, step.when, where)):
+            draft.flags |= WHEN_LATE
+            return
+        if self._condition(scope, step, names) is False:
+            draft.flags |= SKIP
 
-            if isinstance(step.when, str) and any(r.path[0] == "steps" and r.path[2:3] == ("metrics",) for r in references(step.when)):
-                draft.flags |= WHEN_LATE
-                return
+    def _condition(self, scope: _Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
+        """The value of a `when` that is known by now; None with a problem."""
+        where = (*step.origin, "when")
+        unread = len(self.problems)
         value = self._evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
-        if not isinstance(value, bool):
+        if isinstance(value, bool):
+            return value
+        if len(self.problems) == unread:
             self._problem(
                 scope.recipe,
                 "when",
@@ -556,8 +617,16 @@ class _Compiler:
                 where,
                 fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
             )
-        elif not value:
-            draft.flags |= SKIP
+        return None
+
+    def _skipped(self, drafts: Iterable[_Draft]) -> None:
+        """What needs a skipped step is skipped: one, or all instances of a matrix.  `drafts` are in topological order."""
+        for draft in drafts:
+            groups: dict[int, list[_Draft]] = {}
+            for producer, _, _ in draft.upstream.values():
+                groups.setdefault(id(producer.step), []).append(producer)
+            if not draft.flags & SKIP and any(all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]):
+                draft.flags |= SKIP
 
     def _unkeyed(self, recipe: Recipe, name: str) -> bool:
         root, _, rest = name.partition(".")
@@ -590,6 +659,10 @@ class _Compiler:
         for d in source:
             if not d.flags & SKIP:
                 draft.late[(d.id, step.select.metric)] = d
+        draft.after = [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
+        draft.wants = [source, *([d] for d in draft.after)]
+        if step.when is not None and self._condition(scope, step, {"inputs": scope.inputs, "steps": _Results(scope)}) is False:
+            draft.flags |= SKIP
         draft.author = {"select": [step.select.metric, step.select.best]}
         draft.detail = {
             "recipe": scope.recipe.id,
@@ -642,10 +715,32 @@ class _Compiler:
                             length=ref.length,
                             fix="use it in a step of this recipe",
                         )
-                given[name] = self._evaluate(scope, leaf, names, place)
+                given[name] = value = self._evaluate(scope, leaf, names, place)
+                addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
+                if addresses and not _is_path_value(value) and self._names_paths(scope, leaf, names, place):
+                    self._problem(
+                        recipe,
+                        "path-in-text",
+                        f'"{name}" takes a whole output or input, not a place inside one',
+                        place,
+                        fix="hand on the whole, and let a step of that recipe look inside; or make this an output of its own",
+                    )
+            when: bool | None = True
+            if step.when is not None:
+                late = [r for r in self._references(scope, step.when, (*step.origin, "when")) if r.path[0] == "steps" and r.path[2:3] == ("metrics",)]
+                for ref in late:
+                    self._problem(
+                        recipe,
+                        "late-name",
+                        f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
+                        (*step.origin, "when"),
+                        offset=ref.offset,
+                        length=ref.length,
+                        fix="use it in the `when` of a step with a command",
+                    )
+                when = None if late else self._condition(scope, step, names)
             if self.problems:
                 return
-            when = self._evaluate(scope, step.when, names, (*step.origin, "when")) if isinstance(step.when, str) else step.when
             try:
                 values = self.bind(other, given, preset=inner_preset)
             except Invalid as error:
@@ -657,7 +752,7 @@ class _Compiler:
             start = len(self.drafts)
             inner = self.add(
                 other,
-                {**values, **{k: v for k, v in given.items() if isinstance(v, PathValue)}},
+                {**values, **{k: v for k, v in given.items() if _is_path_value(v)}},
                 prefix=self._name(scope, step.id, combination) + "/",
                 preset=inner_preset,
                 variables=variables,
@@ -668,15 +763,27 @@ class _Compiler:
                 if when is False:
                     draft.flags |= SKIP
                 draft.after += [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
+                draft.wants += [found for id in _mentioned(step) if (found := scope.groups.get(id) or scope.inner.get(id))]
             if inner.pending:
                 scope.pending.add(step.id)
-            results.append(self._exported(inner, other))
+            results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
         scope.inner[step.id] = below
         if step.matrix is None:
             scope.results[step.id] = results[0] if results else {}
         else:
             scope.many.add(step.id)
             scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
+
+    def _names_paths(self, scope: _Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
+        """Whether a leaf mentions a path in the attempt directory."""
+        for _, text in _walk(leaf, where):
+            for ref in self._references(scope, text, where):
+                value: Any = names
+                for part in ref.path:
+                    value = value.get(part) if isinstance(value, Mapping) else None
+                if _is_path_value(value):
+                    return True
+        return False
 
     def _handed(self, scope: _Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
         """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
@@ -686,8 +793,8 @@ class _Compiler:
         self._problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
         return {}
 
-    def _exported(self, inner: _Scope, other: Recipe) -> dict[str, Any]:
-        """A used recipe's outputs, found by the outer recipe below the step's prefix."""
+    def _exported(self, inner: _Scope, other: Recipe, prefix: str) -> dict[str, Any]:
+        """A used recipe's outputs, found by the outer recipe below `prefix`."""
         found: dict[str, Any] = {}
         if other.outputs is None:
             for made in inner.results.values():
@@ -700,9 +807,9 @@ class _Compiler:
         moved: dict[str, Any] = {}
         for name, value in found.items():
             if isinstance(value, PathValue):
-                moved[name] = PathValue(inner.prefix + value.name, value.kind, value.address)
+                moved[name] = PathValue(prefix + value.name, value.kind, value.address)
             elif isinstance(value, list):
-                moved[name] = [PathValue(inner.prefix + v.name, v.kind, v.address) for v in value]
+                moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
         return moved
 
     # -- the whole -------------------------------------------------------------------------------------------------------------------------------
@@ -713,19 +820,24 @@ class _Compiler:
         drafts = self._sorted()
         if self.problems:
             raise Invalid(self.problems)
+        self._skipped(drafts)
+        publish = [item for item in publish if not item[0].flags & SKIP]
         nodes = []
         for d in drafts:
             nodes.append(
                 Node(
                     d.id,
                     author_digest(d.author),
-                    d.deps,
+                    list(dict.fromkeys(d.deps)),
                     d.code,
                     d.home,
                     [[name, kind, address] for name, (kind, address) in d.takes.items()],
                     [[p.number, output, name, below] for name, (p, output, below) in d.upstream.items()],
-                    [[p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()],
-                    [p.number for p in d.after],
+                    [
+                        *([p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()),
+                        *([p.number, metric, ""] for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
+                    ],
+                    sorted({p.number for p in d.after}),
                     [[name, path, flags] for name, (path, flags) in d.outputs.items()],
                     d.prefix,
                     d.lock,
@@ -757,7 +869,8 @@ class _Compiler:
         assert self.top is not None
         found: list[tuple[_Draft, str, str, str]] = []
         if recipe.outputs is None:
-            return [(d, output, d.prefix + path, "") for d in self.drafts if not d.flags & (SELECT | SKIP) for output, (path, _) in d.outputs.items()]
+            makers = [d for d in self.drafts if not d.flags & (SELECT | SKIP)]
+            return [(d, name, d.prefix + path, "") for d in makers for name, (path, flags) in d.outputs.items() if not flags & TEMPORARY]
         for name, leaf in recipe.outputs.items():
             where = ("outputs", name)
             refs = self._references(self.top, leaf, where)
@@ -771,13 +884,14 @@ class _Compiler:
                     self._problem(recipe, "output", f'output "{name}" is not an output of a step', where, fix='name one: "{{ steps.train.model }}"')
                     continue
                 draft, output = item.address
-                if not draft.flags & SKIP:
+                if not draft.flags & SKIP and not (output in draft.outputs and draft.outputs[output][1] & TEMPORARY):
                     found.append((draft, output, item.name, name))
         return found
 
     def _collisions(self) -> None:
         """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
         seen: dict[str, tuple[_Draft, str, str]] = {}
+        told: set[tuple[int, str]] = set()
         for draft in self.drafts:
             if draft.flags & SELECT:
                 continue
@@ -785,7 +899,9 @@ class _Compiler:
                 whole = (draft.prefix + path).casefold()
                 other = seen.get(whole)
                 if other is not None:
-                    self._two_makers(draft, output, path, other[0])
+                    if (id(draft.step), output) not in told:
+                        self._two_makers(draft, output, path, other[0])
+                    told.add((id(draft.step), output))
                 else:
                     seen[whole] = (draft, output, path)
         for whole, (draft, output, path) in seen.items():
@@ -806,13 +922,13 @@ class _Compiler:
         where = (*draft.step.origin, "outputs", output)
         if other.step is draft.step and draft.matrix:
             used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
-            missing = [axis for axis in draft.matrix if f"matrix.{axis}" not in used]
+            missing = [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", used)]
             self._problem(
                 draft.recipe,
                 "two-makers",
                 f'instances of "{draft.step.id}" make the same path "{path}"',
                 where,
-                fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it",
+                fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it" if missing else "its axes must differ in it",
             )
         else:
             self._problem(
@@ -911,19 +1027,44 @@ class _Compiler:
         return good
 
     def _step_name(self, scope: _Scope, ref: Any, where: Where) -> bool:
-        if ref.path[0] != "steps" or len(ref.path) < 2:
+        if ref.path[0] != "steps":
             return True
+        if len(ref.path) < 2:
+            self._problem(
+                scope.recipe,
+                "unknown-name",
+                "a step is named as it is written; which one may not depend on a value",
+                where,
+                fix="write steps.NAME.OUTPUT",
+                offset=ref.offset,
+                length=ref.length,
+            )
+            return False
         steps = scope.recipe.steps
         target = steps.get(ref.path[1])
         if target is None:
             self._unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
             return False
-        if len(ref.path) == 2 or target.id in scope.pending:
-            return True
-        known = list(scope.results.get(target.id, {}))
-        if ref.path[2] in known or (not known and scope.results.get(target.id) is not None and target.uses):
-            return True
-        if ref.path[2] == "metrics" and not target.uses and not target.select:
+        if len(ref.path) == 2:
+            outputs = [f"steps.{target.id}.{o.name}" for o in target.outputs]
+            self._problem(
+                scope.recipe,
+                "unknown-name",
+                f'"steps.{target.id}" is a step, not a value',
+                where,
+                fix=f"name one of its outputs: {', '.join(outputs[:8])}" if outputs else "to come after it, list it in `needs`",
+                offset=ref.offset,
+                length=ref.length,
+            )
+            return False
+        if target.uses:
+            known = list(scope.results.get(target.id, {}))
+            if not known or target.id in scope.pending:
+                return True  # what it gives is not known yet, or it has problems of its own
+        else:
+            maker = scope.recipe.steps.get(target.select.step, target) if target.select else target
+            known = [o.name for o in maker.outputs]
+        if ref.path[2] in known or (ref.path[2] == "metrics" and not target.uses and not target.select):
             return True
         self._unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)
         return False
@@ -1009,29 +1150,40 @@ def _mentioned(step: Step) -> list[str]:
 def _ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
     """Step ids, each after what it mentions, and the cycles if there are any.
 
-    Edges by `deps` are found here by the literal text of output paths; those of rendered ones are checked once all nodes exist.
+    Which step makes what a dep names is certain only when every path is rendered: edges that may be are followed where they close no circle.
     """
-    made: dict[str, str] = {}
-    for step in recipe.steps.values():
-        for output in step.outputs:
-            made[posixpath.normpath(output.path)] = step.id
+    makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
+    literal = {path: id for path, id in makers if "{{" not in path}
+    rendered = [(path, id) for path, id in makers if "{{" in path]
     edges: dict[str, list[str]] = {}
+    likely: dict[str, list[str]] = {}
     for step in recipe.steps.values():
         found = [id for id in _mentioned(step) if id in recipe.steps]
+        maybe: list[str] = []
         for dep in step.deps:
-            if dep in made:
-                found.append(made[dep])
-            elif _is_glob(dep):
-                found += [id for path, id in made.items() if fnmatch.fnmatchcase(_starred(path), dep) and id != step.id]
+            path = posixpath.normpath(dep)
+            heads = _heads(path)
+            if _is_glob(path) or "{{" in path:
+                maybe += [id for made, id in makers if id != step.id and _may_make(made, path)]
             else:
-                found += [made[head] for head in _heads(posixpath.normpath(dep)) if head in made]
+                found += [literal[head] for head in heads if head in literal]
+                maybe += [id for made, id in rendered if id != step.id and _may_make(made, path)]
+            if len(heads) > 1 and heads[-1] in recipe.steps and recipe.steps[heads[-1]].uses:
+                maybe.append(heads[-1])
         for axis in (step.matrix or {}).values():
             if isinstance(axis, dict):
-                found += [id for path, id in made.items() if str(axis.get("glob", "")).startswith(path + "/")]
+                found += [id for path, id in literal.items() if str(axis.get("glob", "")).startswith(path + "/")]
         edges[step.id] = found
-    done: dict[str, bool] = {}
+        likely[step.id] = [*found, *maybe]
+    order, loops = _walked(likely)
+    return (order, loops) if not loops else _walked(edges)
+
+
+def _walked(edges: Mapping[str, list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The keys of `edges`, each after what it leads to; or the first circle."""
     order: list[str] = []
-    for root in recipe.steps:
+    done: dict[str, bool] = {}
+    for root in edges:
         stack = [(root, iter(edges[root]))]
         if root in done:
             continue
@@ -1063,7 +1215,7 @@ def _loop(edges: Mapping[str, list[str]]) -> list[str]:
 
 
 def _producers(draft: _Draft) -> list[_Draft]:
-    return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.after]
+    return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.asked.values(), *draft.after]
 
 
 def _output_flags(output: Output) -> int:
@@ -1117,5 +1269,35 @@ def _heads(path: str) -> list[str]:
     return found
 
 
-def _starred(path: str) -> str:
-    return re.sub(r"\{\{.*?\}\}", "x", path)
+def _is_path_value(value: Any) -> bool:
+    """Whether a value is a path of an attempt directory, or a list with one."""
+    return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))
+
+
+def _may_make(output: str, dep: str) -> bool:
+    """Whether an output path may be what a dep names, or hold it, as far as text tells before either is rendered."""
+    output, dep = posixpath.normpath(output), posixpath.normpath(dep)
+    if "{{" in dep or ("{{" in output and _is_glob(dep)):
+        one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
+        return one.startswith(other) or other.startswith(one)
+    if "{{" in output:
+        shape = ".+".join(map(re.escape, re.split(r"\{\{.*?\}\}", output)))
+        return any(re.fullmatch(shape, head) for head in _heads(dep))
+    return _reaches(dep, output, True) if _is_glob(dep) else output in _heads(dep)
+
+
+def _reaches(pattern: str, path: str, directory: bool) -> bool:
+    """Whether a workspace pattern matches a path, or something below it."""
+    parts, names = pattern.split("/"), path.split("/")
+
+    def matches(p: int, n: int, deep: bool) -> bool:
+        if n == len(names):
+            below = any(part != "**" for part in parts[p:])
+            return not below or (directory or not deep)
+        if p == len(parts):
+            return False
+        if parts[p] == "**":
+            return matches(p + 1, n, True) or matches(p, n + 1, True)
+        return fnmatch.fnmatchcase(names[n], parts[p]) and matches(p + 1, n + 1, deep)
+
+    return matches(0, 0, False)

@@ -138,7 +138,8 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
         if left.ok:
             world.append(["file", name, content] if content is not None else ["absent", name, ""])
     for producer, metric, name in node.late:
-        world.append(["value", name, made[producer].metrics.get(metric)])
+        if name:  # without a name: only its `when` asks
+            world.append(["value", name, made[producer].metrics.get(metric)])
     if facts.current_python is not None:
         world.append(["lock", "current", facts.current_python])
     elif node.lock:

@@ -35,7 +35,7 @@ class Node(NamedTuple):
     home: int
     takes: list[list[str]]  # [name in the attempt, kind: path|hf|s3|gs|https|stream, address]
     upstream: list[list[Any]]  # [index of the producer, output name, name in the attempt, path below the output or ""]
-    late: list[list[Any]]  # [index of the producer, metric, name in the key]
+    late: list[list[Any]]  # [index of the producer, metric, name in the key or "" if it is no part of it]
     after: list[int]  # order only
     outputs: list[list[Any]]  # [name, path, flags]
     prefix: str  # outputs are published below it

@@ -1,0 +1,123 @@
+"""A workspace to try recipes in, as a caller sees it: write, run, look.  Knows the public API and the command line, nothing inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import runner
+from runner.errors import Invalid, Problem
+from runner.execution.session import Choice, Settings, Summary
+from runner.execution.survey import Survey
+from runner.storage.store import Event
+
+RECIPE = (sys.executable, "-m", "runner.interface.cli.main")
+
+
+class Space:
+    """A folder with a recipe in it.  `run` answers which steps were executed, in the order in which they began."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.file = "recipe.yaml"
+        self.summary: Summary | None = None
+        self.events: list[Event] = []
+        root.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def read(self, name: str) -> str:
+        return (self.root / name).read_text()
+
+    def recipe(self, body: str | Mapping[str, Any], *, name: str = "recipe.yaml") -> None:
+        """Write a recipe; one without a head gets one.  A mapping is written as JSON, which is YAML."""
+        if isinstance(body, Mapping):
+            self.write(name, json.dumps({"recipe": "t@1", "summary": "A test", **body}, indent=1))
+        else:
+            self.write(name, body if body.lstrip().startswith("recipe:") else f"recipe: t@1\nsummary: A test\n{body}")
+
+    def run(
+        self, inputs: Mapping[str, Any] | None = None, *, choice: Choice | None = None, settings: Settings | None = None, **more: Any
+    ) -> list[str]:
+        """Run, and demand that it worked."""
+        ran = self.attempt(inputs, choice=choice, settings=settings, **more)
+        assert self.summary is not None
+        assert self.summary.state == "COMPLETED", [(f.id, f.reason, f.hint, f.tail) for f in self.summary.failed]
+        return ran
+
+    def attempt(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[str]:
+        """Run, however it ends."""
+        self.events = []
+        self.summary = runner.run(f"./{self.file}", inputs, workspace=self.root, on_event=self.events.append, **more)
+        return [event.id for event in self.events if event.subject == "step" and event.after == "RUNNING"]
+
+    def plan(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> Survey:
+        return runner.plan(f"./{self.file}", inputs, workspace=self.root, **more)
+
+    def answers(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> dict[str, str]:
+        """What a run would do with each step."""
+        survey = self.plan(inputs, **more)
+        return {node.id: verdict.answer for node, verdict in zip(survey.plan.nodes, survey.verdicts, strict=True)}
+
+    def keys(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> dict[str, str]:
+        """The key of every step.  All must be known: what they need has been made."""
+        survey = self.plan(inputs, **more)
+        found = {node.id: verdict.key for node, verdict in zip(survey.plan.nodes, survey.verdicts, strict=True)}
+        assert None not in found.values(), {id: survey.verdicts[survey.plan.index[id]].reasons for id, key in found.items() if key is None}
+        return {id: str(key) for id, key in found.items()}
+
+    def key(self, step: str, inputs: Mapping[str, Any] | None = None, **more: Any) -> str:
+        survey = self.plan(inputs, **more)
+        verdict = survey.verdicts[survey.plan.index[step]]
+        assert verdict.key is not None, verdict.reasons
+        return verdict.key
+
+    def problems(self, inputs: Mapping[str, Any] | None = None) -> list[Problem]:
+        """What is wrong with the recipe; empty when nothing is."""
+        try:
+            self.plan(inputs)
+        except Invalid as error:
+            return list(error.problems)
+        return []
+
+    def pointed(self, problem: Problem) -> str:
+        """The text that a problem underlines."""
+        assert problem.where is not None
+        return problem.where.text[problem.where.column - 1 :][: problem.where.length]
+
+    def start(self, *words: str, env: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+        """The command line, in a process of its own."""
+        return subprocess.Popen(
+            [*RECIPE, *words],
+            cwd=self.root,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+
+    def command(self, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        """The command line: its exit status, and what it said."""
+        process = self.start(*words, env=env)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+
+def until(true: Callable[[], object], *, seconds: float = 20.0) -> None:
+    """Wait for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
