@@ -53,6 +53,15 @@ def read(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[P
     return problems(document, root, given)
 
 
+def file(path: Path, root: Path, given: Mapping[str, str]) -> list[Problem]:
+    """Every error and warning of a file.  Raises NotFound."""
+    try:
+        document = documents.read(path)
+    except Invalid as error:
+        return list(error.problems)
+    return problems(document, root, given)
+
+
 def _scripts(recipe: Recipe) -> Iterator[Problem]:
     """What a shell would take otherwise than the author meant it."""
     for step in recipe.steps.values():
@@ -107,7 +116,8 @@ def _made_up(spec: Input, n: int, turn: int) -> Tree:
             return inputs.converted(spec, value)
         except inputs.Wrong:
             continue
-    return candidates[0]
+    unfit: Tree = candidates[0]
+    return unfit
 
 
 def _candidates(spec: Input, n: int, turn: int) -> list[Any]:

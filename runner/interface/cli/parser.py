@@ -58,8 +58,13 @@ class Parser(argparse.ArgumentParser):
 def run(words: Sequence[str]) -> int:
     """Find the verb, read its flags, and do it."""
     words = list(words)
-    verb = next((word for word in words if not word.startswith("-")), None)
-    before = words[: words.index(verb)] if verb is not None else words
+    if words[:1] == ["__complete"]:
+        from .completion import answer
+
+        return answer(words[1:])
+    place = next((n for n, word in enumerate(words) if not word.startswith("-") and words[n - 1 : n] != ["-C"]), len(words))
+    verb = words.pop(place) if place < len(words) else None
+    before = words[:place]
     if "--version" in before:
         print(f"recipe {__version__}")
         return 0
@@ -71,14 +76,12 @@ def run(words: Sequence[str]) -> int:
             print(f'recipe: unknown flag "{words[0]}"; see recipe --help', file=sys.stderr)
             return 3
         verb = "list"
-        words.append(verb)
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS)
         if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
             hint = f"to run a recipe: recipe run {verb}"
         print(f'recipe: there is no verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"), file=sys.stderr)
         return 3
-    words.remove(verb)
     parser, module = parser_of(verb)
     args = parser.parse_intermixed_args(words)
     args.verb = verb

@@ -1,0 +1,255 @@
+"""Shell completion: what may stand where the cursor is, and the few lines of bash, zsh or fish that ask.  Reads recipes as YAML, right or wrong.
+
+A shell calls `recipe __complete WORD…`, the last word being the unfinished one.  An answer is one candidate a line, with a tab and its meaning where
+it has one; the lines `:files` and `:folders` ask the shell for paths of its own.  Whatever goes wrong, the answer is empty: a prompt is no place for
+errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import RecipeError
+from .parser import VERBS, parser_of
+
+_SCRIPTS: Final = {
+    "bash": r"""# recipe completion for bash: eval "$(recipe completion bash)"
+_recipe() {
+    local line word piece head candidate
+    local -a words
+    COMPREPLY=()
+    line=${COMP_LINE:0:COMP_POINT}
+    read -ra words <<< "$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    word=${words[-1]}
+    # readline breaks words at = : and @; a reply stands for the part after the last of them.
+    piece=${COMP_WORDS[COMP_CWORD]}
+    case $piece in =|:|@) piece= ;; esac
+    head=${word%"$piece"}
+    while IFS=$'\t' read -r candidate _; do
+        case $candidate in
+            :files) compopt -o filenames; while IFS= read -r candidate; do COMPREPLY+=("$candidate"); done < <(compgen -f -- "$piece") ;;
+            :folders) compopt -o filenames; while IFS= read -r candidate; do COMPREPLY+=("$candidate"); done < <(compgen -d -- "$piece") ;;
+            *) [[ $candidate == *[=/] ]] && compopt -o nospace; COMPREPLY+=("${candidate#"$head"}") ;;
+        esac
+    done < <("${words[0]}" __complete "${words[@]:1}" 2>/dev/null)
+}
+complete -F _recipe recipe
+""",
+    "zsh": r"""#compdef recipe
+# recipe completion for zsh: eval "$(recipe completion zsh)", after compinit
+_recipe() {
+    local line candidate meaning
+    local -a plain open
+    while IFS= read -r line; do
+        case $line in
+            :files) compset -P '*='; _files; continue ;;
+            :folders) _files -/; continue ;;
+        esac
+        candidate=${line%%$'\t'*}
+        meaning=${line#*$'\t'}
+        [[ $meaning == $line ]] && meaning=
+        if [[ $candidate == *[=/] ]]; then open+=("${candidate//:/\\:}:$meaning"); else plain+=("${candidate//:/\\:}:$meaning"); fi
+    done < <("${words[1]}" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)
+    (( $#plain )) && _describe -V recipe plain
+    (( $#open )) && _describe -V recipe open -S ''
+    return 0
+}
+compdef _recipe recipe
+""",
+    "fish": r"""# recipe completion for fish: recipe completion fish | source
+function __recipe_complete
+    set -l words (commandline -opc)
+    set -l now (commandline -ct)
+    for line in ($words[1] __complete $words[2..-1] -- "$now" 2>/dev/null)
+        switch $line
+            case :files
+                set -l head (string match -r '^[a-z0-9_]+=' -- $now)
+                for path in (__fish_complete_path (string replace -r '^[a-z0-9_]+=' '' -- $now))
+                    echo "$head$path"
+                end
+            case :folders
+                __fish_complete_directories $now
+            case '*'
+                echo $line
+        end
+    end
+end
+complete -c recipe -f -a '(__recipe_complete)'
+""",
+}
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("shell", choices=sorted(_SCRIPTS), help="the shell to complete for; its answer is a script to evaluate")
+
+
+def run(args: argparse.Namespace) -> int:
+    print(_SCRIPTS[args.shell], end="")
+    return 0
+
+
+def answer(words: Sequence[str]) -> int:
+    """`recipe __complete WORD…`."""
+    try:
+        for candidate in dict.fromkeys(candidates(list(words))):
+            print(candidate)
+    except (RecipeError, OSError):
+        return 0
+    return 0
+
+
+def candidates(words: list[str]) -> Iterator[str]:
+    """What may complete the last of `words`, which follow `recipe`."""
+    if len(words) > 1 and words[-2] == "--":  # fish hands the unfinished word over like this
+        del words[-2]
+    *before, word = words or [""]
+    verb = next((each for each in before if each in VERBS), None)
+    if verb is None:
+        if word.startswith("-"):
+            yield from _starting(word, ["--help", "--version"])
+        else:
+            yield from _starting(word, (f"{name}\t{says}" for name, (_, says) in VERBS.items()))
+        return
+    before.remove(verb)
+    parser, _ = parser_of(verb)
+    taking = {option: action for action in parser._actions for option in action.option_strings if action.nargs != 0}
+    flag = before[-1] if before and before[-1] in taking else None
+    if flag is None and word.startswith("--") and "=" in word and word.partition("=")[0] in taking:
+        flag, _, value = word.partition("=")
+        yield from (f"{flag}={found}" for found in _values(verb, taking[flag], flag, value, before) if not found.startswith(":"))
+    elif flag is not None:
+        yield from _values(verb, taking[flag], flag, word, before[:-1])
+    elif word.startswith("-"):
+        known = [(o, a) for a in parser._actions for o in a.option_strings if o.startswith("--") or (word != "--" and len(word) < 3)]
+        yield from _starting(word, (f"{option}\t{action.help}" if action.help else option for option, action in known))
+    else:
+        yield from _words(verb, parser, word, _loose(before, taking), _folder(before))
+
+
+def _values(verb: str, action: argparse.Action, flag: str, word: str, before: list[str]) -> Iterator[str]:
+    """What may follow a flag."""
+    folder = _folder(before)
+    if action.choices is not None:
+        yield from _starting(word, map(str, action.choices))
+    elif flag in ("-C", "--out"):
+        yield ":folders"
+    elif flag in ("-f", "--file"):
+        yield ":files"
+    elif flag == "--preset":
+        yield from _starting(word, _names(_recipe(before, folder), "presets"))
+    elif action.metavar == "STEP":
+        yield from _starting(word, _names(_recipe(before, folder), "steps"))
+    elif flag == "--driver":
+        from drivers import DRIVERS
+
+        yield from _starting(word, DRIVERS)
+
+
+def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], folder: Path) -> Iterator[str]:
+    """What may stand without a flag: recipes, inputs of the one that is named, steps, choices."""
+    places = [action for action in parser._actions if not action.option_strings]
+    choice = next((action.choices for action in places if action.choices is not None), None)
+    if choice is not None:
+        yield from _starting(word, map(str, choice))
+        return
+    steps = any("STEP" in str(action.metavar) or action.dest == "step" for action in places)
+    takes = {action.dest for action in places} & {"recipe", "words"}
+    name, equals, value = word.partition("=")
+    if equals:
+        yield from _input_values(_recipe(loose, folder), name, value)
+        return
+    if steps:
+        yield from _starting(word, _names(_recipe(loose, folder), "steps"))
+    if takes:
+        if verb != "show" and loose:
+            inputs = _section(_recipe(loose, folder), "inputs")
+            given = {each.partition("=")[0] for each in loose}
+            yield from _starting(word, (f"{key}=\t{_meaning(spec)}" for key, spec in inputs.items() if key not in given and not _is_secret(spec)))
+        if not any("=" not in each for each in loose) or verb == "validate":
+            from ...language import library
+
+            yield from _starting(word, (f"{entry.id}\t{entry.summary}" for entry in library.entries()))
+            head = "./" if not word or word.startswith("./") else ""
+            yield from _starting(word, (f"{head}{entry.path.name}\t{entry.summary}" for entry in library.beside(folder)))
+            if "/" in word:
+                yield ":files"
+
+
+def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
+    spec = _section(recipe, "inputs").get(name)
+    if not isinstance(spec, dict):
+        return
+    kind = spec.get("type")
+    if kind == "choice" and isinstance(spec.get("choices"), list):
+        yield from _starting(f"{name}={value}", (f"{name}={choice}" for choice in spec["choices"]))
+    elif kind == "boolean":
+        yield from _starting(f"{name}={value}", (f"{name}=true", f"{name}=false"))
+    elif kind in ("file", "dataset", "model"):
+        yield ":files"
+
+
+# -- the recipe that is meant ----------------------------------------------------------------------------------------------------------------------
+
+
+def _recipe(words: Sequence[str], folder: Path) -> Any:
+    """The content of the recipe that is named, whatever is wrong with it; an empty mapping where it cannot be read."""
+    from ...language import document, library
+
+    named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
+    named += [word for word in words if "=" not in word and not word.startswith("-") and (_is_file(word) or "@" in word)]
+    named += [word for word in words if word.isidentifier()]
+    for name in [*named, "./recipe.yaml"]:
+        try:
+            return document.read(library.find(name, folder)).value
+        except RecipeError:
+            continue
+    return {}
+
+
+def _is_file(word: str) -> bool:
+    return "/" in word or word.endswith((".yaml", ".yml"))
+
+
+def _section(recipe: Any, name: str) -> dict[str, Any]:
+    found = recipe.get(name) if isinstance(recipe, dict) else None
+    return {key: spec for key, spec in found.items() if isinstance(key, str)} if isinstance(found, dict) else {}
+
+
+def _names(recipe: Any, section: str) -> list[str]:
+    return list(_section(recipe, section))
+
+
+def _is_secret(spec: Any) -> bool:
+    return isinstance(spec, dict) and spec.get("type") == "secret"
+
+
+def _meaning(spec: Any) -> str:
+    return " ".join(str(spec.get("doc") or spec.get("type") or "").split()) if isinstance(spec, dict) else ""
+
+
+def _folder(words: Sequence[str]) -> Path:
+    return next((Path(word).expanduser() for before, word in pairwise(words) if before == "-C"), Path())
+
+
+def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
+    """The words that are no flags nor their values, but for the file that a flag names."""
+    found = []
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("-"):
+            continue
+        if before not in taking or before in ("-f", "--file"):
+            found.append(word if before not in taking or "/" in word else f"./{word}")
+    return found
+
+
+def _starting(word: str, candidates: Any) -> Iterator[str]:
+    for candidate in candidates:
+        # A summary that spans lines or rings bells stays one harmless line.
+        text = "".join(char if char.isprintable() or char == "\t" else " " for char in str(candidate))
+        if text.startswith(word):
+            yield text

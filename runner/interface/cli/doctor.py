@@ -1,0 +1,173 @@
+"""`recipe doctor`: what this machine and this workspace have, what is missing, and what to do about it.  Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+_PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
+_NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
+_FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/fs.h
+
+
+class Finding(NamedTuple):
+    """One line: `missing` only where something does not work without it."""
+
+    state: Literal["ok", "note", "missing"]
+    what: str
+    found: str
+    advice: str = ""
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = [*_software(), *_machine(), *_workspace(args.workspace), *_training()]
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in found], indent=2))
+    else:
+        width = max(len(finding.what) for finding in found)
+        for finding in found:
+            if finding.state != "ok" or not args.quiet:
+                print(f"{finding.state:7}  {finding.what:{width}}  {finding.found}" + (f": {finding.advice}" if finding.advice else ""))
+    return 2 if any(finding.state == "missing" for finding in found) else 0
+
+
+def _software() -> Iterator[Finding]:
+    import sqlite3
+
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("ok", "python", version)  # an older one does not install us
+    if sqlite3.sqlite_version_info >= (3, 51, 3):
+        yield Finding("ok", "sqlite", sqlite3.sqlite_version)
+    else:
+        # Not an error: the store never uses the write-ahead log, whose bug it is.
+        yield Finding(
+            "ok", "sqlite", f"{sqlite3.sqlite_version} (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)"
+        )
+    git = shutil.which("git")
+    yield Finding("ok", "git", git) if git else Finding("note", "git", "not found", "install it for recipes whose `code` comes from a repository")
+    bash = shutil.which("bash")
+    yield Finding("ok", "bash", bash) if bash else Finding("note", "bash", "not found", "install it for steps that say `shell: bash`")
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("ok", "cores", str(len(os.sched_getaffinity(0))))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _memory_limit()
+    text = f"{memory / 1e9:.1f} GB"
+    yield Finding("ok", "memory", text if limit is None or limit >= memory else f"{limit / 1e9:.1f} GB (this group's limit; the machine has {text})")
+    cards = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
+    if not cards:
+        yield Finding("note", "gpus", "none", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
+        return
+    try:
+        driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
+    except (OSError, IndexError):
+        driver = "driver unknown"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    yield Finding("ok", "gpus", f"{len(cards)} ({driver})" + (f", of which CUDA_VISIBLE_DEVICES={hidden} are seen" if hidden is not None else ""))
+
+
+def _memory_limit() -> int | None:
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text("ascii").strip()
+        except OSError:
+            continue
+        return int(text) if text.isdecimal() else None
+    return None
+
+
+def _workspace(root: Path) -> Iterator[Finding]:
+    from ...storage.store import home
+
+    if not root.is_dir():
+        yield Finding("missing", "workspace", str(root), "it is not a folder; give one with -C")
+        return
+    folder = home(Path(os.path.abspath(root)), os.environ)
+    if "RECIPE_HOME" in os.environ:
+        yield Finding("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
+    else:
+        yield Finding("ok", "RECIPE_HOME", f"not set; what is remembered is kept in {folder}")
+    for what, place, advice in (
+        ("workspace", root, "results of recipes given by path cannot be published here"),
+        ("store", _existing(folder), "make it writable, or set RECIPE_HOME to a folder that is"),
+    ):
+        trouble = _write_trouble(place)
+        yield Finding("ok", what, f"{place}, writable") if not trouble else Finding("missing", what, f"{place}: {trouble}", advice)
+    place = _existing(folder)
+    kind = _file_system(place)
+    if kind.startswith(_NETWORK):
+        yield Finding("missing", "file system", f"{kind}, of a network", "set RECIPE_HOME to a folder on a local disk: locks and the store need one")
+    else:
+        yield Finding("ok", "file system", f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}")
+    free = shutil.disk_usage(place).free
+    text = f"{free / 1e9:.1f} GB free"
+    yield Finding("ok", "disk", text) if free >= 1e9 else Finding("note", "disk", text, "`recipe gc` removes what is stored and no longer needed")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _write_trouble(folder: Path) -> str:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _reflinks(folder: Path) -> bool:
+    import fcntl
+
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as one, tempfile.NamedTemporaryFile(dir=folder) as other:
+            one.write(b"x" * 4096)
+            one.flush()
+            fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
+    except OSError:
+        return False
+    return True
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of the mount that holds `folder`: the longest mount point above it, the last one where several are stacked."""
+    path = os.path.realpath(folder)
+    best, kind = "", "unknown"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return kind
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def _training() -> Iterator[Finding]:
+    """Packages that recipes of the library train with, by their metadata: importing them would take seconds."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in _PACKAGES:
+        try:
+            yield Finding("ok", name, version(name))
+        except PackageNotFoundError:
+            yield Finding("note", name, "not installed", "pip install 'recipe[train]' to train on this machine")
