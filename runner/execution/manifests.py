@@ -43,6 +43,14 @@ def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
     return {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
 
 
+def held(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
+    """The same, also of what the plan's trees hold now."""
+    for path, now in _trees(ws, found):
+        if now == content:
+            return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}
+    return manifest(ws, content)
+
+
 def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:
     for (kind, address), content in found.facts.takes.items():
         if kind == "path" and content is not None and content.startswith("t:"):

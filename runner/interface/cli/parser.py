@@ -86,9 +86,7 @@ def run(words: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(words)
     args.verb = verb
     args.workspace = Path(args.workspace)
-    code = module.run(args)
-    sys.stdout.flush()
-    return int(code)
+    return int(module.run(args))
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:

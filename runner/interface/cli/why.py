@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...execution.manifests import manifest
+    from ...execution import manifests
 
     with opened(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         answers = explained(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
-            return manifest(ws, content)
+            return manifests.held(ws, found, content)
 
         if args.json:
             print(json.dumps({"recipe": found.plan.recipe, "steps": [answer.as_json(held) for answer in answers]}, indent=2))
