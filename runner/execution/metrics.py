@@ -24,12 +24,12 @@ def last(lines: Iterable[bytes]) -> dict[str, Value]:
 
 
 def parse(line: bytes) -> dict[str, Value]:
-    """One line's values; empty when it is not a JSON object."""
+    """One line's values; empty when it is not a JSON object, or nested without end."""
     try:
         value = json.loads(line)
-    except ValueError:
+        return _flat(value, "") if isinstance(value, dict) else {}
+    except (ValueError, RecursionError):
         return {}
-    return _flat(value, "") if isinstance(value, dict) else {}
 
 
 def read(path: Path) -> dict[str, Value]:

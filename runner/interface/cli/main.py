@@ -2,30 +2,79 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code is its answer."""
+    _open_streams()
+    return _flushed(_answered(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _answered(words: list[str]) -> int:
     from . import parser
 
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
         return parser.run(words)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone: there is nobody to tell.
-        sys.stderr.close()
-        return 0
+        return _unheard()
+    except SystemExit as end:  # the command line could not be read, or asked for help
+        return end.code if isinstance(end.code, int) else 0
     except Exception as error:
         return _told(error, words)
+
+
+def _open_streams() -> None:
+    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8")
+
+
+def _flushed(code: int) -> int:
+    """Write out the answer while somebody can be told that it could not be."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _unheard() or code
+    except OSError as error:
+        _discard()
+        print(f"recipe: the answer could not be written: {error.strerror}", file=sys.stderr)
+        return code or 5
+    return code
+
+
+def _unheard() -> int:
+    """Whoever read our output has gone: there is nobody to tell."""
+    _discard()
+    return 0
+
+
+def _discard() -> None:
+    # Python flushes once more when it ends, and would complain.
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
 
 
 def _told(error: Exception, words: Sequence[str]) -> int:
     from ...errors import Invalid, RecipeError
 
+    if isinstance(error, OSError):  # the disk, the network, a limit of the system: no bug, wherever it struck
+        if error.strerror is None:
+            raise error
+        print(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        return 5
     if not isinstance(error, RecipeError):
         raise error
     if isinstance(error, Invalid):
