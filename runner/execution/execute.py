@@ -26,7 +26,7 @@ from typing import Any
 from drivers.base import Command, DriverError, Exit, Host, HostLost, Job
 
 from ..digest import Digest, of_value
-from ..errors import CannotRun, Infrastructure, RecipeError
+from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
 from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
@@ -50,6 +50,8 @@ PATIENCE = 3
 """Bad looks at a host in a row that end what runs there."""
 FOREVER = timedelta(days=3650)
 TAIL = 8 << 10
+NOTHING_LEFT = 16 << 10
+"""Free bytes at which a disk is full: not even a log grows any more."""
 WORTH_NOTING = 1.0
 """Seconds that a step has to run for what it made to be written down before it is moved."""
 LOG_CAP = 64 << 20
@@ -122,6 +124,7 @@ class Executor:
         self._interrupts = 0
         self._abandoned = False
         self._chores = Chores(ws, host, ledger.run, survey.plan.settings, survey.plan.inputs)
+        self._strained = False
         self._sick: set[str] = set()
         self._refused: dict[str, tuple[str, str, str]] = {}
         self._dirty = 0.0
@@ -226,7 +229,17 @@ class Executor:
 
     def _flush(self) -> None:
         begun = time.monotonic()
-        self.ledger.flush()
+        try:
+            self.ledger.flush()
+        except Infrastructure as error:
+            if not self.running or isinstance(error, Corrupt):
+                raise
+            # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
+            self._pace, self._dirty = 1.0, begun
+            if not self._strained:
+                self.ledger.say(f"waiting for the running steps: {error}")
+            self._strained = True
+            return
         self._dirty = time.monotonic()
         # A slow disk makes larger groups, so that storing never takes more than a tenth of the time.
         self._pace = max(GROUP_SECONDS, 10 * (self._dirty - begun))
@@ -713,6 +726,8 @@ class Executor:
         tail = Masker(running.secrets).mask(_tail(running.log))
         if reason == "exit" and (full := _full(tail, attempt.path)):
             reason, words = "disk", f"{words}: {full}"
+        if reason == "disk":
+            remove(attempt.path)  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
             log = self._keep_log(id, running, detail)
         except OSError as error:
@@ -887,10 +902,11 @@ def _clear(path: str) -> None:
 
 
 def _full(tail: bytes, path: str) -> str:
-    """Words for a disk that is full, if a command that failed says so and it is."""
-    if os.strerror(errno.ENOSPC).encode() not in tail and os.strerror(errno.EDQUOT).encode() not in tail:
-        return ""
+    """Words for a disk that is full, if a command that failed says so, or could not even say so."""
     found = os.statvfs(os.path.dirname(path))
+    said = os.strerror(errno.ENOSPC).encode() in tail or os.strerror(errno.EDQUOT).encode() in tail
+    if not said and found.f_bavail * found.f_frsize > NOTHING_LEFT and (found.f_favail or not found.f_files):
+        return ""
     return f"no space left on a disk ({found.f_bavail * found.f_frsize} bytes and {found.f_favail} inodes are free for attempts)"
 
 
