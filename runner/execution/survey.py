@@ -78,6 +78,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     known: dict[str, tuple[str, ...]] = {}
     while True:
         plan = compiled(ws, source, request, known)
+        ws.traces.expect(plan.recipe)
         facts = look(ws, plan, request)
         places = _places(ws, plan, library, request)
         facts.there = dict(ws.cache.contents(path for targets in places.values() for _, path in targets))

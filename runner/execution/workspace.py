@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Unusable
 from ..storage.artifacts import Objects
@@ -100,14 +100,27 @@ class Workspace:
         return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages), "gpus": float(_gpus())}
 
 
+class _Outputs(NamedTuple):
+    """The part of a trace that says what was made; a step that reported metrics has its whole trace instead."""
+
+    outputs: Sequence[Sequence[str]]
+    metrics: Mapping[str, object] = MappingProxyType({})
+
+
 class _Traces:
     """Traces by key, read when they are asked for."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._found: dict[str, Trace] = {}
+        self._found: dict[str, Trace | _Outputs] = {}
 
-    def get(self, key: str) -> Trace | None:
+    def expect(self, recipe: str) -> None:
+        """Most keys of this recipe will be asked for: read what they gave in one go."""
+        for key, (items, measured) in self._store.outputs(recipe).items():
+            if not measured:
+                self._found[key] = _Outputs(items)
+
+    def get(self, key: str) -> Trace | _Outputs | None:
         found = self._found.get(key)
         if found is None:
             found = self._store.trace(key)

@@ -164,9 +164,10 @@ class _Compiler:
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
             made = {d.prefix + path: (d, output) for d in self.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
+            inside = {folder: path for path in made for folder in _heads(path)[1:]}
             for draft in self.drafts[begun:]:
                 if draft.recipe is recipe and draft.prefix == prefix:
-                    self._deps(scope, draft, made)
+                    self._deps(scope, draft, made, inside)
         self.depth.pop()
         return scope
 
@@ -545,8 +546,11 @@ class _Compiler:
             else:
                 draft.takes[value.name] = (value.kind, value.address)
 
-    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]]) -> None:
-        """Turn `deps` into edges and files of the workspace.  `made` is every output there is, by its path below the workspace."""
+    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]], inside: Mapping[str, str]) -> None:
+        """Turn `deps` into edges and files of the workspace.
+
+        `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any.
+        """
         step = draft.step
         for n, raw in enumerate(step.deps):
             where = (*step.origin, "deps", n)
@@ -576,13 +580,12 @@ class _Compiler:
                 makers = [name for name, flags in others if _reaches(path, name, bool(flags & DIRECTORY))]
             else:
                 makers = [head for head in _heads(path) if head in made]
-                inside = next((name for name in made if name.startswith(path + "/")), None)
-                if inside is not None:
-                    maker = made[inside][0].id
+                if path in inside:
+                    maker = made[inside[path]][0].id
                     self._problem(
                         scope.recipe,
                         "deps-hold-output",
-                        f'"{path}" holds "{inside}", which "{maker}" makes: it would not be the same before and after',
+                        f'"{path}" holds "{inside[path]}", which "{maker}" makes: it would not be the same before and after',
                         where,
                         fix="name the files that are needed, or make the output elsewhere",
                     )

@@ -74,8 +74,8 @@ def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: 
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, ("its `when` is false, or that of a step it needs",), NOTHING)
-    unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made] if (node.upstream or node.late or node.after) else []
-    if unknown:
+    if not all([u[0] in made for u in node.upstream]) or not all([m[0] in made for m in node.late]) or not all([a in made for a in node.after]):
+        unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
         return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
     if node.flags & SELECT:
         return _select(plan, n, made)
@@ -99,7 +99,8 @@ def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: 
         return Verdict(RUN, key, reason, None, _conflicts(places, facts))
     outputs = {name: content for name, _, content in trace.outputs}
     left = Made(True, outputs, trace.metrics)
-    gone = [(name, path) for name, path in places if name in outputs and facts.there.get(path) != outputs[name]]
+    there = facts.there
+    gone = [(name, path) for name, path in places if name in outputs and there.get(path) != outputs[name]]
     if not gone:
         return Verdict(FRESH, key, (), left)
     clashes = _conflicts([(name, path) for name, path in gone], facts)

@@ -284,20 +284,16 @@ class Store:
         row = self._one("SELECT * FROM traces WHERE key = ?", (key,))
         return _trace(row) if row is not None else None
 
-    def outputs(self, keys: Collection[str]) -> dict[str, list[Made]]:
-        """What those keys gave that have a trace: the fast half of `traces`, for thousands at once.  Items are bare (name, path, content) triples."""
-        ((known,),) = self._all("SELECT count(*) FROM traces")
-        if known < 4 * len(keys):  # reading all of a table is quicker than finding a quarter of it
-            rows = self._all("SELECT key, outputs, outputs_crc FROM traces")
-            wanted = keys if isinstance(keys, (set, frozenset, dict)) else set(keys)
-            rows = [row for row in rows if row[0] in wanted]
-        else:
-            chosen = json.dumps(list(keys))
-            rows = self._all("SELECT key, outputs, outputs_crc FROM traces WHERE key IN (SELECT value FROM json_each(?))", (chosen,))
+    def outputs(self, recipe: str) -> dict[str, tuple[list[Made], bool]]:
+        """What every key of a recipe gave, and whether its trace has metrics: the fast half of `trace`, for tens of thousands at once.
+
+        Items are bare (name, path, content) triples.
+        """
+        rows = self._all("SELECT key, outputs, outputs_crc, metrics <> '{}' FROM traces WHERE recipe = ?", (recipe,))
         crc32 = zlib.crc32
         sound = [row for row in rows if crc32(f"{row[0]}{row[1]}".encode()) == row[2]]
         made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
-        return {row[0]: items for row, items in zip(sound, made, strict=True)}
+        return {row[0]: (items, bool(row[3])) for row, items in zip(sound, made, strict=True)}
 
     def version(self) -> int:
         """A number that is another one once another process has stored something."""

@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
         (root / "recipe.db").write_bytes(bad)
         try:
             with Store.open(root) as store:
-                for key, made in store.outputs(keys).items():
+                for key, (made, _) in store.outputs("tool@1").items():
                     assert [tuple(one) for one in made] == truth[key]
                 for key, whole in store.traces(keys[:50]).items():
                     assert [tuple(one) for one in whole.outputs] == truth[key]
@@ -174,7 +174,7 @@ store = Store.open(w / ".recipe")
 objects, cache = Objects(w / ".recipe", store.seal), DigestCache(w, store.files())
 store.submit(RunRow("r", "t@1", "p", {}, str(w)))
 fence = store.claim("r", "w")
-done = store.outputs([f"k{n}" for n in range(4)])
+done = store.traces([f"k{n}" for n in range(4)])
 for n in range(4):
     if f"k{n}" in done:
         continue
@@ -203,9 +203,9 @@ def test_a_kill_at_any_instant_loses_nothing_that_was_done_and_keeps_nothing_hal
             assert store.check() == ""
             objects, cache = Objects(tmp_path / ".recipe", store.seal), DigestCache(tmp_path, store.files())
             steps = store.steps("r")
-            assert {f"k{step[1:]}" for step in steps} == set(store.outputs([f"k{n}" for n in range(4)])) == {row.key for row in steps.values()}
-            for made in store.outputs([row.key for row in steps.values()]).values():
-                for _, path, content in made:
+            assert {f"k{step[1:]}" for step in steps} == set(store.traces([f"k{n}" for n in range(4)])) == {row.key for row in steps.values()}
+            for whole in store.traces([row.key for row in steps.values()]).values():
+                for _, path, content in whole.outputs:
                     assert objects.intact(content) and objects.verify(content) and cache.content_of(path) == content
             for n in range(4):
                 whole = b"%d" % n * (1 if n % 2 else 70_000)
