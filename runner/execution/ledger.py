@@ -129,8 +129,8 @@ class Ledger:
             outcome,
             reason,
             ended,
-            image,
-        )  # type: ignore[arg-type]
+            dict(image),
+        )
         self._attempts.append(row)
 
     def published(self, path: str, content: str, step: str) -> None:

@@ -60,6 +60,20 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str) -> Path:
         raise CannotRun(f"{address} cannot be fetched: {error}") from error
 
 
+def _locked(ws: Workspace) -> dict[str, str]:
+    """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
+    path = ws.root / "recipe.lock"
+    try:
+        known = json.loads(path.read_bytes())
+        if not isinstance(known, dict) or not all(isinstance(identity, str) for identity in known.values()):
+            raise ValueError("not a mapping of addresses to identities")
+        return known
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CannotRun(f"{path} cannot be read: {error}", fix="take it back from version control, or delete it and resolve anew") from error
+
+
 def _hub(address: str) -> tuple[str, str]:
     name, _, revision = address.removeprefix("hf://").removeprefix("datasets/").partition("@")
     return name, revision or "main"

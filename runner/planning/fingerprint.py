@@ -31,8 +31,8 @@ def key(author: Digest, world: World) -> Digest:
     return of_value(f"step/{VERSION}", [author, sorted(world, key=_order)])
 
 
-def _order(entry: list[object]) -> tuple[object, object]:
-    return entry[0], entry[1]
+def _order(entry: Sequence[object]) -> tuple[str, str]:
+    return str(entry[0]), str(entry[1])
 
 
 @dataclass(frozen=True, slots=True)

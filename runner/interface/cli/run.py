@@ -7,7 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ...execution.session import Choice, Settings, look, run as run_session
+from ...execution.session import Choice, Settings, look
+from ...execution.session import run as run_session
 from ...execution.workspace import Workspace
 from .parser import add_request, color, request_of
 

@@ -1,0 +1,42 @@
+"""What `recipe.lock` decides about addresses: no network is asked where it has an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.errors import CannotRun
+from runner.execution import sources
+from runner.execution.workspace import Workspace
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> str:
+    """A bucket with one object, as a store of fsspec."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "a.txt").write_text("a")
+    return f"file://{tmp_path}/bucket"
+
+
+def test_a_moving_address_is_resolved_once(tmp_path: Path, bucket: str) -> None:
+    with Workspace.open(tmp_path) as ws:
+        first = sources.resolve(ws, "s3", bucket, update=False)
+        (tmp_path / "bucket" / "a.txt").write_text("bb")
+        assert first is not None and sources.resolve(ws, "s3", bucket, update=False) == first
+        assert json.loads((tmp_path / "recipe.lock").read_text()) == {bucket: first}
+        assert sources.resolve(ws, "s3", bucket, update=True) != first
+
+
+def test_a_commit_needs_no_lock_and_no_network(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path) as ws:
+        assert sources.resolve(ws, "hf", "hf://org/name@" + "ab" * 20, update=False) == "hf:" + "ab" * 20
+        assert not (tmp_path / "recipe.lock").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
+def test_a_damaged_lock_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.lock").write_text(text)
+    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match=r"recipe\.lock cannot be read"):
+        sources.resolve(ws, "hf", "hf://org/name", update=False)
