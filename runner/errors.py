@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import ClassVar
 
 
@@ -110,5 +109,7 @@ class NotFound(RecipeError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean "x"?` for the known word nearest to `word`, or an empty string."""
+    from difflib import get_close_matches
+
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""

@@ -615,10 +615,10 @@ def _crc(*parts: object) -> int:
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    from urllib.request import pathname2url
+    from urllib.parse import quote
 
     mode = "ro" if read_only else "rw"
-    db = sqlite3.connect(f"file:{pathname2url(str(path))}?mode={mode}", uri=True, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
+    db = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
     if not read_only:
         db.execute("PRAGMA journal_mode = TRUNCATE")
         db.execute("PRAGMA synchronous = FULL")
