@@ -40,20 +40,32 @@ class Masker:
     def __init__(self, secrets: Iterable[Secret]) -> None:
         needles = sorted({spelling for secret in secrets for spelling in _spellings(secret.reveal)}, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, needles))) if needles else None
+        self._needles = needles
         self._hold = max(map(len, needles), default=1) - 1
         self._tail = b""
 
     def feed(self, chunk: bytes) -> bytes:
         if self._pattern is None:
             return chunk
-        data = self._pattern.sub(STARS, self._tail + chunk)
-        cut = max(0, len(data) - self._hold)
+        data = self._tail + chunk
+        cut = len(data) - self._begun(data)
+        for match in self._pattern.finditer(data):
+            if match.start() < cut < match.end():
+                cut = match.end()
         self._tail = data[cut:]
-        return data[:cut]
+        return self._pattern.sub(STARS, data[:cut])
 
     def end(self) -> bytes:
         tail, self._tail = self._tail, b""
-        return tail
+        return self.mask(tail)
+
+    def _begun(self, data: bytes) -> int:
+        """How many bytes at the end of `data` may be the beginning of a secret: only those wait for what comes next."""
+        for length in range(min(self._hold, len(data)), 0, -1):
+            end = data[-length:]
+            if any(len(needle) > length and needle.startswith(end) for needle in self._needles):
+                return length
+        return 0
 
     def mask(self, data: bytes) -> bytes:
         """Mask one whole text."""

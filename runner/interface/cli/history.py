@@ -83,18 +83,22 @@ def _told(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> dict
         counts[state] = counts.get(state, 0) + count
     asked = row.data.get("asked")
     asked = asked if isinstance(asked, dict) else {}
-    fresh = row.data.get("fresh")
+    fresh, total = row.data.get("fresh"), row.data.get("total")
+    ready = fresh if isinstance(fresh, int) else 0
+    phases = list(tally)
+    if not isinstance(total, int) or total > ready + sum(counts.values()):
+        phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
     return {
         "id": row.id,
         "recipe": row.recipe,
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(row.state, reason=row.reason, steps=list(tally), leases=(), claimed=ws.store.live(row.id)),
+        "state": word(row.state, reason=row.reason, steps=phases, leases=(), claimed=ws.store.live(row.id)),
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),
-            "fresh": counts.get("FRESH", 0) + (fresh if isinstance(fresh, int) else 0),
+            "fresh": counts.get("FRESH", 0) + ready,
             "failed": counts.get("FAILED", 0),
             "other": sum(count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")),
         },

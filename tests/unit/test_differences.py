@@ -1,0 +1,72 @@
+"""What differs between two runs, commands and trees is said in few words, and everything that differs is said."""
+
+from __future__ import annotations
+
+from runner.interface.differences import ASPECTS, Ran, aspect, compare, lines, tree_lines
+from runner.planning.fingerprint import Change
+
+TREES = {"t:" + "1" * 64: {"a": "f:1", "b": "f:2"}, "t:" + "2" * 64: {"a": "f:1", "b": "f:3", "c": "x:4"}}
+
+
+def image(**author: object) -> dict[str, object]:
+    return {"author": {"reads": {}, **author}, "world": []}
+
+
+def test_of_a_tree_the_files_that_differ_are_named() -> None:
+    before, after = TREES
+    assert tree_lines(before, after, TREES.get) == ["~ b", "+ c"] and tree_lines(after, before, TREES.get) == ["~ b", "- c"]
+    assert tree_lines(before, "t:" + "9" * 64, TREES.get) == ["which files changed is not known: what the earlier one held is not stored"]
+    many = {"t:" + "3" * 64: {str(n): "f:1" for n in range(1000)}, **TREES}
+    assert len(tree_lines(before, "t:" + "3" * 64, many.get)) == 10
+
+
+def test_of_a_long_command_the_words_that_differ_are_shown() -> None:
+    before = ["python", "train.py", "--learning-rate", "0.1", "--data", "{{ inputs.dataset }}", "--out", "{{ outputs.model }}"]
+    told = lines(Change("argv", before, [*before[:3], "0.2", *before[4:], "--fast"]), TREES.get)
+    assert told == ["argv changed:", "  - 0.1", "  + 0.2", "  + --fast"]
+
+
+def test_a_short_value_is_shown_before_and_after() -> None:
+    assert lines(Change("inputs.lr", 0.1, 0.2), TREES.get) == ["inputs.lr: 0.1 -> 0.2"]
+    assert lines(Change("loss", 2.0, 1.0), TREES.get) == ["loss: 2 -> 1 (-50.0%)"]
+    assert lines(Change("env.X", None, "a b"), TREES.get) == ["env.X is new: a b"]
+    assert lines(Change("env.X", "", None), TREES.get) == ['env.X is gone: it was ""']
+    assert lines(Change("script", "x\x1b[2J", "y"), TREES.get) == ['script: "x\\u001b[2J" -> y']
+
+
+def test_every_part_has_its_aspect() -> None:
+    parts = [
+        "inputs.lr",
+        "matrix.i",
+        "file a",
+        "model b",
+        "code t.py",
+        "argv",
+        "script",
+        "env.X",
+        "lock l",
+        "image",
+        "outputs.o",
+        "steps.a.metrics.loss",
+    ]
+    assert [aspect(part) for part in parts] == [
+        *("inputs", "inputs", "data", "data", "code", "command", "command", "env", "env", "env", "outputs", "inputs")
+    ]
+    assert {aspect(part) for part in parts} <= set(ASPECTS)
+
+
+def test_runs_are_compared_step_by_step() -> None:
+    a = {"one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 1.0), "gone": Ran("DONE")}
+    b = {"one": Ran("DONE", image(argv=["y"]), {"o": "f:2"}, {"loss": 2.0}, 1.2), "new": Ran("FAILED")}
+    told = {step.id: step for step in compare(a, b)}
+    assert list(told) == ["one", "new", "gone"] and (told["new"].only, told["gone"].only) == ("B", "A")
+    assert {name: [change.part for change in changes] for name, changes in told["one"].changes.items()} == {
+        "command": ["argv"],
+        "outputs": ["o"],
+        "metrics": ["loss"],
+    }  # a fifth of a second is no difference in time
+    assert compare(a, a)[0].changes == {}
+    slower = {"one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 60.0)}
+    assert list(compare(a, slower)[0].changes) == ["time"]
+    failed = {"one": Ran("FAILED", image(argv=["x"]))}
+    assert compare(a, failed)[0].changes == {}  # what it did not make says nothing; that it failed, its state does
