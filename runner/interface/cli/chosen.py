@@ -28,7 +28,10 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(root: Path) -> Workspace:
-    """The workspace, to look at.  Nothing is made where nothing was run, and where nothing can be written nothing is."""
+    """The workspace, to look at.  Nothing is made where nothing was run, and where nothing can be written nothing is.
+
+    Where it can, the database is opened for writing: what a killed writer left half-written is undone by the next that may write.
+    """
     folder = home(Path(os.path.abspath(root)), os.environ)
     writable = os.access(folder / "recipe.db", os.W_OK) and os.access(folder, os.W_OK)
     return Workspace.open(root, read_only=not writable)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound
 from ...execution.manifests import manifest
-from ...execution.workspace import Workspace
 from ...planning.schedule import word
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
 from ..tail import shown, span
-from .chosen import find_run, moment, near_step
+from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
+    from ...execution.workspace import Workspace
     from ...storage.store import RunRow
     from ..logs import Writer
 
-_LISTED = 10
+_LISTED, _STEPS = 10, 50
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Workspace.open(args.workspace, read_only=True) as ws:
+    with opened(args.workspace) as ws:
         return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](ws, args)
 
 
@@ -202,13 +202,15 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
         tally = f"{counts['ran']} ran, {counts['fresh']} fresh, {counts['failed']} failed"
         print(f"{letter}  {item['id']}  {item['recipe']}  {moment(item['created'])}  {item['state']}{took}: {tally}")
     lines = ["inputs", *all_of(inputs, held, "  ")] if inputs else []
-    for step in steps:
-        if step.only or (not step.changes and step.states[0] == step.states[1]):
-            continue
+    differing = [step for step in steps if not step.only and (step.changes or step.states[0] != step.states[1])]
+    listed = differing if args.verbose else differing[:_STEPS]
+    for step in listed:
         lines.append(shown(step.id) + (f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""))
         for name in ASPECTS:
             changes = step.changes.get(name, ())
             lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
+    if len(differing) > len(listed):
+        lines.append(f"… and {len(differing) - len(listed)} more steps differ (-v shows all)")
     print("\n".join(lines) if lines else "nothing differs in what both ran")
     for letter, other in (("A", "B"), ("B", "A")):
         only = [step.id for step in steps if step.only == letter]
