@@ -102,10 +102,8 @@ class Space:
             cwd=self.root,
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
-            **more,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
         )
 
     def command(self, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:

@@ -10,6 +10,7 @@ edit is never taken for the result, not even one by root through a hard link.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -252,11 +253,16 @@ class Objects:
             _fail(target, error)
         return True
 
-    def sweep(self) -> None:
-        """Delete what an earlier process was writing when it died.  Only while no other process may be writing."""
+    def sweep(self, *, before: float) -> None:
+        """Delete what processes that are dead by now were writing, if they began before then: no run that lives on another machine did."""
         folder = f"{self._root}/partial"
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            _delete(f"{folder}/{name}")
+            maker = name.split("-")[0]
+            if maker.isdecimal() and os.path.exists(f"/proc/{maker}"):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was not dead, and is done
+                if os.lstat(f"{folder}/{name}").st_ctime < before:
+                    _delete(f"{folder}/{name}")
 
     def changes(self) -> list[Seal]:
         """The seals made since the last call, for the store's `objects` table."""

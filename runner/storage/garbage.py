@@ -86,6 +86,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
     for name in plan.attempts:
         artifacts.delete(store.root / "attempts" / name)
+    objects.sweep(before=plan.before)
     return freed
 
 

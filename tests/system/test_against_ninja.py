@@ -127,7 +127,7 @@ class Pair:
         self.made = 0
         sources = {f"f{n}": chance.randrange(6) for n in range(chance.randint(2, 4))}
         self.world = World(sources, {})
-        for _ in range(chance.randint(3, 9)):
+        for _ in range(chance.randint(3, 8)):
             self._add_step()
         for name, value in sources.items():
             self._put(name, value)
@@ -238,7 +238,7 @@ def test_after_any_edit_we_run_what_content_demands_and_never_more_than_ninja(tm
             for _ in range(EDITS):
                 done.append(pair.edit())
                 pair.build(done[-1])
-            if number % 4 == 0:
+            if number % 8 == 0:
                 pair.clean()
         except AssertionError as error:
             raise AssertionError(f"RECIPE_NINJA_SEED={number}: {'; '.join(done)}: {error}") from error

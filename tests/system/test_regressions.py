@@ -1,0 +1,431 @@
+"""Bugs that other tools had, each asked of this one.
+
+What must not change a key is in test_keys, and that a preemption does not use up the retries is in test_schedule.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runner
+from runner.errors import CannotRun
+from runner.execution.session import Settings
+from runner.storage import store as store_module
+from runner.storage.store import Store
+from tests.support import Space, until
+
+POINTS = sorted({name for path in Path(runner.__file__).parent.rglob("*.py") for name in re.findall(r'crashpoint\("([\w-]+)"\)', path.read_text())})
+
+
+def store(space: Space) -> Store:
+    return Store.open(space.root / ".recipe", read_only=True)
+
+
+GATED = """
+steps:
+  gated:
+    run: |
+      echo gated >> {log}
+      cat in.txt > out.txt
+      : > {here}
+      read line < {gate}
+    deps: [in.txt]
+    outputs: {{o: out.txt}}
+  after: {{run: "echo after >> {log}; cat {{{{ steps.gated.o }}}} > after.txt", outputs: {{o: after.txt}}}}
+"""
+
+
+class Gate:
+    """A step that says when it is there, and goes on when it is let."""
+
+    def __init__(self, space: Space) -> None:
+        base = space.root.parent
+        self.log, self.here, self.gate = base / "ran", base / "here", base / "gate"
+        self.log.touch()
+        os.mkfifo(self.gate)
+        space.write("in.txt", "1\n")
+        space.recipe(GATED.format(log=self.log, here=self.here, gate=self.gate))
+
+    def reached(self) -> None:
+        until(self.here.exists)
+
+    def open(self) -> None:
+        with self.gate.open("w") as file:
+            file.write("go\n")
+
+    def ran(self) -> list[str]:
+        return self.log.read_text().split()
+
+
+@pytest.fixture
+def gate(space: Space) -> Gate:
+    return Gate(space)
+
+
+# -- crashes and interrupts -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_killed_at_any_named_point_is_taken_up_and_leaves_nothing(space: Space, point: str) -> None:
+    log = space.root.parent / "ran"
+    space.write("in.txt", "1\n")
+    space.recipe(f"""
+steps:
+  a: {{run: "echo a >> {log}; cat in.txt > a.txt", deps: [in.txt], outputs: {{o: a.txt}}}}
+  b: {{run: "echo b >> {log}; cat {{{{ steps.a.o }}}} > d/b.txt", outputs: {{o: d/}}}}
+""")
+    code, _, err = space.command("run", env={"RECIPE_CRASH_AT": point})
+    assert code == -signal.SIGKILL, (code, err)
+    code, _, err = space.command("run")
+    assert code == 0, err
+    assert space.read("a.txt") == space.read("d/b.txt") == "1\n"
+    assert set(log.read_text().split()) == {"a", "b"} and len(log.read_text().split()) <= 3  # at most the one that was under way runs again
+    assert space.run() == []
+    left = [path.name for path in (space.root / ".recipe" / "attempts").iterdir()]
+    assert not left, left
+    assert space.command("gc")[0] == 0
+    assert not list((space.root / ".recipe" / "partial").iterdir())
+
+
+def test_a_client_killed_while_a_step_runs_finds_its_result_again(space: Space, gate: Gate) -> None:
+    process = space.start("run")
+    gate.reached()
+    process.kill()
+    process.wait()
+    again = space.start("run")
+    until(lambda: len(store(space).runs()) == 2)
+    gate.open()
+    said = again.communicate(timeout=30)
+    assert again.returncode == 0, said
+    assert gate.ran() == ["gated", "after"]
+    process.communicate()
+
+
+def test_ctrl_c_through_a_pipe_still_cleans_up(space: Space, gate: Gate) -> None:
+    said = space.root.parent / "said"
+    with said.open("w") as file:
+        process = space.start("run", stderr=file, start_new_session=True)
+    gate.reached()
+    assert process.stdout is not None
+    process.stdout.close()  # `recipe run | head`: the same Ctrl-C has ended the other side of the pipe
+    for word in ("finishing", "stopping"):
+        os.killpg(process.pid, signal.SIGINT)
+        until(lambda word=word: word in said.read_text())
+    assert process.wait(timeout=30) == 130
+    with store(space) as history:
+        assert [row.state for row in history.runs()] == ["CANCELLED"]
+    with pytest.raises(OSError, match="No such device"):
+        os.close(os.open(gate.gate, os.O_WRONLY | os.O_NONBLOCK))  # nobody reads it any more: the step is gone
+    assert not (space.root / "out.txt").exists()
+
+
+# -- two at once ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_at_once_do_the_work_once(space: Space, gate: Gate) -> None:
+    one = space.start("run")
+    gate.reached()
+    two = space.start("run")
+    until(lambda: len(store(space).runs()) == 2)
+    gate.open()
+    assert (one.wait(timeout=30), two.wait(timeout=30)) == (0, 0), (one.communicate(), two.communicate())
+    assert sorted(gate.ran()) == ["after", "gated"]
+    assert space.read("after.txt") == "1\n"
+    for process in (one, two):
+        process.communicate()
+
+
+def test_history_is_read_while_a_run_is_in_progress(space: Space, gate: Gate) -> None:
+    process = space.start("run")
+    gate.reached()
+    with store(space) as history:
+        (row,) = history.runs()
+        assert row.state == "ACTIVE" and history.live(row.id) and history.check() == ""
+        until(lambda: any(event.id == "gated" and event.after == "RUNNING" for event in history.events(row.id)))
+    gate.open()
+    assert process.wait(timeout=30) == 0
+    process.communicate()
+
+
+# -- files that change ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_input_edited_while_its_step_ran_is_not_remembered(space: Space, gate: Gate) -> None:
+    process = space.start("run")
+    gate.reached()
+    space.write("in.txt", "2\n")
+    gate.open()
+    assert process.wait(timeout=30) == 0
+    process.communicate()
+    assert space.answers()["gated"] == "run"
+    space.write("in.txt", "1\n")
+    assert space.answers()["gated"] == "run"  # neither content has a trace: which of them was read is not certain
+
+
+def test_an_input_edited_before_its_step_began_is_not_taken_for_the_old_one(space: Space, gate: Gate) -> None:
+    text = space.read(space.file) + "  late: {run: 'cat late.txt > o.txt', deps: [late.txt], needs: [gated], outputs: {o: o.txt}}\n"
+    space.write(space.file, text)
+    space.write("late.txt", "old\n")
+    process = space.start("run")
+    gate.reached()
+    space.write("late.txt", "new\n")
+    gate.open()
+    assert process.wait(timeout=30) == 0
+    process.communicate()
+    space.write("late.txt", "old\n")
+    space.run()
+    assert space.read("o.txt") == "old\n"
+
+
+def test_a_file_deep_in_a_tree_edited_while_its_step_ran_is_noticed(space: Space, gate: Gate) -> None:
+    text = space.read(space.file).replace("deps: [in.txt]", "deps: [in.txt, tree]")
+    space.write(space.file, text)
+    space.write("tree/deep/x", "1")
+    process = space.start("run")
+    gate.reached()
+    space.write("tree/deep/x", "2")
+    gate.open()
+    process.communicate(timeout=30)
+    assert space.answers()["gated"] == "run"
+    space.write("tree/deep/x", "1")
+    assert space.answers()["gated"] == "run"
+
+
+ONE = """
+steps:
+  a: {run: "cat in.txt > out/a.txt", deps: [in.txt], outputs: {o: out/a.txt}}
+  b: {run: "cat {{ steps.a.o }} > b.txt", outputs: {o: b.txt}}
+"""
+
+
+@pytest.fixture
+def done(space: Space) -> Space:
+    space.write("in.txt", "1\n")
+    space.recipe(ONE)
+    assert space.run() == ["a", "b"]
+    return space
+
+
+def test_a_deleted_output_is_put_back_without_running(done: Space) -> None:
+    (done.root / "out/a.txt").unlink()
+    assert done.answers() == {"a": "restore", "b": "fresh"}
+    assert done.run() == [] and done.read("out/a.txt") == "1\n"
+
+
+def test_an_edited_output_is_noticed_not_used_and_not_replaced_unasked(done: Space) -> None:
+    done.write("out/a.txt", "mine\n")
+    done.write("in.txt", "2\n")
+    with pytest.raises(CannotRun, match=r"out/a\.txt"):
+        done.run()
+    assert done.read("out/a.txt") == "mine\n" and done.read("b.txt") == "1\n"
+    assert done.run(settings=Settings(overwrite=True)) == ["a", "b"]
+    assert done.read("out/a.txt") == done.read("b.txt") == "2\n"
+
+
+def _forget_bytes(space: Space) -> None:
+    for path in (space.root / ".recipe" / "objects").rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def test_bytes_that_are_gone_are_made_again_when_somebody_needs_them(done: Space) -> None:
+    _forget_bytes(done)
+    assert done.run() == []  # the published files are right, and nobody needs more
+    (done.root / "out/a.txt").unlink()
+    assert done.run() == ["a"]
+    assert done.read("out/a.txt") == "1\n"
+
+
+def test_a_published_copy_stands_in_for_bytes_that_are_gone(done: Space) -> None:
+    _forget_bytes(done)
+    done.recipe(ONE.replace("> b.txt", "> b.txt; true"))
+    assert done.run() == ["b"]
+
+
+def test_bytes_that_are_gone_everywhere_are_made_again_for_a_later_step(done: Space) -> None:
+    _forget_bytes(done)
+    (done.root / "out/a.txt").unlink()
+    done.recipe(ONE.replace("> b.txt", "> b.txt; true"))
+    assert done.run() == ["a", "b"]
+
+
+def test_a_damaged_object_is_not_given_out(done: Space) -> None:
+    for path in (done.root / ".recipe" / "objects").rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_text("0\n")
+    (done.root / "out/a.txt").unlink()
+    done.run()
+    assert done.read("out/a.txt") == "1\n"
+
+
+# -- the truth about what ran -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        'run: [echo, "{{ 1 // inputs.zero }}"]',
+        'run: "echo {{ 1 // inputs.zero }} > o"',
+        'run: x, env: {A: "{{ 1 // inputs.zero }}"}',
+        'run: x, files: {c.json: {a: "{{ 1 // inputs.zero }}"}}',
+    ],
+)
+def test_an_error_in_an_expression_is_never_swallowed(space: Space, how: str) -> None:
+    text = "inputs: {zero: {type: integer, default: %d}}\nsteps: {a: {%s, outputs: {o: {path: o, optional: true}}}}"
+    space.recipe(text % (0, how))
+    space.attempt(settings=Settings(overwrite=True))
+    assert space.summary is not None and space.summary.state == "FAILED"
+    assert "zero" in space.summary.failed[0].reason
+    assert space.answers() == {"a": "run"}
+
+
+SPLIT = """
+steps:
+  split: {run: "for p in $(cat list); do echo $p > parts/$p; done", deps: [list], outputs: {parts: parts/}}
+  each:
+    matrix: {p: {glob: "{{ steps.split.parts }}/*"}}
+    run: "test $(cat {{ matrix.p }}) != bad; cat {{ matrix.p }} > {{ outputs.o }}"
+    outputs: {o: "made/{{ matrix.p | name }}"}
+  all: {run: ["sh", "-c", "cat \\"$@\\" > all.txt", "-", "{{ steps.each.o }}"], outputs: {o: all.txt}}
+"""
+
+
+def test_steps_that_are_found_on_the_way_all_run_and_only_what_is_new_runs_next_time(space: Space) -> None:
+    space.recipe(SPLIT)
+    space.write("list", "x y z")
+    assert sorted(space.run()) == ["all", "each[p=parts%2Fx]", "each[p=parts%2Fy]", "each[p=parts%2Fz]", "split"]
+    assert space.read("all.txt") == "x\ny\nz\n" and space.run() == []
+    space.write("list", "x w z")
+    assert sorted(space.run()) == ["all", "each[p=parts%2Fw]", "split"]
+    assert space.read("all.txt") == "w\nx\nz\n"
+    space.write("list", "z")
+    assert sorted(space.run()) == ["all", "split"] and space.read("all.txt") == "z\n"
+
+
+def test_one_of_the_steps_found_on_the_way_fails_and_the_run_is_not_green(space: Space) -> None:
+    space.recipe(SPLIT)
+    space.write("list", "x bad z")
+    ran = space.attempt(settings=Settings(keep_going=True))
+    assert space.summary is not None and space.summary.state == "FAILED"
+    assert sorted(ran) == ["each[p=parts%2Fbad]", "each[p=parts%2Fx]", "each[p=parts%2Fz]", "split"] and not (space.root / "all.txt").exists()
+
+
+def test_a_failed_step_runs_again_and_a_forced_one_too(space: Space) -> None:
+    flag = space.root.parent / "flag"
+    space.recipe(f"steps: {{a: {{run: 'test -e {flag}; echo 1 > o', outputs: {{o: o}}}}}}")
+    for _ in range(2):
+        assert space.attempt() == ["a"]
+        assert space.summary is not None and space.summary.state == "FAILED"
+    flag.touch()
+    assert space.run() == ["a"] and space.run() == []
+    from runner.execution.session import Choice
+
+    assert space.run(choice=Choice(all=True)) == ["a"] and space.run(choice=Choice(again=("a",))) == ["a"]
+
+
+def test_a_step_that_says_cache_false_runs_every_time_and_cuts_off_below(space: Space) -> None:
+    space.recipe("steps: {a: {run: 'echo 1 > o', cache: false, outputs: {o: o}}, b: {run: 'cat {{ steps.a.o }} > p', outputs: {o: p}}}")
+    assert space.run() == ["a", "b"] and space.run() == ["a"]
+
+
+def test_a_step_stopped_by_its_time_limit_keeps_its_state(space: Space) -> None:
+    space.recipe("""
+steps:
+  train:
+    run: |
+      if [ -e {{ state.s }}/step-1 ]; then cat {{ state.s }}/step-1 > o; exit 0; fi
+      echo half > {{ state.s }}/step-1
+      exec tail -f /dev/null
+    state: {s: {checkpoint: "step-*"}}
+    timeout: 1s
+    outputs: {o: o}
+""")
+    assert space.attempt() == ["train"]
+    assert space.summary is not None and "stopped" in space.summary.failed[0].reason
+    assert space.run() == ["train"] and space.read("o") == "half\n"
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_to_the_database_is_constant_for_each_step(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    plain = store_module._connect
+
+    def watched(*words: Any, **more: Any) -> sqlite3.Connection:
+        db = plain(*words, **more)
+        db.set_trace_callback(counted.append)
+        return db
+
+    monkeypatch.setattr(store_module, "_connect", watched)
+
+    def cost(steps: int) -> tuple[int, int]:
+        counted.clear()
+        space.recipe({"steps": {f"s{steps}_{n}": {"run": ["true"]} for n in range(steps)}})
+        assert len(space.run()) == steps
+        writes = [text for text in counted if text.split(None, 1)[0].upper() in ("INSERT", "UPDATE", "DELETE", "REPLACE")]
+        commits = [text for text in counted if text.upper().startswith("COMMIT")]
+        return len(writes), len(commits)
+
+    cost(1)
+    (small, _), (large, commits) = cost(10), cost(50)
+    each = (large - small) / 40
+    assert each <= 12 and large <= 50 * 12 + 40, (small, large)
+    assert commits <= 50, commits
+
+
+# -- secrets ----------------------------------------------------------------------------------------------------------------------------------------
+
+CANARY = "canary-7f/3+Q=secret"
+SPY = """
+import base64, glob, os, sys
+secret = os.environ["CANARY_TOKEN"]
+print("plain", secret, "base64", base64.b64encode(secret.encode()).decode(), "hex", secret.encode().hex(), flush=True)
+print("error", secret, file=sys.stderr, flush=True)
+seen = 0
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        seen += secret.encode() in open(path, "rb").read()
+    except OSError:
+        pass
+open("seen", "w").write(str(seen))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_secret_is_in_no_log_database_plan_event_or_argument(space: Space, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setenv("CANARY_TOKEN", CANARY)
+    space.write("spy.py", SPY)
+    space.recipe(f"""
+inputs: {{token: {{type: secret, env: CANARY_TOKEN}}}}
+code: [spy.py]
+steps: {{a: {{run: [python, spy.py, "{code}"], secrets: [token], outputs: {{o: {{path: seen, optional: true}}}}}}}}
+""")
+    rc, out, err = space.command("run")
+    assert rc == code
+    planned = space.command("plan", "-p", "--json")
+    events = space.command("run", "--json", "-B")
+    spellings = [CANARY.encode(), base64.b64encode(CANARY.encode()), CANARY.encode().hex().encode(), json.dumps(CANARY).encode()[1:-1]]
+    shown = "\n".join([out, err, *map(str, planned), *map(str, events)]).encode()
+    assert [s for s in spellings if s in shown] == []
+    found = []
+    for path in (space.root / ".recipe").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            found += [(path, s) for s in spellings if s in data]
+    assert found == []
+    if code == 0:
+        assert space.read("seen") == "0"
+        logs = [path.read_text() for path in (space.root / ".recipe" / "runs").rglob("*.log")]
+        assert logs and all("plain *** base64" in text for text in logs)
