@@ -80,6 +80,11 @@ def workspace_globs(recipe: Recipe) -> list[str]:
     return found
 
 
+# What most steps do not have, once for all of them: a hundred thousand empty collections are half a gigabyte.  Never written to.
+_NONE: Final[list[Any]] = []
+_NOTHING: Final[dict[str, Any]] = {}
+
+
 @dataclass(slots=True)
 class _Draft:
     """A node being made; producers are drafts until numbers are known."""
@@ -407,21 +412,21 @@ class _Compiler:
             "run": step.run,
             "accelerate": dict(step.accelerate) if step.accelerate is not None else None,
             "shell": step.shell,
-            "files": dict(step.files),
-            "env": env,
-            "pass_env": sorted({*recipe.pass_env, *step.pass_env}),
-            "secrets": [[s, recipe.inputs[s].env, scope.variables[s], recipe.inputs[s].required] for s in secrets],
+            "files": dict(step.files) or _NOTHING,
+            "env": env or _NOTHING,
+            "pass_env": sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
+            "secrets": [[s, recipe.inputs[s].env, scope.variables[s], recipe.inputs[s].required] for s in secrets] or _NONE,
             "image": image,
-            "git": author.get("git", []),
+            "git": author.get("git", _NONE),
             "scope": {
-                "inputs": {k: _plain_value(v) for k, v in draft.inputs.items()},
-                "steps": mentioned,
-                "outputs": names["outputs"],
-                "matrix": {k: _plain_value(v) for k, v in draft.matrix.items()},
+                "inputs": {k: _plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
+                "steps": mentioned or _NOTHING,
+                "outputs": names["outputs"] or _NOTHING,
+                "matrix": {k: _plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
             },
-            "state": [[s.name, state[s.name], s.checkpoint, s.every, s.keep] for s in step.state],
-            "continues": {n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads},
-            "resources": _resources(resources),
+            "state": [[s.name, state[s.name], s.checkpoint, s.every, s.keep] for s in step.state] or _NONE,
+            "continues": {n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or _NOTHING,
+            "resources": _resources(resources) or _NOTHING,
             "retries": step.retries,
             "preemptions": step.preemptions,
             "timeout": step.timeout,

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ...execution.survey import Survey
 
 
+LARGE = 1 << 20
+"""Of a recipe file: bytes; above it only `validate` looks for what is suspect."""
+
+
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
     parser.add_argument("-B", "--force", action="store_true", help="run every step, whatever is remembered")
@@ -124,7 +128,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
 
 def _warn(found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
-    if args.quiet:
+    if args.quiet or found.source.stat().st_size > LARGE:
         return
     from ...language import document
 
