@@ -153,8 +153,19 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
     process.wait(20)
     _, err = follower.communicate(timeout=20)
     assert b"its worker is gone" in err and follower.returncode == 0
-    gate.write_bytes(b"go")  # the step ends, and the next run takes its result
-    assert space.attempt({"gate": str(gate)}) == ["talk"]
+    again = space.start("run", f"gate={gate}")  # the step is still there, and the next run takes it over: with the log that it began
+
+    def taken_over() -> bool:
+        with Workspace.open(space.root, read_only=True) as ws:
+            rows = ws.store.runs()
+            return len(rows) == 2 and any(event.after == "RUNNING" for event in ws.store.events(rows[0].id))
+
+    until(taken_over)
+    follower = followed(space, "logs", "last/talk", "-f", env={})
+    assert follower.stdout is not None and follower.stdout.read(3) == b"one"
+    gate.write_bytes(b"go")
+    rest, _ = follower.communicate(timeout=20)
+    assert rest.endswith(b"two\n") and again.wait(20) == 0
 
 
 def test_nothing_that_a_step_printed_acts_on_a_terminal(space: Space) -> None:

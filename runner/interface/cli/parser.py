@@ -1,4 +1,4 @@
-"""The table of verbs, and the command line read by it.  A verb is a module with `arguments(parser, verb)` and `run(args) -> int`, imported when typed."""
+"""The table of verbs, and the command line read by it.  A verb is a module with `arguments(parser, verb)` and `run(args) -> int`, imported late."""
 
 from __future__ import annotations
 
