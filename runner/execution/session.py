@@ -237,7 +237,7 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
-    wrong = []
+    wrong, gone = [], []
     machine = {**ws.machine(), **settings.pools}
     details = found.plan.details()
     for n in found.todo:
@@ -245,6 +245,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             continue
         detail, id = details[n], found.plan.nodes[n].id
         wants = detail["resources"]
+        gone += [f"{id} needs {path}, which {why}" for path, why in _gone(ws, found, n)]
         if wants.get("gpus", 0) > machine["gpus"]:
             wrong.append(f"{id} needs {wants['gpus']:g} GPU(s); this machine has {machine['gpus']:g}")
         if wants.get("cpus", 0) > machine["cpus"]:
@@ -253,8 +254,9 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             wrong.append(f"{id} needs {wants['memory'] / 1e9:g} GB of memory; this machine has {machine['memory'] / 1e9:.0f}")
         if detail["image"] and not found.request.current_python:
             wrong.append(f"{id} declares the image {detail['image']}, which the local driver cannot run")
-        if detail["nodes"] not in (1, "1"):
-            wrong.append(f"{id} needs {detail['nodes']} nodes; the local driver has one")
+        nodes = _nodes(detail)
+        if nodes not in (1, "1"):
+            wrong.append(f"{id} needs {nodes} nodes; the local driver has one")
         wrong += [
             f"{id} needs the secret {name}: set the variable {source}"
             for name, _, source, required in detail["secrets"]
@@ -267,9 +269,41 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             f"these were changed by hand, or were there before, and would be replaced: {shown}",
             fix="move them away, give --overwrite, or `recipe adopt` the step",
         )
+    if gone:
+        lines = [*gone, *wrong]
+        shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
+        raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), `--python current` for an image, or another machine")
+
+
+def _nodes(detail: Mapping[str, Any]) -> Any:
+    """How many nodes a step asks for; the expression itself where only an earlier step's metrics can tell."""
+    if not isinstance(detail["nodes"], str):
+        return detail["nodes"]
+    from ..language.template import TemplateError, evaluate
+
+    try:
+        return evaluate(detail["nodes"], {"inputs": detail["scope"]["inputs"], "matrix": detail["scope"]["matrix"]})
+    except TemplateError:
+        return detail["nodes"]
+
+
+def _gone(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
+    """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
+    node, facts = found.plan.nodes[n], found.facts
+    absent = "does not exist"
+    wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
+    wrong += [(pattern, "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
+    if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
+        wrong.append((node.lock, absent))
+    for _, kind, address in node.takes:
+        if kind == "path" and facts.takes.get((kind, address)) is None:
+            wrong.append((address, absent))
+        elif kind == "path" and (path := ws.absolute(address)).is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
+            wrong.append((address, "is an empty folder"))
+    return wrong
 
 
 def asked(request: Request) -> dict[str, Any]:
