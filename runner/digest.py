@@ -1,8 +1,8 @@
 """Digests: a content address as a type, and one canonical hash of values.  Knows nothing of files or steps.
 
-The canonical form (version 1) of a value is its JSON text with sorted keys, no white space and everything beyond ASCII escaped, so that no two different
-values share a form: `1`, `1.0`, `"1"` and `true` differ, and so do `["ab"]` and `["a","b"]`.  NaN and infinities have no form.
-A hash of a value is SHA-256 over a record tag, a NUL and this form: a step's key and a tree's manifest never share a pre-image.
+The canonical form (version 1) of a value is its JSON text with sorted keys, no white space and everything beyond ASCII escaped, so that no two
+different values share a form: `1`, `1.0`, `"1"` and `true` differ, and so do `["ab"]` and `["a","b"]`.  NaN and infinities have no form. A hash of a
+value is SHA-256 over a record tag, a NUL and this form: a step's key and a tree's manifest never share a pre-image.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@
     │   └── Corrupt                 stored bytes are not what their name says
     └── NotFound               3    no such run, step or recipe
 
-`drivers.base.DriverError` is the other root; the two meet once, in `runner.execution.execute`.  Anything else that escapes is a bug and keeps its traceback.
+`drivers.base.DriverError` is the other root; the two meet once, in `runner.execution.execute`.  Anything else that escapes is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations

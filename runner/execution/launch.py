@@ -1,4 +1,4 @@
-"""Turn a node's detail into what is run: files to write, argv, environment.  Knows templates and `accelerate`, not hosts, stores or whether it must run."""
+"""Turn a node's detail into what is run: files to write, argv, environment.  Knows templates and `accelerate`, not hosts or stores."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Attempt directories that are done with, to be used again.  Knows names and inodes, not what an attempt is for.
 
-File systems make and forget inodes far slower than they rename them: ext4 looks through everything that was deleted in the last minutes before it gives
-out an inode, so a run that makes and deletes seven of them a step gets slower with every step.  A spare keeps its folders and its files; the next attempt
-renames the whole, then each file to the name that it needs, and writes over it.
+File systems make and forget inodes far slower than they rename them: ext4 looks through everything that was deleted in the last minutes before it
+gives out an inode, so a run that makes and deletes seven of them a step gets slower with every step.  A spare keeps its folders and its files; the
+next attempt renames the whole, then each file to the name that it needs, and writes over it.
 """
 
 from __future__ import annotations
