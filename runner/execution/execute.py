@@ -14,6 +14,7 @@ import errno
 import functools
 import os
 import posixpath
+import re
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ from ..planning.judge import NOTHING, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, SELECT, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker, Secret
+from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
@@ -106,6 +108,10 @@ class _Running:
     state: checkpoints.Generation | None
     lock: Lock | None
     taken_up: bool = False  # begun by an earlier worker
+
+
+_TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
+"""The end of a run's name in that of what it left in `attempts`."""
 
 
 class Executor:
@@ -196,19 +202,23 @@ class Executor:
 
     async def _sweep(self) -> None:
         """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
-        left = [name for key, names in self._left.items() if key != "failed" for name in names]
+        folder, own = f"{self.ws.home}/attempts", self.ledger.run[-6:]
+        left: dict[str, list[str]] = {}
+        for name in os.listdir(folder):
+            if (tag := _TAG.search(name)) and tag[1] != own:
+                left.setdefault(tag[1], []).append(name)
         if not left:
             return
-        dead = {run.id for run in self.ws.store.runs(recipe=self.plan.recipe) if not self.ws.store.live(run.id)}
-        dead |= {run[-6:] for run in dead}
-        for name in left:
-            parts = name.split("-")
-            if not dead & {parts[1], "-".join(parts[:3]), "-".join(parts[1:4])}:
+        for run in self.ws.store.runs(recipe=self.plan.recipe):
+            if run.id[-6:] not in left or self.ws.store.live(run.id):
                 continue
-            if await self.host.wait(Job(name), timedelta(0)) is None:
+            names = left[run.id[-6:]]
+            going = [name for name in names if "." not in name and await self.host.wait(Job(name), timedelta(0)) is None]
+            for name in going:
                 self.ledger.say(f"a job of an earlier run, which this one does not need, goes on in the background: {name}")
-            else:
-                _clear(f"{self.ws.home}/attempts/{name}")
+            for name in names:
+                if name.partition(".")[0] not in going:
+                    await asyncio.to_thread(delete, Path(folder, name))
 
     async def _rest(self) -> None:
         """Wait for one end, or until the next group, try or look at the screen is due."""
@@ -426,8 +436,8 @@ class Executor:
             data["metrics"] = log[:-4] + ".metrics"
         if detail["secrets"]:
             data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]  # names, so that who follows the raw log can mask it
-        if generation is not None and generation.note:
-            data["note"] = generation.note
+        if generation is not None and (note := generation.note or _goes_on(detail, generation)):
+            data["note"] = note
         self._record([self.scheduler.start(id, data)])
         try:
             conflicts = [] if self.options.overwrite else self._conflicts(n)
@@ -451,12 +461,7 @@ class Executor:
         return True
 
     def _conflicts(self, n: int) -> list[str]:
-        found = []
-        for _, path in self.survey.places.get(n, ()):
-            now = self.facts.there.get(path)
-            if now is not None and self.facts.ours.get(path) != now:
-                found.append(path)
-        return found
+        return [path for _, path in self.survey.places.get(n, ()) if self.facts.strange(path)]
 
     async def _open_state(
         self, node: Node, detail: Mapping[str, Any], world: World, own: Digest | None
@@ -825,11 +830,16 @@ class Executor:
         flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
         for output, path in self.survey.places.get(n, ()):
             content = made.outputs.get(output)
-            if content is None or flags.get(output, 0) & TEMPORARY or self.facts.there.get(path) == content:
+            if content is None or flags.get(output, 0) & TEMPORARY:
+                continue
+            if self.facts.there.get(path) == content:
+                if self.facts.ours.get(path) != content:  # a worker put it there and died before it could say so
+                    self.ledger.published(path, content, self.plan.nodes[n].id)
+                    self.facts.ours[path] = content
                 continue
             if not self.options.overwrite:
-                now = self.ws.cache.content_of(path) if os.path.lexists(self.ws.root / path) else None
-                if now is not None and now not in (content, self.facts.ours.get(path)):
+                self.facts.there[path] = self.ws.cache.content_of(path) if os.path.lexists(self.ws.root / path) else None
+                if self.facts.strange(path):
                     why = f"{path} was changed by hand, or was put there, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.options.link)
@@ -891,6 +901,13 @@ class Executor:
     @property
     def interrupted(self) -> bool:
         return self._interrupts > 0
+
+
+def _goes_on(detail: Mapping[str, Any], generation: checkpoints.Generation) -> str:
+    """From which checkpoints an attempt goes on, for people; empty when it begins at the beginning."""
+    found = [checkpoints.latest(generation.folder(name), pattern) for name, _, pattern, _, _ in detail["state"]]
+    last = [name for name in found if name]
+    return f"goes on from {', '.join(last)}" if last else ""
 
 
 def _clear(path: str) -> None:

@@ -1,6 +1,7 @@
 """Decide for one step whether it is fresh, can be restored, must run, or may have to, and every reason.  Knows Facts, never the world behind them.
 
-The answer of `plan` and of a run come from this one function: planning asks it with what is known beforehand, a run asks again once the upstream is final.
+The answer of `plan` and of a run come from this one function: planning asks it with what is known beforehand, a run asks again once the upstream is
+final.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class Facts:
     ours: dict[str, str] = field(default_factory=dict)  # published path -> content we put there last
     stored: Collection[str] | None = None  # contents that can be restored; asked only when something has to be
 
+    def strange(self, path: str) -> bool:
+        """Whether what is published there is somebody else's: neither what we put there last nor anything that we hold, and so could give back."""
+        now = self.there.get(path)
+        return now is not None and self.ours.get(path) != now and (self.stored is None or now not in self.stored)
+
 
 class Made(NamedTuple):
     """What a final step left: contents by output name (absent optional ones left out) and last metrics.  `ok` is false for failed or skipped ones."""
@@ -78,7 +84,7 @@ def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: 
         unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
         return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
     if node.flags & SELECT:
-        return _select(plan, n, made)
+        return _select(plan, n, facts, made, targets.get(n, ()) if targets else ())
     world, missing = world_of(node, facts, made)
     if missing:
         return Verdict(RUN, None, tuple(missing), None)
@@ -97,12 +103,15 @@ def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: 
     if trace is None:
         reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
         return Verdict(RUN, key, reason, None, _conflicts(places, facts))
-    outputs = {name: content for name, _, content in trace.outputs}
-    left = Made(True, outputs, trace.metrics)
-    there = facts.there
+    return _left(Made(True, {name: content for name, _, content in trace.outputs}, trace.metrics), key, (), facts, places)
+
+
+def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, places: Sequence[tuple[str, str]]) -> Verdict:
+    """Fresh if what was left lies where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
+    outputs, there = left.outputs, facts.there
     gone = [(name, path) for name, path in places if name in outputs and there.get(path) != outputs[name]]
     if not gone:
-        return Verdict(FRESH, key, (), left)
+        return Verdict(FRESH, key, why, left)
     clashes = _conflicts([(name, path) for name, path in gone], facts)
     lost = [name for name, _ in gone if facts.stored is not None and outputs[name] not in facts.stored]
     if lost:
@@ -197,7 +206,7 @@ def _metrics(wanted: Sequence[Sequence[Any]], node: Node, plan: Plan, made: Mapp
     return found
 
 
-def _select(plan: Plan, n: int, made: Mapping[int, Made]) -> Verdict:
+def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: Sequence[tuple[str, str]]) -> Verdict:
     node = plan.nodes[n]
     metric, best = plan.details()[n]["select"]
     scores = [(made[producer].metrics.get(metric), producer) for producer, *_ in node.late if made[producer].ok]
@@ -206,12 +215,13 @@ def _select(plan: Plan, n: int, made: Mapping[int, Made]) -> Verdict:
         return Verdict(RUN, None, (f"no instance reported a number called {metric}",), None)
     value, winner = (min if best == "min" else max)(known, key=lambda entry: entry[0])
     left = made[winner]
-    return Verdict(FRESH, None, (f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",), Made(True, left.outputs, left.metrics))
+    why = (f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",)
+    return _left(Made(True, left.outputs, left.metrics), None, why, facts, places)
 
 
 def _conflicts(places: Sequence[tuple[str, str]], facts: Facts) -> tuple[str, ...]:
-    """Places that hold something we did not put there."""
-    return tuple(path for _, path in places if facts.there.get(path) is not None and facts.ours.get(path) != facts.there.get(path))
+    """Places that hold something we did not put there.  What is stored is ours: a worker may have died before it wrote down where it put it."""
+    return tuple(path for _, path in places if facts.strange(path))
 
 
 def _state(path: str, facts: Facts, clashes: Collection[str]) -> str:
