@@ -1,13 +1,13 @@
 """Plan and Node: a recipe with its inputs bound, as flat nodes in topological order.  Knows their shape and their JSON, not how they are compiled.
 
-A Node is what judging needs; what doing needs (commands, environment, scope of its templates) is in its Detail, kept apart so that a run in which nothing
-is to be done never reads it.  `host`, `node`, `run` and other late names stay unrendered until an attempt.
+A Node is what judging needs; what doing needs (commands, environment, scope of its templates) is in its Detail, kept apart so that a run in which
+nothing is to be done never reads it.  `host`, `node`, `run` and other late names stay unrendered until an attempt.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,7 +26,7 @@ OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 
 
 class Node(NamedTuple):
-    """What judging one step needs.  Paths are relative: deps to the workspace, code and lock to `plan.homes[home]`, everything else to the attempt."""
+    """What judging one step needs.  Paths are relative: deps to the workspace, code and lock to `plan.homes[home]`, the rest to the attempt."""
 
     id: str
     author: Digest
@@ -93,8 +93,8 @@ class Plan:
                 graph.add_edge(self.nodes[need].id, node.id)
         return graph
 
-    def dump(self) -> str:
-        """Two lines of JSON: what judging needs, then the details.  Source files are the caller's to remember."""
+    def dump(self) -> Iterator[str]:
+        """Two lines of JSON, in parts: what judging needs, then the details.  Source files are the caller's to remember."""
         head = [
             self.recipe,
             self.digest,
@@ -105,7 +105,11 @@ class Plan:
             self.inputs,
             self.settings,
         ]
-        return json.dumps(head, separators=(",", ":")) + "\n" + json.dumps(self.details(), separators=(",", ":")) + "\n"
+        encode = json.JSONEncoder(separators=(",", ":")).encode
+        yield encode(head) + "\n["
+        for n, detail in enumerate(self.details()):
+            yield ("," if n else "") + encode(detail)
+        yield "]\n"
 
     @staticmethod
     def load(text: str) -> Plan:
