@@ -54,7 +54,7 @@ def aspect(part: str) -> str:
         return "inputs"
     if head in ("lock", "image", "env", "pass_env", "python", "setup", "secrets", "host"):
         return "env"
-    return "outputs" if head == "outputs" else "command"
+    return "outputs" if head in ("output", "outputs") else "command"
 
 
 def compare(a: Mapping[str, Ran], b: Mapping[str, Ran]) -> list[StepDifference]:

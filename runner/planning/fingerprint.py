@@ -1,8 +1,8 @@
 """The key of a step and its explanation, from one pre-image.  Knows values and digests, not files, stores or templates.
 
-A key is hashed in two levels.  The author's half is what the recipe says about the step, reduced to what acts, with every value that its templates read;
-it is hashed once, when the plan is compiled.  The world's half is what those names stood for: the content of every file, dataset, piece of code and
-upstream output under its name in the attempt directory, and values known only late (metrics of another step).
+A key is hashed in two levels.  The author's half is what the recipe says about the step, reduced to what acts, with every value that its templates
+read; it is hashed once, when the plan is compiled.  The world's half is what those names stood for: the content of every file, dataset, piece of code
+and upstream output under its name in the attempt directory, and values known only late (metrics of another step).
 
     author key = H("author/1", author)          key = H("step/1", [author key, world])
     world      = sorted list of [kind, name, value], kind one of file, code, lock, model, value, absent
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from ..digest import Digest, of_value
+from ..digest import Digest, canonical, of_value
 
 VERSION: Final = 1
 """Of the key itself.  Raising it makes every step run again once; see docs/design.md."""
@@ -56,10 +56,12 @@ class Change:
 def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
     """Every part that differs between two pre-images (`{"author": …, "world": …}`), in a fixed order; empty when their keys are equal."""
     old, new = dict(_parts(before)), dict(_parts(after))
-    return [Change(part, old.get(part), new.get(part)) for part in sorted(old.keys() | new.keys()) if old.get(part, _NEVER) != new.get(part, _NEVER)]
+    return [Change(part, old.get(part), new.get(part)) for part in sorted(old.keys() | new.keys()) if _form(old, part) != _form(new, part)]
 
 
-_NEVER: Final = object()
+def _form(parts: Mapping[str, object], part: str) -> bytes | None:
+    """A part as it is hashed: `1`, `1.0` and `true` are equal in Python and in no key."""
+    return canonical(parts[part]) if part in parts else None
 
 
 def _parts(image: Mapping[str, object]) -> Iterable[tuple[str, object]]:
@@ -68,8 +70,10 @@ def _parts(image: Mapping[str, object]) -> Iterable[tuple[str, object]]:
     for name, value in author.items():
         if name == "reads":
             yield from value.items()
-        elif isinstance(value, dict):
-            yield from ((f"{name}.{inner}", v) for inner, v in value.items())
+        elif isinstance(value, dict) and value:
+            # Templates read `outputs.x` too: what is declared about it goes by another name.
+            head = "output " if name == "outputs" else f"{name}."
+            yield from ((f"{head}{inner}", v) for inner, v in value.items())
         else:
             yield name, value
     world = image["world"]
