@@ -1,13 +1,14 @@
-"""All the I/O that a plan needs: read the recipe, compile or recall its plan, look at the disk, and judge every step.  Starts nothing, changes nothing but caches.
+"""All the I/O that a plan needs: read the recipe, compile or recall its plan, look at the disk, judge every step.  Changes nothing but caches.
 
-A compiled plan is a pure function of the recipe's text, its inputs, the recipes it uses, the matches of its globs and our version.  It is kept under the
-digest of the first two with a note of the others, so it may be absent but is never stale; a run in which nothing is to be done reads only this note, the
-plan's first line, the stats of the files and the traces.
+A compiled plan is a pure function of the recipe's text, its inputs, the recipes it uses, the matches of its globs and our version.  It is kept under
+the digest of the first two with a note of the others, so it may be absent but is never stale; a run in which nothing is to be done reads only this
+note, the plan's first line, the stats of the files and the traces.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import os
 import posixpath
@@ -141,7 +142,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     if digest is not None and not ws.read_only:
         secrets = sorted(spec.env for spec in recipe.inputs.values() if spec.type == "secret" and spec.required and spec.env)
         note = json.dumps({"sources": sources, "globs": globs.looked, "secrets": secrets})
-        ws.write(kept, (note + "\n" + plan.dump()).encode())
+        ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
     return plan
 
 

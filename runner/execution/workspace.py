@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -56,12 +56,17 @@ class Workspace:
         """A path as the caller gave it: below the workspace unless absolute or `~`."""
         return Path(os.path.normpath(self.root / Path(address).expanduser()))
 
-    def write(self, path: Path, data: bytes) -> None:
+    def write(self, path: Path, *data: bytes) -> None:
         """Write a whole file or none."""
+        self.write_parts(path, data)
+
+    def write_parts(self, path: Path, parts: Iterable[bytes]) -> None:
+        """The same for one that should not be in memory as a whole."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(data)
+            with temporary.open("wb") as file:
+                file.writelines(parts)
             temporary.replace(path)
         except OSError as error:
             from .staging import no_space

@@ -556,5 +556,5 @@ steps: {a: {run: "x {{ inputs.workers }} {{ inputs.steps_max }}", state: {s: {}}
 
 def test_a_plan_survives_its_text() -> None:
     found = plan(LATE, globs={"split/parts:*.txt": ("1.txt",)})
-    again = Plan.load(found.dump())
+    again = Plan.load("".join(found.dump()))
     assert again.nodes == found.nodes and again.details() == found.details() and again.publish == found.publish
