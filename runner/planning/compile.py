@@ -216,6 +216,11 @@ class _Compiler:
     def _plain(self, scope: _Scope, step: Step, chosen: Any) -> None:
         recipe = scope.recipe
         known = self._mentions_known(scope, step)
+        if isinstance(step.run, str) and "{{" in step.run:
+            from ..language import shell
+
+            for error in shell.errors(step.run, bash=step.shell == "bash"):
+                self._template_problem(scope, error, (*step.origin, "run"))
         waits = [name for name in _mentioned(step) if name in scope.pending]
         waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(_may_make(o.path, dep) for dep in step.deps)]
         axes = self._axes(scope, step)
@@ -580,6 +585,8 @@ class _Compiler:
                     where,
                     fix="take it as an input",
                 )
+            if path in draft.upstream:
+                continue  # the file that a glob below an output found for this instance: it, and not the whole output
             if _is_glob(path):
                 others = [(name, d.outputs[output][1]) for name, (d, output) in made.items() if d is not draft]
                 makers = [name for name, flags in others if _reaches(path, name, bool(flags & DIRECTORY))]
@@ -840,7 +847,7 @@ class _Compiler:
                     d.code,
                     d.home,
                     [[name, kind, address] for name, (kind, address) in d.takes.items()],
-                    [[p.number, output, name, below] for name, (p, output, below) in d.upstream.items()],
+                    [[p.number, output, name, below] for name, (p, output, below) in _apart(d.upstream).items()],
                     [
                         *([p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()),
                         *([p.number, metric, ""] for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
@@ -1265,6 +1272,14 @@ def _escapes(path: str) -> bool:
 
 def _is_glob(path: str) -> bool:
     return "*" in path or "?" in path or "[" in path
+
+
+def _apart(upstream: dict[str, tuple[_Draft, str, str]]) -> dict[str, tuple[_Draft, str, str]]:
+    """Without the files of an output that the step also takes as a whole."""
+    if not any(below for _, _, below in upstream.values()):
+        return upstream
+    whole = {name for name, (_, _, below) in upstream.items() if not below}
+    return {name: entry for name, entry in upstream.items() if not entry[2] or whole.isdisjoint(_heads(name))}
 
 
 def _heads(path: str) -> list[str]:

@@ -20,7 +20,7 @@ from tests.support import Space, until
 
 SEQUENCES = int(os.environ.get("RECIPE_NINJA_SEQUENCES", "200"))
 SEED = int(os.environ.get("RECIPE_NINJA_SEED", "0"))
-EDITS = 4
+EDITS = 3
 SHARED = 25
 """Sequences that share a workspace, each in a folder of its own: its supervisor and its store are started once."""
 NINJA = shutil.which("ninja", path=os.path.dirname(sys.executable)) or "ninja"

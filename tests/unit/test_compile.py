@@ -558,3 +558,11 @@ def test_a_plan_survives_its_text() -> None:
     found = plan(LATE, globs={"split/parts:*.txt": ("1.txt",)})
     again = Plan.load("".join(found.dump()))
     assert again.nodes == found.nodes and again.details() == found.details() and again.publish == found.publish
+
+
+def test_a_value_that_no_shell_can_take_is_told_before_anything_runs() -> None:
+    found = problem("""
+inputs: {n: {type: integer, default: 1}}
+steps: {a: {matrix: {k: [1, 2]}, run: "echo '{{ inputs.n }}'"}}
+""")
+    assert "single quotes" in found.message and found.fix == "use double quotes" and "inputs.n" in pointed(found)
