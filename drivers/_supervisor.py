@@ -652,18 +652,22 @@ def _line(
     detail: bytes = b"",
 ) -> bytes:
     form = b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}'
-    return form % (
-        name,
-        b"null" if code is None else b"%d" % code,
-        b"null" if number is None else b"%d" % number,
-        reason,
-        started,
-        ended,
-        cpu,
-        peak,
-        strays,
-        b', "detail": "%s"' % _escaped(detail) if detail else b"",
-    ) + b"\n"
+    return (
+        form
+        % (
+            name,
+            b"null" if code is None else b"%d" % code,
+            b"null" if number is None else b"%d" % number,
+            reason,
+            started,
+            ended,
+            cpu,
+            peak,
+            strays,
+            b', "detail": "%s"' % _escaped(detail) if detail else b"",
+        )
+        + b"\n"
+    )
 
 
 def _escaped(text: bytes) -> bytes:

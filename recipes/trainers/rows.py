@@ -74,7 +74,7 @@ def _jsonl(file: Path, name: str) -> Iterator[Row | Bad]:
             if isinstance(value, dict):
                 yield Row(where, value)
             else:
-                yield Bad(where, f"{kind(value)} where an object is expected; each line holds one object, as in {{\"text\": \"…\"}}")
+                yield Bad(where, f'{kind(value)} where an object is expected; each line holds one object, as in {{"text": "…"}}')
 
 
 def _csv(file: Path, name: str) -> Iterator[Row | Bad]:

@@ -254,9 +254,7 @@ def _encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[
         yield ids, learned + [1] * (len(ids) - len(learned))
 
 
-def _pieces(
-    tokens: list[int], learned: list[int] | None, size: int, form: str, counts: Counts
-) -> list[tuple[list[int], list[int] | None]]:
+def _pieces(tokens: list[int], learned: list[int] | None, size: int, form: str, counts: Counts) -> list[tuple[list[int], list[int] | None]]:
     """Plain text is cut into pieces, so that all of it is learned; an answer is cut off at the end, where it is learned least."""
     if form == "text":
         counts.split_rows += len(tokens) > size

@@ -1,8 +1,8 @@
 """The token store between `sft_data` and those who read it: flat arrays that are mapped, not loaded, and a manifest.  Knows nothing of models.
 
-    tokens.bin    all documents one after another, <u2 or <u4       learned.bin   1 where a token is learned from, 0 where it is only read
-    starts.bin    <u8, where each document begins, and the end      manifest.json counts, settings, SHA-256 of each array
-    SPLIT.documents.bin <u4 and SPLIT.bounds.bin <u8: sequence i of `train` or `held_out` is documents[bounds[i]:bounds[i+1]]
+tokens.bin    all documents one after another, <u2 or <u4       learned.bin   1 where a token is learned from, 0 where it is only read
+starts.bin    <u8, where each document begins, and the end      manifest.json counts, settings, SHA-256 of each array
+SPLIT.documents.bin <u4 and SPLIT.bounds.bin <u8: sequence i of `train` or `held_out` is documents[bounds[i]:bounds[i+1]]
 """
 
 from __future__ import annotations

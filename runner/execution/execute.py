@@ -435,7 +435,8 @@ class Executor:
         if detail["metrics"] is not None:
             data["metrics"] = log[:-4] + ".metrics"
         if detail["secrets"]:
-            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]  # names, so that who follows the raw log can mask it
+            # Names, so that who follows the raw log can mask it.
+            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
         if generation is not None and (note := generation.note or _goes_on(detail, generation)):
             data["note"] = note
         self._record([self.scheduler.start(id, data)])

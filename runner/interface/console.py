@@ -52,9 +52,7 @@ def for_stream(stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbos
 class Plain:
     """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
 
-    def __init__(
-        self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic) -> None:
         self._err = _Stream(err)
         self._out = _Stream(out)
         self._quiet = quiet

@@ -72,7 +72,9 @@ class Verdict(NamedTuple):
     conflicts: tuple[str, ...] = ()  # published paths edited by hand
 
 
-def judge(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, list[tuple[str, str]]] | None = None) -> Verdict:
+def judge(
+    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, list[tuple[str, str]]] | None = None
+) -> Verdict:
     """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
 
     `targets` are the places where outputs must lie: node -> (output, workspace path).

@@ -1,8 +1,8 @@
 """What every driver and every host must do, as tests to inherit: a subclass says how its driver is made in a directory, and nothing else.
 
-    class TestLocal(DriverContract):
-        def make(self, place):
-            return Local(place)
+class TestLocal(DriverContract):
+    def make(self, place):
+        return Local(place)
 """
 
 from __future__ import annotations
