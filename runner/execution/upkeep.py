@@ -169,7 +169,7 @@ class Leftover(NamedTuple):
 
 
 def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Logs of runs that go or are forgotten; compiled plans, manifests, states and half-written files that were not touched for so long."""
+    """Logs of runs that go or are forgotten; compiled plans, manifests and states that were not touched for so long."""
     oldest = time.time() - keep_days * _DAY
     known = {row.id for row in ws.store.runs()} - set(garbage.runs)
     found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
@@ -181,9 +181,6 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
     for folder in _listed(ws.home / "states"):
         if _touched(folder) < oldest and not ws.locks.held(f"state-{folder.name}"):
             found.append(Leftover("state", folder, _size(folder)))
-    for path in _listed(ws.home / "partial"):
-        if _touched(path) < min(garbage.before, time.time() - _DAY):
-            found.append(Leftover("half-written", path, _size(path)))
     return found
 
 

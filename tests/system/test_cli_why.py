@@ -112,6 +112,26 @@ def test_looking_makes_nothing_where_nothing_was_run(space: Space, recipe: Recip
     assert recipe("logs").code == 3 and recipe("diff", "a", "b").code == 3
 
 
+def test_a_step_that_selects_says_whom(space: Space, recipe: Recipe) -> None:
+    space.recipe("""
+steps:
+  train:
+    matrix: {lr: [1, 2]}
+    run: |
+      echo {{ matrix.lr }} > {{ outputs.m }}
+      echo "{\\"loss\\": {{ matrix.lr }}}" > $RECIPE_METRICS
+    metrics: true
+    outputs: {m: "m/{{ matrix.lr }}"}
+  winner: {select: train, min: loss}
+outputs: {m: "{{ steps.winner.m }}"}
+""")
+    assert "winner may run\n  depends on what train[lr=1], train[lr=2] will make" in recipe("why", "winner").out
+    space.run()
+    assert recipe("why", "winner").out.splitlines()[1:] == ["winner is fresh", "  train[lr=1] has the least loss, 1"]
+    assert recipe("why", "train").out.count("is fresh") == 2 and recipe("adopt", "winner").code == 2
+    assert "it did not run in" in recipe("why", "winner", "--vs", "last").out
+
+
 def test_an_unknown_step_is_met_with_what_was_meant(letters: Space, recipe: Recipe) -> None:
     said = recipe("why", "mke")
     assert said.code == 3 and 'did you mean "make"?' in said.err and said.out == ""

@@ -130,7 +130,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
             print(f"{content}  {size(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
         for item in beside:
             print(f"{item.path.relative_to(ws.home)}  {size(item.size)}")
-    what = ", ".join(f"{count} {kind}{'' if count == 1 or kind in ('logs', 'half-written') else 's'}" for kind, count in counts.items() if count)
+    what = ", ".join(f"{count} {kind}{'' if count == 1 or kind == 'logs' else 's'}" for kind, count in counts.items() if count)
     if not args.quiet:
         print(f"{'would free' if args.dry_run else 'freed'} {size(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
     return 0

@@ -85,7 +85,9 @@ class Answer:
     def _compared(self, held: Any) -> list[str]:
         row = self.against
         if row is None:
-            return [f"  it did not run in {self.chosen}" if self.chosen else "  it has not run here before"] if self.answer != "skip" else []
+            if self.chosen:
+                return [f"  it did not run in {self.chosen}"]
+            return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
         ended = f", {row.outcome}" + (f" ({row.reason})" if row.reason else "") if row.outcome != "done" else ""
         when = f"in run {row.run}, {moment(row.started or 0)}{ended}"
         if self.changes is None:
