@@ -137,6 +137,7 @@ class Executor:
         self._disturbed = False
         self._contended = options.contended
         self._pace = GROUP_SECONDS
+        self._heart: asyncio.TimerHandle | None = None
         self._left = self._leftovers()
         self._scrap = Scrap(f"{ws.home}/attempts", ledger.run[-6:], GROUP_MOVES)
         self._failures_kept = "failed" in self._left
@@ -156,6 +157,7 @@ class Executor:
             try:
                 await self._chores.setup()
                 looks = self._look_after()
+                self._pulse()
                 while not self.scheduler.finished and not self._abandoned:
                     moved = self._judge_ready() | await self._start_ready()
                     while not self.ended.empty():
@@ -168,6 +170,8 @@ class Executor:
                     else:
                         await asyncio.sleep(0)
             finally:
+                if self._heart is not None:
+                    self._heart.cancel()
                 if looks is not None:
                     looks.cancel()
                 for task in self._waits:
@@ -222,20 +226,17 @@ class Executor:
 
     async def _rest(self) -> None:
         """Wait for one end, or until the next group, try or look at the screen is due."""
-        now = time.monotonic()
-        due = [0.1] if self._tick else []
-        if self.ledger.size:
-            due.append(max(0.0, self._dirty + self._pace - now))
-        due += [max(0.0, at - now) for at in self.resting.values()]
-        try:
-            async with asyncio.timeout(min(due, default=None)):
-                await self._over(await self.ended.get())
-        except TimeoutError:
-            pass
+        await self._over(await self.ended.get())
         if self.ledger.size and time.monotonic() - self._dirty >= self._pace:
             self._flush()
         if self._tick:
             self._tick()
+
+    def _pulse(self) -> None:
+        """End the wait for an end now and then; one timer for all waits costs less than one each."""
+        if self.ended.empty():
+            self.ended.put_nowait(None)
+        self._heart = asyncio.get_running_loop().call_later(GROUP_SECONDS, self._pulse)
 
     def _flush(self) -> None:
         begun = time.monotonic()

@@ -49,11 +49,12 @@ class Scrap:
         return self._spares.pop() if self._spares else None
 
     def give_script(self, path: str) -> None:
-        self._scripts.append(self._named(path))
+        """A script that nobody runs any more.  It keeps its name until it gets another one."""
+        self._scripts.append(path)
 
     def give_log(self, path: str) -> None:
         """An empty log."""
-        self._logs.append(self._named(path))
+        self._logs.append(path)
 
     def log(self, path: str) -> None:
         """Put an empty file at `path`, if there is a spare one."""

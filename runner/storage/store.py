@@ -569,13 +569,16 @@ def _claim_name(run: str) -> str:
 
 
 def _text(value: object) -> str:
-    return "{}" if value == {} else json.dumps(value, separators=(",", ":"), sort_keys=True, default=_plain)
+    return "{}" if value == {} else _encode(value)
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"BUG: a {type(value).__name__} cannot be stored")
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_plain).encode
 
 
 def _parsed(text: object) -> Json:
