@@ -6,13 +6,14 @@ final.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ..digest import Digest
 from . import fingerprint
-from .plan import SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan
+from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 
@@ -85,6 +86,10 @@ def judge(
     if not all([u[0] in made for u in node.upstream]) or not all([m[0] in made for m in node.late]) or not all([a in made for a in node.after]):
         unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
         return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
+    if not all([made[u[0]].ok for u in node.upstream]) or not all([made[m[0]].ok for m in node.late]) or not all([made[a].ok for a in node.after]):
+        skipped = _skipped(plan, node, made)
+        if skipped:
+            return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
     if node.flags & SELECT:
         return _select(plan, n, facts, made, targets.get(n, ()) if targets else ())
     world, missing = world_of(node, facts, made)
@@ -120,6 +125,17 @@ def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, pl
         return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
     words = tuple(f"{path} {_state(path, facts, clashes)}" for _, path in gone)
     return Verdict(RESTORE, key, words, left, clashes)
+
+
+def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
+    """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
+    groups: dict[str, bool] = {}
+    for n in {*(u[0] for u in node.upstream), *(m[0] for m in node.late), *node.after}:
+        other = plan.nodes[n]
+        id = other.id if n not in node.after else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
+        group = re.sub(r"\[[^]]*\]", "", id)
+        groups[group] = groups.get(group, False) or made[n].ok or bool(other.flags & ALLOW_FAILURE)
+    return next((group for group, some in groups.items() if not some), "")
 
 
 def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[fingerprint.World, list[str]]:
