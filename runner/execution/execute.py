@@ -552,10 +552,11 @@ class Executor:
         self, n: int, node: Node, detail: dict[str, Any], attempt: Attempt, key: Digest | None, generation: checkpoints.Generation | None, log: str
     ) -> Command:
         self._stage(node, detail, attempt)
-        attempt.prepare_outputs(node)
+        state = self._link_state(detail, attempt, generation)
+        attempt.prepare_outputs(node)  # after the state, below which some may lie
         scope = judging.scope_of(detail, self.plan, n, self.made)
-        scope["state"] = self._link_state(detail, attempt, generation)
         scope |= {
+            "state": state,
             "run": {"id": self.ledger.run, "recipe": self.plan.recipe},
             "step": {"id": node.id, "key": key or ""},
             "node": {"rank": 0},
