@@ -203,6 +203,7 @@ class Attempt:
         """Outputs that were being moved into the store when a worker died: name -> content."""
         try:
             with open(f"{self.path}.taken", encoding="utf-8") as file:
+                self._noted = True
                 return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
         except FileNotFoundError:
             return {}

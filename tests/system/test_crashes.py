@@ -1,0 +1,174 @@
+"""Whatever is killed, wherever: the next run ends as an undisturbed one would, runs no finished step again, and leaves nothing lying about."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import runner
+from runner.execution.session import Choice
+from tests.support import Space, until
+
+POINTS = {
+    # name: which passing of it; what had been started by then is counted below
+    "store-made": 1,
+    "run-claimed": 1,
+    "attempt-made": 2,
+    "attempt-staged": 2,
+    "job-started": 2,
+    "job-over": 2,
+    "object-put": 2,
+    "outputs-stored": 2,
+    "copy-written": 2,
+    "published": 2,
+    "group-begun": 2,
+    "group-written": 2,
+    "group-committed": 2,
+}
+
+
+def test_every_point_is_tried() -> None:
+    package = Path(runner.__file__).parent
+    found = {name for path in package.rglob("*.py") for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())}
+    assert found == set(POINTS)
+
+
+def chain(space: Space, *, slow: str = "") -> None:
+    """Three steps, one after the other, which count their starts: a file, a tree, a file."""
+    count = f"echo $RECIPE_STEP >> {space.root}/starts"
+    space.recipe(
+        f"steps:\n  a: {{run: '{count}; echo one > a.txt', outputs: {{o: a.txt}}}}\n"
+        f"  b: {{run: '{count}; {slow} cp {{{{ steps.a.o }}}} b/x; head -c 200000 /dev/zero > b/y', outputs: {{o: b/}}}}\n"
+        f"  c: {{run: '{count}; cat {{{{ steps.b.o }}}}/x > c.txt', outputs: {{o: c.txt}}}}\n"
+    )
+
+
+def starts(space: Space, step: str) -> int:
+    path = space.root / "starts"
+    return path.read_text().split().count(step) if path.exists() else 0
+
+
+def recorded(space: Space) -> set[str]:
+    """Steps whose ends are stored: what may never run again."""
+    with contextlib.closing(sqlite3.connect(space.root / ".recipe" / "recipe.db")) as db:
+        return {step for (step,) in db.execute("SELECT step FROM traces")}
+
+
+def left(space: Space) -> list[str]:
+    return sorted(os.listdir(space.root / ".recipe" / "attempts"))
+
+
+def is_whole(space: Space) -> bool:
+    return space.read("a.txt") == space.read("b/x") == space.read("c.txt") == "one\n" and (space.root / "b/y").stat().st_size == 200_000
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_killed_anywhere_is_taken_up_by_the_next(space: Space, point: str) -> None:
+    chain(space)
+    code, _, _ = space.command("run", env={"RECIPE_CRASH_AT": f"{point}:{POINTS[point]}"})
+    assert code == -signal.SIGKILL
+    before = {step: starts(space, step) for step in (recorded(space) if point != "store-made" else ())}
+    if not space.run():
+        space.run(choice=Choice(again=("c",)))  # all was recorded: only a run that does something looks around
+        before.pop("c")
+    assert is_whole(space)
+    assert left(space) == []
+    assert {step: starts(space, step) for step in before} == before
+    assert all(starts(space, step) <= 2 for step in "abc")
+    assert space.run() == []
+
+
+def test_a_worker_killed_again_and_again_gets_on(space: Space) -> None:
+    chain(space)
+    for count in range(1, 4):
+        space.command("run", env={"RECIPE_CRASH_AT": f"job-started:{count}"})
+    space.run()
+    assert is_whole(space)
+    assert all(starts(space, step) <= 2 for step in "abc")
+    assert left(space) == []
+
+
+def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    chain(space, slow=f"read go < {gate};")
+    worker = space.start("run")
+    until(lambda: starts(space, "b") == 1 and "a" in recorded(space))
+    worker.kill()
+    worker.communicate()
+    after = space.start("run")
+    opened = os.open(gate, os.O_WRONLY)
+    os.write(opened, b"go\n")
+    os.close(opened)
+    _, said = after.communicate(timeout=30)
+    assert after.returncode == 0, said
+    assert is_whole(space)
+    assert [starts(space, step) for step in "abc"] == [1, 1, 1]
+    assert left(space) == []
+
+
+def test_a_step_that_ended_while_nobody_watched_is_collected(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    chain(space, slow=f"read go < {gate};")
+    worker = space.start("run")
+    until(lambda: starts(space, "b") == 1 and "a" in recorded(space))
+    worker.kill()
+    worker.communicate()
+    gate.write_text("go\n")
+    until(lambda: '"code": 0' in (space.root / ".recipe/local/journal").read_text().splitlines()[-1])
+    space.run()
+    assert is_whole(space)
+    assert [starts(space, step) for step in "abc"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_long_step_does_not_run_again_though_its_worker_died_while_taking_what_it_made(space: Space, count: int) -> None:
+    space.recipe(
+        f"steps:\n  long: {{run: 'echo long >> {space.root}/starts; sleep 1.1; echo 1 > a; head -c 100000 /dev/zero > b; echo 3 > c/x',"
+        " outputs: {a: a, b: b, c: c/}}\n"
+    )
+    code, _, _ = space.command("run", env={"RECIPE_CRASH_AT": f"object-put:{count}" if count < 4 else "outputs-stored"})
+    assert code == -signal.SIGKILL
+    space.run()
+    assert starts(space, "long") == 1
+    assert (space.read("a"), (space.root / "b").stat().st_size, space.read("c/x")) == ("1\n", 100_000, "3\n")
+    assert left(space) == []
+
+
+def test_a_step_whose_supervisor_is_killed_is_tried_again(space: Space) -> None:
+    chain(space, slow=f"echo $PPID > {space.root}/parent; test $(grep -c b {space.root}/starts) = 2 || sleep 60;")
+    worker = space.start("run")
+    parent = space.root / "parent"
+    until(lambda: parent.exists() and parent.read_text().strip())
+    os.kill(int(parent.read_text()), signal.SIGKILL)
+    _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 0, said
+    assert is_whole(space)
+    assert [starts(space, step) for step in "abc"] == [1, 2, 1]
+
+
+def test_a_killed_supervisor_is_named_when_no_try_is_left(space: Space) -> None:
+    space.recipe(f"steps:\n  one: {{run: 'echo $PPID > {space.root}/parent; sleep 60', retries: {{preemption: 0}}}}\n")
+    worker = space.start("run")
+    parent = space.root / "parent"
+    until(lambda: parent.exists() and parent.read_text().strip())
+    os.kill(int(parent.read_text()), signal.SIGKILL)
+    _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 1
+    assert "the process that watched it is gone" in said
+
+
+def test_a_run_whose_worker_died_is_closed_by_the_next(space: Space) -> None:
+    chain(space)
+    space.command("run", env={"RECIPE_CRASH_AT": "job-started:2"})
+    assert "NEEDS_RECOVERY" in space.command("runs")[1]
+    space.run()
+    said = space.command("runs")[1]
+    assert "NEEDS_RECOVERY" not in said and "FAILED" in said and "COMPLETED" in said
