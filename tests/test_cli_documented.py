@@ -1,0 +1,55 @@
+"""Promise: every verb and every flag says what it is for, in `--help` and in docs/cli.md, and the two cannot drift apart."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from runner import errors
+from runner.interface.cli.manual import markdown, refreshed
+from runner.interface.cli.parser import VERBS, overview, parser_of
+
+ROOT = Path(__file__).parents[1]
+MANUAL = (ROOT / "docs" / "cli.md").read_text("utf-8")
+
+
+def test_the_manual_is_what_the_parsers_say() -> None:
+    assert refreshed(MANUAL) == MANUAL, "write it anew: python -m runner.interface.cli.manual docs/cli.md"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> None:
+    section = MANUAL.split(f"### recipe {verb}\n")[1].split("\n### ")[0] + MANUAL.split("### Flags of every verb")[1].split("\n### ")[0]
+    assert f"  {verb} " in overview()
+    parser, _ = parser_of(verb)
+    for action in parser._actions:
+        assert action.help, (verb, action.dest)
+        if action.help == argparse.SUPPRESS:
+            continue
+        for option in action.option_strings:
+            assert re.search(rf"`{re.escape(option)}[ `]", section), (verb, option)
+
+
+def test_a_flag_means_the_same_with_every_verb() -> None:
+    kinds: dict[str, set[tuple[object, bool]]] = {}
+    for verb in VERBS:
+        for action in parser_of(verb)[0]._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and option != "--format":
+                    kinds.setdefault(option, set()).add((action.nargs == 0, isinstance(action, argparse._StoreTrueAction)))
+    assert [option for option, kind in kinds.items() if len(kind) > 1] == []
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RecipeError)} | {0, 130}
+    assert codes == {int(code) for code in re.findall(r"^\| (\d+) \|", MANUAL, re.MULTILINE)}
+
+
+def test_a_verb_without_a_section_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = markdown()
+    monkeypatch.setitem(VERBS, "frobnicate", ("doctor", "nothing anybody wants"))
+    assert markdown() != before
+    assert refreshed(MANUAL) != MANUAL

@@ -1,0 +1,65 @@
+"""Promise: what is typed often starts fast.  Facts about what is imported, not timings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"yaml", "jinja2", "jsonschema", "networkx", "asyncio", "regex", "torch", "importlib.metadata"}
+RECIPE = """\
+recipe: two@1
+inputs: {word: {type: string, default: hello}}
+steps:
+  a: {run: "echo '' {{ inputs.word }} > {{ outputs.o }}", outputs: {o: a.txt}}
+  b: {run: [cp, "{{ steps.a.o }}", "{{ outputs.o }}"], outputs: {o: b.txt}}
+"""
+
+
+def imported(root: Path, *words: str) -> set[str]:
+    """The modules that a command line imports, from the first line to the last."""
+    program = (
+        "import json, sys\n"
+        "from runner.interface.cli.main import main\n"
+        f"code = main({list(words)!r})\n"
+        "print('\\n' + json.dumps([code, sorted(sys.modules)]), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(modules)
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("space")
+    (root / "two.yaml").write_text(RECIPE)
+    first = imported(root, "run", "./two.yaml")
+    assert {"yaml", "asyncio"} <= first, "a run that does something shows that this test can see imports"
+    return root
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("--version",), (), ("list",), ("list", "--json"), ("schema",), ("completion", "bash")],
+    ids=lambda words: " ".join(words) or "alone",
+)
+def test_what_only_lists_imports_no_engine(space: Path, words: tuple[str, ...]) -> None:
+    assert imported(space, *words) & (HEAVY | {"sqlite3", "runner.execution.survey", "runner.language.document"}) == set()
+
+
+@pytest.mark.parametrize("words", [("run", "./two.yaml"), ("plan", "-q", "./two.yaml"), ("run", "./two.yaml", "word=hello")], ids=" ".join)
+def test_a_run_in_which_nothing_is_to_be_done_imports_nothing_heavy(space: Path, words: tuple[str, ...]) -> None:
+    imported(space, *words)  # inputs spelled otherwise are planned once
+    assert imported(space, *words) & HEAVY == set()
+
+
+def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> None:
+    assert imported(space, "__complete", "run", "./two.yaml", "wo") & (HEAVY - {"yaml"}) == set()
