@@ -314,10 +314,10 @@ def test_a_bomb_ends_in_an_error_soon_and_small(number: int) -> None:
     scope = {"big": "x" * 900_000, "many": ["x"] * 1000}
     value("{{ 1 + 1 }}")
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateError):
         evaluate("{{ " + BOMBS[number] + " }}", scope)
-    took, (_, peak) = time.monotonic() - began, tracemalloc.get_traced_memory()
+    took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert took < 1 and peak < 64e6, (took, peak)
 
