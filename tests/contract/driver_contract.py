@@ -291,7 +291,7 @@ class DriverContract:
     def test_a_stop_lets_a_job_save_itself(self, place: Path) -> None:
         async def act(host: Host) -> None:
             # Naps: a child that a stop meets between fork and exec is deaf to it, and must not outlive the test.
-            job = await host.start(self.command("trap 'echo saved; exit 9' TERM; echo > gate; while :; do sleep 0.01; done", place), "saves")
+            job = await host.start(self.command("trap 'echo saved; exit 9' TERM; echo > gate; while :; do sleep 0.01 & wait; done", place), "saves")
             with reading(place / "gate") as gate:
                 assert await heard(gate, 1) == b"\n"
             await host.stop(job, LONG)
