@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import runner
+from runner.errors import CannotRun
 from runner.execution import sources
 from runner.execution.session import Settings
 from runner.execution.validation import read
@@ -65,7 +66,7 @@ def runs_once(space: Space, inputs: dict[str, object] | None = None, **more: obj
     return ran
 
 
-# -- all ----------------------------------------------------------------------------------------------------------------------------------------------
+# -- all -----------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", RECIPES)
@@ -98,7 +99,7 @@ def test_the_table_names_every_example() -> None:
     assert {path.partition("/")[0] for path in linked} == set(FOLDERS)
 
 
-# -- 1 a Flux LoRA --------------------------------------------------------------------------------------------------------------------------------------
+# -- 1 a Flux LoRA ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_captions_are_checked_where_there_is_no_gpu(example: Example) -> None:
@@ -120,7 +121,7 @@ def test_a_training_that_wants_a_gpu_says_so_before_anything_starts(example: Exa
     assert not (space.root / "images/captioned").exists()
 
 
-# -- 2 a sweep ------------------------------------------------------------------------------------------------------------------------------------------
+# -- 2 a sweep -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_exports_its_best(example: Example) -> None:
@@ -153,7 +154,7 @@ def test_a_rate_that_diverges_is_left_out(example: Example) -> None:
         assert [row["lr"] for row in csv.DictReader(file)] == ["0.03"]
 
 
-# -- 3 recipes of recipes -------------------------------------------------------------------------------------------------------------------------------
+# -- 3 recipes of recipes --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_four_recipes_are_one(example: Example) -> None:
@@ -179,7 +180,7 @@ def test_a_secret_is_handed_on_and_stored_nowhere(example: Example, monkeypatch:
         assert not path.is_file() or b"hf_a_token_of_somebody" not in path.read_bytes(), path
 
 
-# -- 4 files --------------------------------------------------------------------------------------------------------------------------------------------
+# -- 4 files ---------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_of_a_thousand_files_only_the_new_one_is_converted(example: Example) -> None:
@@ -221,7 +222,7 @@ steps:
     assert space.read("share/2.txt") == "2\n1\n2\n"
 
 
-# -- 5 several machines ---------------------------------------------------------------------------------------------------------------------------------
+# -- 5 several machines ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_for_four_nodes_is_refused_by_one(example: Example) -> None:
@@ -236,7 +237,7 @@ def test_the_number_of_nodes_is_no_reason_to_train_again(example: Example) -> No
     assert authors[0] == authors[1]
 
 
-# -- 6 somebody else's trainer --------------------------------------------------------------------------------------------------------------------------
+# -- 6 somebody else's trainer ---------------------------------------------------------------------------------------------------------------------
 
 TRAINER = """
 import json, pathlib, sys, yaml
@@ -271,7 +272,7 @@ def test_a_trainer_at_a_commit_gets_its_configuration(example: Example, tmp_path
     space.write("recipe.yaml", text)
     space.write("base/config.json", "{}")
     space.write("pictures/one.txt", "a picture")
-    prompt = "it's \"dusk\": $5, `x` # {y}"
+    prompt = 'it\'s "dusk": $5, `x` # {y}'
     inputs = {"images": "./pictures", "base": "./base", "max_steps": 3, "prompts": [prompt]}
     assert runs_once(space, inputs) == ["train"]
     told = json.loads(space.read("out/lora/lora.safetensors"))
@@ -280,7 +281,7 @@ def test_a_trainer_at_a_commit_gets_its_configuration(example: Example, tmp_path
     assert told["datasets"][0]["resolution"] == [512, 768, 1024]
 
 
-# -- 7 an evaluation ------------------------------------------------------------------------------------------------------------------------------------
+# -- 7 an evaluation -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_evaluation_ends_in_a_report(example: Example) -> None:
@@ -296,9 +297,27 @@ def test_a_file_that_is_not_wanted_changes_nothing(example: Example) -> None:
     space.run()
     space.write("questions/notes.txt", "other notes")
     assert space.run() == []
+    space.write("questions/more/late.jsonl", '{"text": "broken too", "label": "bad"}\n')
+    assert space.run() == ["predict", "score", "report"]
+    assert "of 6 right" in space.read("report.md")
+    (space.root / "questions/reviews.jsonl").unlink()
+    shutil.rmtree(space.root / "questions/more")
+    with pytest.raises(CannotRun, match="holds no"):
+        space.attempt()
 
 
-# -- 8 the Hub and a bucket -----------------------------------------------------------------------------------------------------------------------------
+def test_a_step_sees_of_a_dataset_only_what_is_wanted(space: Space) -> None:
+    space.recipe("""
+inputs: {data: {type: dataset, only: ["*.txt"]}}
+steps: {look: {run: 'ls "{{ inputs.data }}" > "{{ outputs.names }}"', outputs: {names: names.txt}}}
+""")
+    space.write("data/a.txt", "a")
+    space.write("data/b.png", "b")
+    space.run({"data": "./data"})
+    assert space.read("names.txt") == "a.txt\n"
+
+
+# -- 8 the Hub and a bucket ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_nobody_answers_for_is_not_resolved_yet(example: Example, offline: None) -> None:
@@ -317,7 +336,7 @@ def test_a_lock_is_honoured_without_a_network(example: Example, offline: None) -
     assert space.key("clean") != key
 
 
-# -- 9 side effects -------------------------------------------------------------------------------------------------------------------------------------
+# -- 9 side effects --------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_good_delivery_is_archived_once_and_a_bad_one_told_each_time(example: Example, tmp_path: Path) -> None:
@@ -343,7 +362,7 @@ def test_an_optional_output_may_be_missing(example: Example, tmp_path: Path) -> 
     assert not (space.root / "rejected.csv").exists()
 
 
-# -- 10 continued training ------------------------------------------------------------------------------------------------------------------------------
+# -- 10 continued training -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_more_steps_continue_and_fewer_start_over(example: Example) -> None:

@@ -43,6 +43,7 @@ from . import checkpoints, launch, metrics
 from .chores import Chores
 from .ledger import Ledger
 from .scrap import Scrap
+from .sources import chosen, fetch
 from .staging import Attempt, OutputProblem, no_space, remove, undeclared
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
@@ -597,14 +598,19 @@ class Executor:
             from .gitcode import checkout
 
             checkout(self.ws, url, commit, Path(attempt.place(at)))
-        for name, kind, address in node.takes:
+        for name, kind, address, *only in node.takes:
             if kind == "path":
                 source = str(self.ws.absolute(address))
-                attempt.add_path(cache, source, self.facts.takes[kind, address], source, name)
+                if only and os.path.isdir(source):
+                    identity, contents = chosen(cache, source, only)
+                    for path in contents:
+                        attempt.add_path(cache, f"{source}/{path}", contents[path], f"{source}/{path}", f"{name}/{path}")
+                    if identity != self.facts.takes[kind, address, *only]:
+                        attempt.doubtful.append(source)  # one came, went or changed since the key was made
+                    continue
+                attempt.add_path(cache, source, self.facts.takes[kind, address, *only], source, name)
             elif kind != "stream":
-                from .sources import fetch
-
-                source = str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address])))
+                source = str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address, *only]), only))
                 attempt.add_path(cache, source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self.made[producer].outputs.get(output)

@@ -52,7 +52,7 @@ def held(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
 
 
 def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:
-    for (kind, address), content in found.facts.takes.items():
+    for (kind, address, *_), content in found.facts.takes.items():
         if kind == "path" and content is not None and content.startswith("t:"):
             yield str(ws.absolute(address)), content
     for path, content in found.facts.files.items():

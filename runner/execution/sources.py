@@ -7,14 +7,17 @@ length and date.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..storage.files import DigestCache
 from .workspace import Workspace
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -42,20 +45,37 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     return identity
 
 
-def fetch(ws: Workspace, kind: str, address: str, identity: str) -> Path:
+def wanted(folder: str, only: Sequence[str]) -> list[str]:
+    """The files below a folder that match any of the globs, in order.  As on the Hub, `*` crosses folders."""
+    names = (os.path.relpath(os.path.join(at, name), folder) for at, _, files in os.walk(folder, followlinks=True) for name in files)
+    return sorted(name for name in names if _wants(only, name))
+
+
+def chosen(cache: DigestCache, folder: str, only: Sequence[str]) -> tuple[str, dict[str, str | None]]:
+    """The identity of those files, and what each holds."""
+    names = wanted(folder, only)
+    contents = cache.contents(f"{folder}/{name}" for name in names)
+    found: dict[str, str | None] = {name: contents[f"{folder}/{name}"] for name in names}
+    return of_value("only/1", [[name, content] for name, content in found.items()]), found
+
+
+def _wants(only: Sequence[str], name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+
+
+def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[str]) -> Path:
     """A local copy of what was resolved, kept below `.recipe/cache` (Hub files in the Hub's own cache).  Raises CannotRun."""
     try:
         if kind == "hf":
             from huggingface_hub import snapshot_download
 
             name, _ = _hub(address)
-            return Path(
-                snapshot_download(name, revision=identity.partition(":")[2], repo_type="dataset" if address.startswith("hf://datasets/") else "model")
-            )
-        folder = ws.home / "cache" / of_value("address", [address, identity])[:32]
+            repo_type = "dataset" if address.startswith("hf://datasets/") else "model"
+            return Path(snapshot_download(name, revision=identity.partition(":")[2], repo_type=repo_type, allow_patterns=list(only) or None))
+        folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
         target = folder / os.path.basename(address.rstrip("/"))
         if not target.exists():
-            _download(address, target)
+            _download(address, target, only)
         return target
     except Exception as error:
         raise CannotRun(f"{address} cannot be fetched: {error}") from error
@@ -102,7 +122,7 @@ def _ask_store(address: str) -> str:
     return f"etag:{of_value('bucket/1', rows)}"
 
 
-def _download(address: str, target: Path) -> None:
+def _download(address: str, target: Path, only: Sequence[str]) -> None:
     import fsspec
 
     from .staging import remove
@@ -111,7 +131,14 @@ def _download(address: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = fsspec.core.url_to_fs(address)
     try:
-        store.get(path, str(partial), recursive=store.isdir(path))
+        if only and store.isdir(path):
+            names = [name[len(path.rstrip("/")) + 1 :] for name in store.find(path)]
+            for name in [name for name in names if _wants(only, name)]:
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name))
+            partial.mkdir(exist_ok=True)
+        else:
+            store.get(path, str(partial), recursive=store.isdir(path))
         partial.rename(target)
     finally:
         if partial.is_dir():

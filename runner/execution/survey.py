@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,9 +255,9 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
         for pattern in node.code:
             if (node.home, pattern) not in facts.code:
                 facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern)
-        for _, kind, address in node.takes:
-            if (kind, address) not in facts.takes:
-                facts.takes[kind, address] = _identity(ws, kind, address, update=request.update)
+        for _, kind, address, *only in node.takes:
+            if (kind, address, *only) not in facts.takes:
+                facts.takes[kind, address, *only] = _identity(ws, kind, address, only, update=request.update)
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
             facts.locks[node.home, node.lock] = ws.cache.content_of(str(Path(plan.homes[node.home], node.lock).resolve()))
     facts.files = dict(ws.cache.contents(wanted))
@@ -266,8 +266,13 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     return facts
 
 
-def _identity(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
+def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool) -> str | None:
     if kind == "path":
+        source = str(ws.absolute(address))
+        if only and os.path.isdir(source):
+            from .sources import chosen
+
+            return chosen(ws.cache, source, only)[0]
         return ws.cache.content_of(str(ws.absolute(address)))
     from .sources import resolve
 

@@ -8,6 +8,7 @@ uses                the other recipe's steps, ids `outer/inner`, keys as if it h
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
 import heapq
 import itertools
@@ -25,7 +26,7 @@ from .fingerprint import author_digest
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Node, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Output, Recipe, Resources, Step, Tree, Uses, Where
+    from ..language.recipe import Input, Output, Recipe, Resources, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -98,7 +99,7 @@ class _Draft:
     matrix: dict[str, Any]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
     upstream: dict[str, tuple[_Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
-    takes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    takes: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
     late: dict[tuple[str, str], _Draft] = field(default_factory=dict)
     asked: dict[tuple[str, str], _Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
     after: list[_Draft] = field(default_factory=list)
@@ -170,9 +171,10 @@ class _Compiler:
                 self._step(scope, recipe.steps[id], chosen, preset)
             made = {d.prefix + path: (d, output) for d in self.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
             inside = {folder: path for path in made for folder in _heads(path)[1:]}
+            near = _Near(made)
             for draft in self.drafts[begun:]:
                 if draft.recipe is recipe and draft.prefix == prefix:
-                    self._deps(scope, draft, made, inside)
+                    self._deps(scope, draft, made, inside, near)
         self.depth.pop()
         return scope
 
@@ -185,23 +187,24 @@ class _Compiler:
             value = values.get(name)
             if isinstance(value, list):
                 kind = spec.items or ""
-                seen[name] = [self._named(item, f"inputs/{name}/{n}", name, kind, stream=False) for n, item in enumerate(value)]
+                seen[name] = [self._named(item, f"inputs/{name}/{n}", spec, kind) for n, item in enumerate(value)]
             else:
-                seen[name] = self._named(value, f"inputs/{name}", name, spec.type, stream=spec.stream)
+                seen[name] = self._named(value, f"inputs/{name}", spec, spec.type)
         return seen
 
-    def _named(self, value: Any, folder: str, name: str, type: str, *, stream: bool) -> Any:
+    def _named(self, value: Any, folder: str, spec: Input, type: str) -> Any:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
-            base = posixpath.basename(value.name.rstrip("/")) or name
-            return PathValue(f"{folder}/{base}", value.kind, value.address)
+            base = posixpath.basename(value.name.rstrip("/")) or spec.name
+            given = value.kind in ("step", "below", "dep") or not spec.only
+            return PathValue(f"{folder}/{base}", value.kind, value.address if given else (value.address[0], spec.only))
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
             return value
         kind = self.kind_of(value)
-        if kind != "path" and stream:
-            return PathValue(value, "stream", value)
+        if kind != "path" and spec.stream:
+            return PathValue(value, "stream", (value, ()))
         whole = value if kind == "path" else value.split("@")[0]
-        return PathValue(f"{folder}/{posixpath.basename(posixpath.normpath(whole)) or name}", kind, value)
+        return PathValue(f"{folder}/{posixpath.basename(posixpath.normpath(whole)) or spec.name}", kind, (value, spec.only))
 
     def _step(self, scope: _Scope, step: Step, chosen: Any, preset: str | None) -> None:
         if step.uses:
@@ -554,12 +557,13 @@ class _Compiler:
                 if value.name not in draft.deps:
                     draft.deps.append(value.name)
             else:
-                draft.takes[value.name] = (value.kind, value.address)
+                draft.takes[value.name] = (value.kind, *value.address)
 
-    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]], inside: Mapping[str, str]) -> None:
+    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]], inside: Mapping[str, str], near: _Near) -> None:
         """Turn `deps` into edges and files of the workspace.
 
-        `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any.
+        `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any, and `near` those
+        that a pattern may reach.
         """
         step = draft.step
         for n, raw in enumerate(step.deps):
@@ -588,7 +592,7 @@ class _Compiler:
             if path in draft.upstream:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
             if _is_glob(path):
-                others = [(name, d.outputs[output][1]) for name, (d, output) in made.items() if d is not draft]
+                others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d is not draft]
                 makers = [name for name, flags in others if _reaches(path, name, bool(flags & DIRECTORY))]
             else:
                 makers = [head for head in _heads(path) if head in made]
@@ -846,7 +850,7 @@ class _Compiler:
                     list(dict.fromkeys(d.deps)),
                     d.code,
                     d.home,
-                    [[name, kind, address] for name, (kind, address) in d.takes.items()],
+                    [[name, kind, address, *only] for name, (kind, address, only) in d.takes.items()],
                     [[p.number, output, name, below] for name, (p, output, below) in _apart(d.upstream).items()],
                     [
                         *([p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()),
@@ -1170,6 +1174,7 @@ def _ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
     makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
     literal = {path: id for path, id in makers if "{{" not in path}
     rendered = [(path, id) for path, id in makers if "{{" in path]
+    near = _Near(literal)
     edges: dict[str, list[str]] = {}
     likely: dict[str, list[str]] = {}
     for step in recipe.steps.values():
@@ -1178,11 +1183,11 @@ def _ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
         for dep in step.deps:
             path = posixpath.normpath(dep)
             heads = _heads(path)
+            maybe += [id for made, id in rendered if id != step.id and _may_make(made, path)]
             if _is_glob(path) or "{{" in path:
-                maybe += [id for made, id in makers if id != step.id and _may_make(made, path)]
+                maybe += [literal[made] for made in near.to(path) if literal[made] != step.id and _may_make(made, path)]
             else:
                 found += [literal[head] for head in heads if head in literal]
-                maybe += [id for made, id in rendered if id != step.id and _may_make(made, path)]
             if len(heads) > 1 and heads[-1] in recipe.steps and recipe.steps[heads[-1]].uses:
                 maybe.append(heads[-1])
         for axis in (step.matrix or {}).values():
@@ -1307,6 +1312,22 @@ def _may_make(output: str, dep: str) -> bool:
         shape = ".+".join(map(re.escape, re.split(r"\{\{.*?\}\}", output)))
         return any(re.fullmatch(shape, head) for head in _heads(dep))
     return _reaches(dep, output, True) if _is_glob(dep) else output in _heads(dep)
+
+
+class _Near:
+    """Paths that a pattern or template may name, lie below, or hold: found by what stands before its first unknown."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._sorted = sorted(paths)
+        self._all = set(self._sorted)
+
+    def to(self, pattern: str) -> Iterable[str]:
+        fixed = re.split(r"\{\{|[*?\[]", pattern, maxsplit=1)[0]
+        for n in range(bisect.bisect_left(self._sorted, fixed), len(self._sorted)):
+            if not self._sorted[n].startswith(fixed):
+                break
+            yield self._sorted[n]
+        yield from (head for head in _heads(posixpath.dirname(fixed)) if head in self._all)
 
 
 def _reaches(pattern: str, path: str, directory: bool) -> bool:

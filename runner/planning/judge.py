@@ -41,7 +41,7 @@ class Facts:
     matches: dict[str, list[str]] = field(default_factory=dict)  # pattern among deps -> workspace paths; a literal path is not listed
     files: dict[str, str | None] = field(default_factory=dict)  # workspace path -> content; None: not there
     code: dict[tuple[int, str], list[tuple[str, str]]] = field(default_factory=dict)  # home, pattern -> [name, content]
-    takes: dict[tuple[str, str], str | None] = field(default_factory=dict)  # kind, address -> identity
+    takes: dict[tuple[str, ...], str | None] = field(default_factory=dict)  # kind, address, *globs -> identity
     locks: dict[tuple[int, str], str | None] = field(default_factory=dict)  # home, lock file -> content
     current_python: str | None = None  # with `--python current`: what stands for image and lock
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
@@ -153,11 +153,11 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
         if not found:
             missing.append(f"no code matches {pattern}")
         world.extend(["code", name, content] for name, content in found)
-    for name, kind, address in node.takes:
-        identity = facts.takes.get((kind, address))
+    for name, kind, address, *only in node.takes:
+        identity = facts.takes.get((kind, address, *only))
         if identity is None:
             missing.append(f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet")
-        world.append(["file" if kind == "path" else "model", name, identity])
+        world.append(["file", name, identity] if kind == "path" else ["model", name, identity, *only])
     for producer, output, name, below in node.upstream:
         left = made[producer]
         content = left.outputs.get(output)

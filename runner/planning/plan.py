@@ -16,7 +16,7 @@ from ..digest import Digest
 if TYPE_CHECKING:
     import networkx
 
-COMPILER: Final = 3
+COMPILER: Final = 4
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
@@ -33,7 +33,7 @@ class Node(NamedTuple):
     deps: list[str]
     code: list[str]
     home: int
-    takes: list[list[str]]  # [name in the attempt, kind: path|hf|s3|gs|https|stream, address]
+    takes: list[list[str]]  # [name in the attempt, kind: path|hf|s3|gs|https|stream, address, *globs of the files wanted]
     upstream: list[list[Any]]  # [index of the producer, output name, name in the attempt, path below the output or ""]
     late: list[list[Any]]  # [index of the producer, metric, name in the key or "" if it is no part of it]
     after: list[int]  # order only
