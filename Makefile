@@ -35,8 +35,14 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.ready
-	$(BIN)/python -m benchmarks
+.cache/peers/.ready:
+	$(PYTHON) -m venv .cache/peers
+	.cache/peers/bin/pip install --quiet ninja doit snakemake
+	touch $@
+
+bench: .venv/.ready .cache/peers/.ready
+	$(BIN)/python benchmarks/peers.py --bin .cache/peers/bin
+	$(BIN)/python benchmarks/scale.py
 
 docs: .venv/.ready
 	$(BIN)/python -m docs.generate

@@ -2,8 +2,8 @@
 
 usage: peers.py [--steps 1000] [--peers ninja,make,doit,snakemake] [--bin PEERS/bin] [--rounds 5] [--jobs 2]
 
-For each tool: cold (nothing built), no-op (all fresh), edit (one source changed).  Rounds interleave the tools, so that a drift of the machine's speed
-hits all alike; a figure is the median, the ratio that of the medians to the first peer's.  Peers come from PyPI:
+For each tool: cold (nothing built), no-op (all fresh), edit (one source changed).  Rounds interleave the tools, so that a drift of the machine's
+speed hits all alike; a figure is the median, the ratio that of the medians to the first peer's.  Peers come from PyPI:
     python3 -m venv peers && peers/bin/pip install ninja doit snakemake
 """
 

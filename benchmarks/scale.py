@@ -2,8 +2,8 @@
 
 usage: scale.py [--steps 100,1000,10000,100000] [--run-up-to 10000]
 
-Per size: seconds and peak memory of the first `recipe plan` (read, check, compile, judge), of a run with everything to do (as CPU time of the worker a
-step, its children excluded), and of a run with nothing to do.  Then `--help`, `list` and a no-op of ten steps, whole processes, median of eleven.
+Per size: seconds and peak memory of the first `recipe plan` (read, check, compile, judge), of a run with everything to do (as CPU time of the worker
+a step, its children excluded), and of a run with nothing to do.  Then `--help`, `list` and a no-op of ten steps, whole processes, median of eleven.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     for steps in map(int, given.steps.split(",")):
         home = Path(tempfile.mkdtemp(prefix="scale-"))
         write(home, steps, width=min(1000, max(10, steps // 10)))
-        plan, plan_cpu, plan_memory = measured([RECIPE, "plan", "./recipe.yaml"], home)
+        plan, _, plan_memory = measured([RECIPE, "plan", "./recipe.yaml"], home)
         cells = [f"{plan:7.2f}", f"{plan_memory:7.0f}"]
         if steps <= given.run_up_to:
             run, cpu, _ = measured([RECIPE, "run", "./recipe.yaml", "-j2", "-q"], home)

@@ -9,7 +9,8 @@ with open(scores_path) as file:
 with open(predictions) as file:
     wrong = [row for row in map(json.loads, file) if row["label"] != row["predicted"]]
 lines = [
-    f"# {'Passed' if scores['accuracy'] >= float(needed) else 'Not passed'}: {scores['accuracy']:.1%} of {scores['rows']} right, {float(needed):.0%} needed",
+    f"# {'Passed' if scores['accuracy'] >= float(needed) else 'Not passed'}: "
+    f"{scores['accuracy']:.1%} of {scores['rows']} right, {float(needed):.0%} needed",
     "",
     "| label | right |",
     "|---|---|",
