@@ -429,3 +429,51 @@ steps: {{a: {{run: [python, spy.py, "{code}"], secrets: [token], outputs: {{o: {
         assert space.read("seen") == "0"
         logs = [path.read_text() for path in (space.root / ".recipe" / "runs").rglob("*.log")]
         assert logs and all("plain *** base64" in text for text in logs)
+
+
+# -- what runs is what the plan said ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_when_that_came_out_false_leaves_nothing_to_do_the_next_time(space: Space) -> None:
+    space.recipe("""
+inputs: {v: {type: number, default: 2}}
+steps:
+  a: {run: "echo loss={{ inputs.v }}", metrics: {pattern: "loss=(?P<loss>[0-9.]+)"}}
+  b: {run: "echo b > b", when: "{{ steps.a.metrics.loss < 1 }}", outputs: {o: b}}
+  c: {run: "cat {{ steps.b.o }} > c", outputs: {o: c}}
+""")
+    assert space.run() == ["a"] and not (space.root / "b").exists()
+    assert space.answers() == {"a": "fresh", "b": "skip", "c": "skip"}
+    assert space.run() == [] and space.events == []
+    assert space.run({"v": 0.5}) == ["a", "b", "c"]
+    assert space.run({"v": 0.25}) == ["a"]  # what `when` asked is another number, and the steps are the same
+
+
+def test_a_pattern_over_what_another_step_makes_waits_for_it(space: Space) -> None:
+    space.write("n", "2")
+    space.recipe("""
+steps:
+  merge: {run: "cat raw/*.txt > all", deps: ["raw/*.txt"], outputs: {o: all}}
+  make: {run: "for i in $(seq $(cat n)); do echo $i > raw/$i.txt; done", deps: [n], outputs: {raw: raw/}}
+""")
+    assert space.run() == ["make", "merge"] and space.read("all") == "1\n2\n"
+    space.write("n", "3")
+    assert space.run() == ["make", "merge"] and space.read("all") == "1\n2\n3\n"
+    assert space.run() == []
+
+
+def test_a_step_that_writes_into_what_it_was_given_spoils_it_for_nobody(space: Space) -> None:
+    space.recipe("""
+steps:
+  a: {run: "echo 1 > d/f", outputs: {o: d/}}
+  bad: {run: "echo 2 >> {{ steps.a.o }}/f"}
+  good: {run: "cat {{ steps.a.o }}/f > g", needs: [late], outputs: {o: g}}
+  late: {run: "true"}
+""")
+    space.attempt(settings=Settings(keep_going=True))
+    assert space.summary is not None and "bad" in [failure.id for failure in space.summary.failed]
+    assert space.read("d/f") == "1\n"
+    assert not (space.root / "g").exists() or space.read("g") == "1\n"  # the superuser can spoil an object: then nobody is given it
+    space.recipe(space.read(space.file).replace('  bad: {run: "echo 2 >> {{ steps.a.o }}/f"}\n', ""))
+    space.run()
+    assert space.read("g") == "1\n" and space.read("d/f") == "1\n"
