@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .staging import remove
+from ..storage.artifacts import delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
         return []
     good = [name for name in _newest_first(folder, pattern) if valid(folder / name)]
     for name in good[max(1, keep) :]:
-        remove(str(folder / name)) if (folder / name).is_dir() else (folder / name).unlink()
+        delete(folder / name)
     return good[max(1, keep) :]
 
 

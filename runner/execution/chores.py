@@ -15,8 +15,8 @@ from drivers.base import Command, Exit, Host, Job
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..storage.artifacts import delete
 from . import launch
-from .staging import remove
 from .workspace import Workspace
 
 GRACE = timedelta(seconds=10)
@@ -93,7 +93,7 @@ class Chores:
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
             self._doing = None
-            remove(path)
+            delete(Path(path))
             for suffix in (".sh", ".log"):
                 Path(path + suffix).unlink(missing_ok=True)
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ..errors import CannotRun
-from .staging import remove
+from ..storage.artifacts import delete
 from .workspace import Workspace
 
 
@@ -18,7 +18,7 @@ def python_of(ws: Workspace, lock: Path, content: str) -> str:
     with ws.locks.hold(f"env-{home.name}"):
         if (home / "complete").exists():
             return str(python)
-        remove(str(home)) if home.exists() else None
+        delete(home)
         home.parent.mkdir(parents=True, exist_ok=True)
         _run([sys.executable, "-m", "venv", str(home)], lock)
         _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", str(lock)], lock)

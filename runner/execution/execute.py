@@ -44,7 +44,7 @@ from .chores import Chores
 from .ledger import Ledger
 from .scrap import Scrap
 from .sources import chosen, fetch
-from .staging import Attempt, OutputProblem, no_space, remove, undeclared
+from .staging import Attempt, OutputProblem, no_space, undeclared
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
 
@@ -741,7 +741,7 @@ class Executor:
         if reason == "exit" and (full := _full(tail, attempt.path)):
             reason, words = "disk", f"{words}: {full}"
         if reason == "disk":
-            remove(attempt.path)  # what it wrote is likely what fills the disk, and there has to be room to say so
+            delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
             log = self._keep_log(id, running, detail)
         except OSError as error:
@@ -778,7 +778,7 @@ class Executor:
             if running.state is not None:
                 checkpoints.prune(running.state.folder(name), pattern, keep)
         if success and running.state is not None and not detail["continues"]:
-            self.ledger.after_flush(lambda: remove(str(running.state.path)) if running.state else None)
+            self.ledger.after_flush(lambda: delete(running.state.path) if running.state else None)
         path = running.attempt.path
         with contextlib.suppress(OSError):
             if isinstance(detail["run"], str):
@@ -787,7 +787,7 @@ class Executor:
                 os.unlink(path + ".metrics")
         failed = f"{self.ws.home}/attempts/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
-            remove(failed)
+            delete(Path(failed))
         if success:
             # Not before the trace is stored: until then the directory is what a worker that comes after us would find.
             self.ledger.after_flush(functools.partial(running.attempt.retire, self._scrap))
@@ -921,7 +921,7 @@ def _goes_on(detail: Mapping[str, Any], generation: checkpoints.Generation) -> s
 
 def _clear(path: str) -> None:
     """Delete all that there is of an attempt."""
-    remove(path)
+    delete(Path(path))
     for suffix in (".log", ".sh", ".metrics", ".taken"):
         with contextlib.suppress(OSError):
             os.unlink(path + suffix)

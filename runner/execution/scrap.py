@@ -11,6 +11,9 @@ import contextlib
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
+
+from ..storage.artifacts import delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,8 @@ class Scrap:
 
     def clear(self) -> None:
         """Delete everything."""
-        from .staging import remove
-
         for spare in self._spares:
-            remove(spare.path)
+            delete(Path(spare.path))
         for path in (*self._scripts, *self._logs):
             with contextlib.suppress(OSError):
                 os.unlink(path)

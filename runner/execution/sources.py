@@ -17,6 +17,7 @@ from typing import Any
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..storage.artifacts import delete
 from ..storage.files import DigestCache
 from .workspace import Workspace
 
@@ -125,8 +126,6 @@ def _ask_store(address: str) -> str:
 def _download(address: str, target: Path, only: Sequence[str]) -> None:
     import fsspec
 
-    from .staging import remove
-
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = fsspec.core.url_to_fs(address)
@@ -141,7 +140,4 @@ def _download(address: str, target: Path, only: Sequence[str]) -> None:
             store.get(path, str(partial), recursive=store.isdir(path))
         partial.rename(target)
     finally:
-        if partial.is_dir():
-            remove(str(partial))
-        else:
-            partial.unlink(missing_ok=True)
+        delete(partial)

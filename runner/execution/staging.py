@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import shutil
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TypeAlias
 
 from ..errors import Infrastructure
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
-from ..storage.artifacts import Objects
+from ..storage.artifacts import Objects, delete
 from ..storage.files import Content, DigestCache, Unhashable
 from .scrap import Scrap, overwrite
 
@@ -230,31 +229,7 @@ class Attempt:
                     return
         except OSError:
             pass  # something of it is gone, or cannot be read
-        remove(self.path)
-
-
-def remove(path: str) -> None:
-    """Delete a tree, read-only directories included; never follows a link."""
-    try:
-        _remove_fast(path)
-    except OSError:
-        for folder, _, _ in os.walk(path):
-            if not os.path.islink(folder):
-                os.chmod(folder, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_fast(path: str) -> None:
-    folders = []
-    with os.scandir(path) as items:
-        for item in items:
-            if item.is_dir(follow_symlinks=False):
-                folders.append(item.path)
-            else:
-                os.unlink(item.path)
-    for folder in folders:
-        _remove_fast(folder)
-    os.rmdir(path)
+        delete(Path(self.path))
 
 
 def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:
