@@ -288,7 +288,8 @@ class Executor:
                         self._refuse(id, "publish", str(error), error.fix)
                         moved = True
                         continue
-                self._record(self.scheduler.judge(id, "fresh", "; ".join(verdict.reasons)))
+                moves = self.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
+                self._record(self._with_data(moves, id, {"restored": True}) if verdict.answer == "restore" else moves)
                 self._grow()
             elif verdict.answer == "skip":
                 self.made[n] = NOTHING
