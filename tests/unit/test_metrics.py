@@ -1,19 +1,24 @@
-"""What a step reports is read line by line, and nothing that it writes stops the reading."""
+"""The last value of every metric, from JSON lines or a pattern in a log."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from runner.execution.metrics import last, parse
-
-
-def test_the_last_value_of_every_name_counts_and_nested_names_join() -> None:
-    assert last([b'{"loss": 2, "eval": {"loss": 3.5}}\n', b'{"loss": 1}\n', b'{"loss": 0, "st']) == {"loss": 1, "eval.loss": 3.5}
+from runner.execution import metrics
 
 
-@pytest.mark.parametrize("depth", [500, 900, 2000, 100_000])
-def test_a_deeply_nested_line_is_passed_over_or_read_and_never_an_error(depth: int) -> None:
-    found = parse(b'{"a":' * depth + b"1" + b"}" * depth)
-    assert found in ({}, {".".join("a" * depth): 1})
-    assert parse(b"[" * depth) == {}
-    assert last([b'{"a":' * depth + b"1" + b"}" * depth, b'{"loss": 1}'])["loss"] == 1
+def test_the_last_value_counts_and_what_is_not_an_object_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(b'{"loss": 2, "eval": {"acc": 0.5}}\nnoise\n[1]\n{"loss": 1.5}\n{"loss": 0.')
+    assert metrics.read(path) == {"loss": 1.5, "eval.acc": 0.5}
+    assert metrics.read(tmp_path / "absent") == {}
+
+
+def test_values_without_a_form_in_a_key_become_words(tmp_path: Path) -> None:
+    assert metrics.parse(b'{"loss": NaN, "top": Infinity}') == {"loss": "nan", "top": "inf"}
+
+
+def test_a_pattern_finds_its_named_groups_in_the_last_line_that_matches(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"step 1 loss=3\n\xff\nstep 20 loss=2.5 name=abc\n")
+    assert metrics.match(log, r"step (?P<step>\d+) loss=(?P<loss>[\d.]+)(?: name=(?P<name>\w+))?") == {"step": 20, "loss": 2.5, "name": "abc"}
