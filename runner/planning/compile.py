@@ -8,8 +8,6 @@ uses                the other recipe's steps, ids `outer/inner`, keys as if it h
 
 from __future__ import annotations
 
-import bisect
-import fnmatch
 import heapq
 import itertools
 import json
@@ -23,6 +21,7 @@ from urllib.parse import quote
 from ..digest import Digest, of_value
 from ..errors import Invalid, Problem, did_you_mean
 from .fingerprint import author_digest
+from .mentions import Near, escapes, heads, is_glob, may_make, ordered, reaches, steps_of, templates, walk
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Node, Pending, Plan
 
 if TYPE_CHECKING:
@@ -71,17 +70,6 @@ def compile_plan(
     return compiler.finish(recipe, values, digest)
 
 
-def workspace_globs(recipe: Recipe) -> list[str]:
-    """The literal patterns of matrix axes that may look at the workspace; a pattern below an output is not matched there."""
-    found = []
-    for step in recipe.steps.values():
-        for axis in (step.matrix or {}).values():
-            if isinstance(axis, dict) and isinstance(axis.get("glob"), str):
-                found.append(str(axis["glob"]))
-    return found
-
-
-# What most steps do not have, once for all of them: a hundred thousand empty collections are half a gigabyte.  Never written to.
 _NONE: Final[list[Any]] = []
 _NOTHING: Final[dict[str, Any]] = {}
 
@@ -154,7 +142,7 @@ class _Compiler:
             self.top = scope
         chosen = recipe.presets.get(preset) if preset else None
         self.depth.append(recipe.id)
-        order, loops = _ordered(recipe)
+        order, loops = ordered(recipe)
         for loop in loops:
             path = " -> ".join(loop)
             self._problem(
@@ -170,8 +158,8 @@ class _Compiler:
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
             made = {d.prefix + path: (d, output) for d in self.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
-            inside = {folder: path for path in made for folder in _heads(path)[1:]}
-            near = _Near(made)
+            inside = {folder: path for path in made for folder in heads(path)[1:]}
+            near = Near(made)
             for draft in self.drafts[begun:]:
                 if draft.recipe is recipe and draft.prefix == prefix:
                     self._deps(scope, draft, made, inside, near)
@@ -224,8 +212,8 @@ class _Compiler:
 
             for error in shell.errors(step.run, bash=step.shell == "bash"):
                 self._template_problem(scope, error, (*step.origin, "run"))
-        waits = [name for name in _mentioned(step) if name in scope.pending]
-        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(_may_make(o.path, dep) for dep in step.deps)]
+        waits = [name for name in steps_of(step) if name in scope.pending]
+        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.deps)]
         axes = self._axes(scope, step)
         if waits or axes is None:
             scope.pending.add(step.id)
@@ -296,7 +284,7 @@ class _Compiler:
             if text.startswith(path + "/"):
                 maker = (id, output, text[len(path) + 1 :], path)
         if maker is None:
-            if _escapes(text):
+            if escapes(text):
                 self._problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
                 return []
             return [PathValue(match, "dep", match) for match in self.globs.get(text, ())]
@@ -340,7 +328,7 @@ class _Compiler:
                 path = f"invalid/{step.id}/{n}"
             elif path.split("/")[0] == ".recipe":
                 self._problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
-            elif not path or path == "." or _escapes(path):
+            elif not path or path == "." or escapes(path):
                 self._problem(
                     scope.recipe,
                     "path-escape",
@@ -397,7 +385,7 @@ class _Compiler:
         reads: dict[str, Any] = {}
         mentioned: dict[str, dict[str, Any]] = {}
         late = False
-        for where, leaf in _templates(step, env):
+        for where, leaf in templates(step, env):
             late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
         for value in draft.matrix.values():
             self._world(draft, value)
@@ -406,7 +394,7 @@ class _Compiler:
 
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
-        draft.wants = [found for name in _mentioned(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
+        draft.wants = [found for name in steps_of(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
         draft.code = [c for c in code if isinstance(c, str)]
         draft.lock = python.lock if python else ""
         if step.metrics or step.state:
@@ -559,7 +547,7 @@ class _Compiler:
             else:
                 draft.takes[value.name] = (value.kind, *value.address)
 
-    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]], inside: Mapping[str, str], near: _Near) -> None:
+    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]], inside: Mapping[str, str], near: Near) -> None:
         """Turn `deps` into edges and files of the workspace.
 
         `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any, and `near` those
@@ -572,7 +560,7 @@ class _Compiler:
             if value is None:
                 continue
             path = posixpath.normpath(str(value))
-            if _escapes(path):
+            if escapes(path):
                 self._problem(
                     scope.recipe,
                     "path-escape",
@@ -591,11 +579,11 @@ class _Compiler:
                 )
             if path in draft.upstream:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
-            if _is_glob(path):
+            if is_glob(path):
                 others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d is not draft]
-                makers = [name for name, flags in others if _reaches(path, name, bool(flags & DIRECTORY))]
+                makers = [name for name, flags in others if reaches(path, name, bool(flags & DIRECTORY))]
             else:
-                makers = [head for head in _heads(path) if head in made]
+                makers = [head for head in heads(path) if head in made]
                 if path in inside:
                     maker = made[inside[path]][0].id
                     self._problem(
@@ -607,7 +595,7 @@ class _Compiler:
                     )
             for name in makers:
                 draft.upstream[name] = (*made[name], "")
-            if not makers or _is_glob(path):
+            if not makers or is_glob(path):
                 draft.deps.append(path)
 
     def _when(self, scope: _Scope, draft: _Draft, names: dict[str, Any]) -> None:
@@ -707,7 +695,7 @@ class _Compiler:
         if not self._mentions_known(scope, step):
             return
         axes = self._axes(scope, step)
-        if axes is None or any(name in scope.pending for name in _mentioned(step)):
+        if axes is None or any(name in scope.pending for name in steps_of(step)):
             scope.pending.add(step.id)
             return
         inner_preset = uses.preset or (preset if preset in other.presets else None)
@@ -782,7 +770,7 @@ class _Compiler:
                 if when is False:
                     draft.flags |= SKIP
                 draft.after += [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
-                draft.wants += [found for id in _mentioned(step) if (found := scope.groups.get(id) or scope.inner.get(id))]
+                draft.wants += [found for id in steps_of(step) if (found := scope.groups.get(id) or scope.inner.get(id))]
             if inner.pending:
                 scope.pending.add(step.id)
             results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
@@ -795,7 +783,7 @@ class _Compiler:
 
     def _names_paths(self, scope: _Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
         """Whether a leaf mentions a path in the attempt directory."""
-        for _, text in _walk(leaf, where):
+        for _, text in walk(leaf, where):
             for ref in self._references(scope, text, where):
                 value: Any = names
                 for part in ref.path:
@@ -1040,7 +1028,7 @@ class _Compiler:
     def _mentions_known(self, scope: _Scope, step: Step) -> bool:
         """Every step and output that a step mentions exists."""
         good = True
-        for where, leaf in _templates(step, step.env):
+        for where, leaf in templates(step, step.env):
             for ref in self._references(scope, leaf, where):
                 good &= self._step_name(scope, ref, where)
         return good
@@ -1105,126 +1093,6 @@ class _Results(Mapping[str, Any]):
         return len(self._scope.results)
 
 
-def _templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
-    """Every leaf of a step that is a template, and where it stands."""
-    origin = step.origin
-    found: list[tuple[Where, str]] = []
-    run = step.run
-    if isinstance(run, str):
-        if "{{" in run:
-            found.append(((*origin, "run"), run))
-    elif run:
-        found += [leaf for leaf in _walk(run, (*origin, "run")) if _is_template(leaf[1])]
-    if step.accelerate:
-        found += [leaf for leaf in _walk(step.accelerate, (*origin, "accelerate")) if _is_template(leaf[1])]
-    if step.files:
-        found += [leaf for leaf in _walk(step.files, (*origin, "files")) if _is_template(leaf[1])]
-    if env:
-        found += [leaf for leaf in _walk(env, (*origin, "env")) if _is_template(leaf[1])]
-    if step.uses:
-        found += [leaf for leaf in _walk(step.uses.given, (*origin, "with")) if _is_template(leaf[1])]
-    for name, value in (("when", step.when), ("nodes", step.nodes)):
-        if isinstance(value, str) and "{{" in value:
-            found.append(((*origin, name), value))
-    for output in step.outputs:
-        if "{{" in output.path:
-            found.append(((*origin, "outputs", output.name), output.path))
-    return found
-
-
-def _is_template(leaf: object) -> bool:
-    return isinstance(leaf, str) and "{{" in leaf
-
-
-def _walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
-    if isinstance(tree, Mapping):
-        for name, inner in tree.items():
-            yield from _walk(inner, (*where, name))
-    elif isinstance(tree, (list, tuple)):
-        for n, inner in enumerate(tree):
-            yield from _walk(inner, (*where, n))
-    else:
-        yield where, tree
-
-
-def _mentioned(step: Step) -> list[str]:
-    """Ids of the steps that this one mentions, needs or selects from.  Templates that cannot be read are reported elsewhere."""
-    found = list(step.needs)
-    if step.select:
-        found.append(step.select.step)
-    leaves = [leaf for _, leaf in _templates(step, step.env)]
-    for axis in (step.matrix or {}).values():
-        leaves += [leaf for _, leaf in _walk(axis, ()) if _is_template(leaf)]
-    if leaves:
-        from ..language.template import TemplateError, references
-
-        for leaf in leaves:
-            try:
-                found += [ref.path[1] for ref in references(leaf) if ref.path[0] == "steps" and len(ref.path) > 1]
-            except TemplateError:
-                continue
-    return found
-
-
-def _ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
-    """Step ids, each after what it mentions, and the cycles if there are any.
-
-    Which step makes what a dep names is certain only when every path is rendered: edges that may be are followed where they close no circle.
-    """
-    makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
-    literal = {path: id for path, id in makers if "{{" not in path}
-    rendered = [(path, id) for path, id in makers if "{{" in path]
-    near = _Near(literal)
-    edges: dict[str, list[str]] = {}
-    likely: dict[str, list[str]] = {}
-    for step in recipe.steps.values():
-        found = [id for id in _mentioned(step) if id in recipe.steps]
-        maybe: list[str] = []
-        for dep in step.deps:
-            path = posixpath.normpath(dep)
-            heads = _heads(path)
-            maybe += [id for made, id in rendered if id != step.id and _may_make(made, path)]
-            if _is_glob(path) or "{{" in path:
-                maybe += [literal[made] for made in near.to(path) if literal[made] != step.id and _may_make(made, path)]
-            else:
-                found += [literal[head] for head in heads if head in literal]
-            if len(heads) > 1 and heads[-1] in recipe.steps and recipe.steps[heads[-1]].uses:
-                maybe.append(heads[-1])
-        for axis in (step.matrix or {}).values():
-            if isinstance(axis, dict):
-                found += [id for path, id in literal.items() if str(axis.get("glob", "")).startswith(path + "/")]
-        edges[step.id] = found
-        likely[step.id] = [*found, *maybe]
-    order, loops = _walked(likely)
-    return (order, loops) if not loops else _walked(edges)
-
-
-def _walked(edges: Mapping[str, list[str]]) -> tuple[list[str], list[list[str]]]:
-    """The keys of `edges`, each after what it leads to; or the first circle."""
-    order: list[str] = []
-    done: dict[str, bool] = {}
-    for root in edges:
-        stack = [(root, iter(edges[root]))]
-        if root in done:
-            continue
-        done[root] = False
-        while stack:
-            id, rest = stack[-1]
-            for need in rest:
-                if need not in done:
-                    done[need] = False
-                    stack.append((need, iter(edges[need])))
-                    break
-                if not done[need]:
-                    trail = [i for i, _ in stack]
-                    return order, [[*trail[trail.index(need) :], need]]
-            else:
-                stack.pop()
-                done[id] = True
-                order.append(id)
-    return order, []
-
-
 def _loop(edges: Mapping[str, list[str]]) -> list[str]:
     at = next(iter(edges))
     trail: list[str] = []
@@ -1271,77 +1139,14 @@ def _encoded(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"
 
 
-def _escapes(path: str) -> bool:
-    return path.startswith(("/", "~")) or path == ".." or path.startswith("../") or "\0" in path
-
-
-def _is_glob(path: str) -> bool:
-    return "*" in path or "?" in path or "[" in path
-
-
 def _apart(upstream: dict[str, tuple[_Draft, str, str]]) -> dict[str, tuple[_Draft, str, str]]:
     """Without the files of an output that the step also takes as a whole."""
     if not any(below for _, _, below in upstream.values()):
         return upstream
     whole = {name for name, (_, _, below) in upstream.items() if not below}
-    return {name: entry for name, entry in upstream.items() if not entry[2] or whole.isdisjoint(_heads(name))}
-
-
-def _heads(path: str) -> list[str]:
-    """`a/b/c`, `a/b`, `a`."""
-    found = [path]
-    at = path.rfind("/")
-    while at > 0:
-        found.append(path[:at])
-        at = path.rfind("/", 0, at)
-    return found
+    return {name: entry for name, entry in upstream.items() if not entry[2] or whole.isdisjoint(heads(name))}
 
 
 def _is_path_value(value: Any) -> bool:
     """Whether a value is a path of an attempt directory, or a list with one."""
     return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))
-
-
-def _may_make(output: str, dep: str) -> bool:
-    """Whether an output path may be what a dep names, or hold it, as far as text tells before either is rendered."""
-    output, dep = posixpath.normpath(output), posixpath.normpath(dep)
-    if "{{" in dep or ("{{" in output and _is_glob(dep)):
-        one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
-        return one.startswith(other) or other.startswith(one)
-    if "{{" in output:
-        shape = ".+".join(map(re.escape, re.split(r"\{\{.*?\}\}", output)))
-        return any(re.fullmatch(shape, head) for head in _heads(dep))
-    return _reaches(dep, output, True) if _is_glob(dep) else output in _heads(dep)
-
-
-class _Near:
-    """Paths that a pattern or template may name, lie below, or hold: found by what stands before its first unknown."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._sorted = sorted(paths)
-        self._all = set(self._sorted)
-
-    def to(self, pattern: str) -> Iterable[str]:
-        fixed = re.split(r"\{\{|[*?\[]", pattern, maxsplit=1)[0]
-        for n in range(bisect.bisect_left(self._sorted, fixed), len(self._sorted)):
-            if not self._sorted[n].startswith(fixed):
-                break
-            yield self._sorted[n]
-        yield from (head for head in _heads(posixpath.dirname(fixed)) if head in self._all)
-
-
-def _reaches(pattern: str, path: str, directory: bool) -> bool:
-    """Whether a workspace pattern matches a path, or something below it."""
-    parts, names = pattern.split("/"), path.split("/")
-
-    def matches(p: int, n: int, deep: bool) -> bool:
-        if n == len(names):
-            below = any(part != "**" for part in parts[p:])
-            return not below or (directory or not deep)
-        if p == len(parts):
-            return False
-        if parts[p] == "**":
-            return matches(p + 1, n, True) or matches(p, n + 1, True)
-        return fnmatch.fnmatchcase(names[n], parts[p]) and matches(p + 1, n + 1, deep)
-
-    return matches(0, 0, False)

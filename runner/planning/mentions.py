@@ -1,0 +1,199 @@
+"""What the text of steps says about their order, before anything is rendered: the steps that templates name, and paths that meet.
+
+Knows a recipe as it was written, not its inputs, nodes or keys.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fnmatch
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Step, Where
+
+
+def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
+    """Every leaf of a step that is a template, and where it stands."""
+    origin = step.origin
+    found: list[tuple[Where, str]] = []
+    run = step.run
+    if isinstance(run, str):
+        if "{{" in run:
+            found.append(((*origin, "run"), run))
+    elif run:
+        found += [leaf for leaf in walk(run, (*origin, "run")) if is_template(leaf[1])]
+    if step.accelerate:
+        found += [leaf for leaf in walk(step.accelerate, (*origin, "accelerate")) if is_template(leaf[1])]
+    if step.files:
+        found += [leaf for leaf in walk(step.files, (*origin, "files")) if is_template(leaf[1])]
+    if env:
+        found += [leaf for leaf in walk(env, (*origin, "env")) if is_template(leaf[1])]
+    if step.uses:
+        found += [leaf for leaf in walk(step.uses.given, (*origin, "with")) if is_template(leaf[1])]
+    for name, value in (("when", step.when), ("nodes", step.nodes)):
+        if isinstance(value, str) and "{{" in value:
+            found.append(((*origin, name), value))
+    for output in step.outputs:
+        if "{{" in output.path:
+            found.append(((*origin, "outputs", output.name), output.path))
+    return found
+
+
+def is_template(leaf: object) -> bool:
+    return isinstance(leaf, str) and "{{" in leaf
+
+
+def walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
+    if isinstance(tree, Mapping):
+        for name, inner in tree.items():
+            yield from walk(inner, (*where, name))
+    elif isinstance(tree, (list, tuple)):
+        for n, inner in enumerate(tree):
+            yield from walk(inner, (*where, n))
+    else:
+        yield where, tree
+
+
+def steps_of(step: Step) -> list[str]:
+    """Ids of the steps that this one mentions, needs or selects from.  Templates that cannot be read are reported elsewhere."""
+    found = list(step.needs)
+    if step.select:
+        found.append(step.select.step)
+    leaves = [leaf for _, leaf in templates(step, step.env)]
+    for axis in (step.matrix or {}).values():
+        leaves += [leaf for _, leaf in walk(axis, ()) if is_template(leaf)]
+    if leaves:
+        from ..language.template import TemplateError, references
+
+        for leaf in leaves:
+            try:
+                found += [ref.path[1] for ref in references(leaf) if ref.path[0] == "steps" and len(ref.path) > 1]
+            except TemplateError:
+                continue
+    return found
+
+
+def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
+    """Step ids, each after what it mentions, and the cycles if there are any.
+
+    Which step makes what a dep names is certain only when every path is rendered: edges that may be are followed where they close no circle.
+    """
+    makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
+    literal = {path: id for path, id in makers if "{{" not in path}
+    rendered = [(path, id) for path, id in makers if "{{" in path]
+    near = Near(literal)
+    edges: dict[str, list[str]] = {}
+    likely: dict[str, list[str]] = {}
+    for step in recipe.steps.values():
+        found = [id for id in steps_of(step) if id in recipe.steps]
+        maybe: list[str] = []
+        for dep in step.deps:
+            path = posixpath.normpath(dep)
+            above = heads(path)
+            maybe += [id for made, id in rendered if id != step.id and may_make(made, path)]
+            if is_glob(path) or "{{" in path:
+                maybe += [literal[made] for made in near.to(path) if literal[made] != step.id and may_make(made, path)]
+            else:
+                found += [literal[head] for head in above if head in literal]
+            if len(above) > 1 and above[-1] in recipe.steps and recipe.steps[above[-1]].uses:
+                maybe.append(above[-1])
+        for axis in (step.matrix or {}).values():
+            if isinstance(axis, dict):
+                found += [id for path, id in literal.items() if str(axis.get("glob", "")).startswith(path + "/")]
+        edges[step.id] = found
+        likely[step.id] = [*found, *maybe]
+    order, loops = walked(likely)
+    return (order, loops) if not loops else walked(edges)
+
+
+def walked(edges: Mapping[str, list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The keys of `edges`, each after what it leads to; or the first circle."""
+    order: list[str] = []
+    done: dict[str, bool] = {}
+    for root in edges:
+        stack = [(root, iter(edges[root]))]
+        if root in done:
+            continue
+        done[root] = False
+        while stack:
+            id, rest = stack[-1]
+            for need in rest:
+                if need not in done:
+                    done[need] = False
+                    stack.append((need, iter(edges[need])))
+                    break
+                if not done[need]:
+                    trail = [i for i, _ in stack]
+                    return order, [[*trail[trail.index(need) :], need]]
+            else:
+                stack.pop()
+                done[id] = True
+                order.append(id)
+    return order, []
+
+
+def may_make(output: str, dep: str) -> bool:
+    """Whether an output path may be what a dep names, or hold it, as far as text tells before either is rendered."""
+    output, dep = posixpath.normpath(output), posixpath.normpath(dep)
+    if "{{" in dep or ("{{" in output and is_glob(dep)):
+        one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
+        return one.startswith(other) or other.startswith(one)
+    if "{{" in output:
+        shape = ".+".join(map(re.escape, re.split(r"\{\{.*?\}\}", output)))
+        return any(re.fullmatch(shape, head) for head in heads(dep))
+    return reaches(dep, output, True) if is_glob(dep) else output in heads(dep)
+
+
+class Near:
+    """Paths that a pattern or template may name, lie below, or hold: found by what stands before its first unknown."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._sorted = sorted(paths)
+        self._all = set(self._sorted)
+
+    def to(self, pattern: str) -> Iterable[str]:
+        fixed = re.split(r"\{\{|[*?\[]", pattern, maxsplit=1)[0]
+        for n in range(bisect.bisect_left(self._sorted, fixed), len(self._sorted)):
+            if not self._sorted[n].startswith(fixed):
+                break
+            yield self._sorted[n]
+        yield from (head for head in heads(posixpath.dirname(fixed)) if head in self._all)
+
+
+def escapes(path: str) -> bool:
+    return path.startswith(("/", "~")) or path == ".." or path.startswith("../") or "\0" in path
+
+
+def is_glob(path: str) -> bool:
+    return "*" in path or "?" in path or "[" in path
+
+
+def heads(path: str) -> list[str]:
+    """`a/b/c`, `a/b`, `a`."""
+    found = [path]
+    at = path.rfind("/")
+    while at > 0:
+        found.append(path[:at])
+        at = path.rfind("/", 0, at)
+    return found
+
+
+def reaches(pattern: str, path: str, directory: bool) -> bool:
+    """Whether a workspace pattern matches a path, or something below it."""
+    parts, names = pattern.split("/"), path.split("/")
+
+    def matches(p: int, n: int, deep: bool) -> bool:
+        if n == len(names):
+            below = any(part != "**" for part in parts[p:])
+            return not below or (directory or not deep)
+        if p == len(parts):
+            return False
+        if parts[p] == "**":
+            return matches(p + 1, n, True) or matches(p, n + 1, True)
+        return fnmatch.fnmatchcase(names[n], parts[p]) and matches(p + 1, n + 1, deep)
+
+    return matches(0, 0, False)
