@@ -398,9 +398,12 @@ from runner.storage.store import Event
 live = for_stream(sys.stdout, sys.stderr, json=False, quiet=0, verbose=0, commands=False)
 live.begin(Overview("r", "x@1", 3, 1, ("a", "b"), {}, 2, "/nowhere"))
 live.events([Event("r", 1, 1.0, "step", "a", "QUEUED", "RUNNING", "", {"log": "none"})])
-while True:
-    live.tick()
-    time.sleep(0.02)
+try:
+    while True:
+        live.tick()
+        time.sleep(0.02)
+except KeyboardInterrupt:
+    sys.exit(130)  # as the command does: no traceback
 """
 
 
