@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, SELECT, TEMPORARY, UNCACHED, Node
-from ..planning.schedule import Move, Outcome, Scheduler, State, Task, priorities
+from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker, Secret
 from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
@@ -133,6 +133,8 @@ class Executor:
         self._chores = Chores(ws, host, ledger.run, survey.plan.settings, survey.plan.inputs)
         self._strained = False
         self._sick: set[str] = set()
+        self._out_of_time = False
+        self._stopping = False
         self._refused: dict[str, tuple[str, str, str]] = {}
         self._dirty = 0.0
         self._disturbed = False
@@ -155,6 +157,8 @@ class Executor:
         """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
         with self._signals():
             looks: asyncio.Task[None] | None = None
+            limit = self.plan.settings["limits"]["time"]
+            clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
             try:
                 await self._chores.setup()
                 looks = self._look_after()
@@ -175,6 +179,8 @@ class Executor:
                     self._heart.cancel()
                 if looks is not None:
                     looks.cancel()
+                if clock is not None:
+                    clock.cancel()
                 for task in self._waits:
                     task.cancel()
                 if not self._abandoned:
@@ -432,6 +438,13 @@ class Executor:
                 self.ledger.keys.release(key)
             self.resting[id] = time.monotonic() + 0.2
             return False
+        if self._disturbed:
+            # An interrupt or the run's limit came while the state was asked after: nothing new starts.
+            if lock is not None:
+                lock.release()
+            if key is not None:
+                self.ledger.keys.release(key)
+            return False
         name = self._name(n, key)
         log = f"{self.ws.home}/attempts/{name}.log"
         data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
@@ -459,9 +472,9 @@ class Executor:
             self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
             return True
         self.running[id] = running
-        wait = asyncio.get_running_loop().create_task(self._wait(id, running.job))
-        self._waits.add(wait)
-        wait.add_done_callback(self._waits.discard)
+        self._beside(self._wait(id, running.job))
+        if self._stopping:  # asked for while this job was being started
+            self._beside(self.host.stop(running.job, GRACE))
         return True
 
     def _conflicts(self, n: int) -> list[str]:
@@ -596,9 +609,9 @@ class Executor:
             for name, content in self.facts.code.get((node.home, pattern), ()):
                 attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
         for url, commit, at in detail["git"]:
-            from .gitcode import checkout
+            from .gitcode import checkout, located
 
-            checkout(self.ws, url, commit, Path(attempt.place(at)))
+            checkout(self.ws, located(url, self.plan.homes[node.home]), commit, Path(attempt.place(at)))
         for name, kind, address, *only in node.takes:
             if kind == "path":
                 source = str(self.ws.absolute(address))
@@ -665,6 +678,9 @@ class Executor:
         try:
             if isinstance(exit, DriverError):
                 self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+            elif exit.reason == "stopped" and self._out_of_time:
+                limit = self.plan.settings["limits"]["time"]
+                self._failed(id, running, detail, LIMIT, f"stopped: the whole run may take {limit:g} s (`limits.time`)")
             elif exit.reason == "stopped" and id in self._sick:
                 self._sick.discard(id)
                 self._failed(id, running, detail, "health", f"the recipe's health check failed {PATIENCE} times in a row")
@@ -898,11 +914,28 @@ class Executor:
         self._interrupts = max(self._interrupts, 2)
         self._disturbed = True
         self._record(self.scheduler.cancel("interrupted"))
-        for stop in (self._chores.stop(), *(self.host.stop(running.job, GRACE) for running in self.running.values())):
-            task = asyncio.get_running_loop().create_task(stop)
-            self._waits.add(task)
-            task.add_done_callback(self._waits.discard)
+        self._stop_all()
+
+    def _time_is_up(self, limit: float) -> None:
+        """The run reached its `limits.time`: nothing new starts, and what runs is stopped and has failed; its state is kept."""
+        self._disturbed = True
+        self.ledger.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
+        self._out_of_time = True
+        self._record(self.scheduler.drain(LIMIT))
+        self._stop_all()
+
+    def _stop_all(self) -> None:
+        self._stopping = True
+        self._beside(self._chores.stop())
+        for running in self.running.values():
+            self._beside(self.host.stop(running.job, GRACE))
         self._wake()
+
+    def _beside(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Go on with something while the loop does other things."""
+        task = asyncio.get_running_loop().create_task(doing)
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
 
     def _wake(self) -> None:
         """End the wait for an end: what was asked is looked at now."""

@@ -10,6 +10,16 @@ from ..digest import of_value
 from ..errors import CannotRun
 from .workspace import Workspace
 
+_OTHERS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_PREFIX")
+"""Variables that a git hook of the caller's sets, and that would lead to another repository than ours."""
+
+
+def located(url: str, home: str) -> str:
+    """Where to fetch from: a path is relative to the recipe's folder, as the other `code` is."""
+    if "://" in url or ":" in url.partition("/")[0]:  # git's own rule for HOST:PATH
+        return url
+    return os.path.normpath(os.path.join(home, os.path.expanduser(url)))
+
 
 def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
     """Write the files of `commit` below `target`.  The commit is fetched once per workspace.  Raises CannotRun with git's own words."""
@@ -46,7 +56,8 @@ def _has(mirror: Path, commit: str) -> bool:
 
 
 def _git(*words: str, index: str | None = None) -> None:
-    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/"), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+    # The caller's environment, for what opens a private repository: an ssh agent, a credential helper, a proxy.
+    env = {name: value for name, value in os.environ.items() if name not in _OTHERS} | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
     if index:
         env["GIT_INDEX_FILE"] = index
     try:
@@ -57,4 +68,5 @@ def _git(*words: str, index: str | None = None) -> None:
         if index:
             Path(index).unlink(missing_ok=True)
     if done.returncode:
-        raise CannotRun(f"git {words[0] if words[0] != '-C' else words[2]} failed: {done.stderr.decode(errors='replace').strip()}")
+        said = " ".join(done.stderr.decode(errors="replace").split("\n")[:2]).strip()
+        raise CannotRun(f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}", fix="correct the address or the commit under `code`")

@@ -1053,13 +1053,15 @@ class _Compiler:
             self._unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
             return False
         if len(ref.path) == 2:
-            outputs = [f"steps.{target.id}.{o.name}" for o in target.outputs]
+            # The items of a plain list of paths are named by these, which no mention can spell.
+            outputs = [f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()]
+            no_names = "give its outputs names, as in `outputs: {model: model.bin}`, or list it in `needs`" if target.outputs else ""
             self._problem(
                 scope.recipe,
                 "unknown-name",
                 f'"steps.{target.id}" is a step, not a value',
                 where,
-                fix=f"name one of its outputs: {', '.join(outputs[:8])}" if outputs else "to come after it, list it in `needs`",
+                fix=f"name one of its outputs: {', '.join(outputs[:8])}" if outputs else no_names or "to come after it, list it in `needs`",
                 offset=ref.offset,
                 length=ref.length,
             )

@@ -56,6 +56,7 @@ RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCEL
 
 _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 _PREEMPTIONS = frozenset({"lost", "preempted"})
+LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
 _PATIENCE = 16
 _UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
@@ -268,6 +269,9 @@ class Scheduler:
             after = _S.CANCELLED
         elif outcome.reason == "stopped":
             after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
+        elif outcome.reason == LIMIT:
+            after = _S.FAILED
+            self._hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
         else:
             if outcome.reason in _PREEMPTIONS:
                 node.preemptions += 1

@@ -118,6 +118,8 @@ def test_a_value_that_was_made_up_is_no_reason_to_complain(tmp_path: Path) -> No
     done = recipe(tmp_path, "validate", "./fine.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "./fine.yaml: valid\n")
     assert recipe(tmp_path, "validate", "./fine.yaml", "a=x").returncode == 3
+    (tmp_path / "fine.yaml").rename(tmp_path / "recipe.yaml")
+    assert recipe(tmp_path, "validate").stderr == "./recipe.yaml: valid\n"
 
 
 def test_validate_reads_standard_input_and_tries_every_preset(tmp_path: Path) -> None:

@@ -411,6 +411,20 @@ def test_code_pinned_in_git_is_there_at_its_commit(space: Space, tmp_path: Path)
     assert f"has no commit {'a1' * 20}" in failure(space)
 
 
+def test_a_repository_given_as_a_path_is_found_from_the_recipe(space: Space) -> None:
+    origin = space.root / "origin"
+    git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "init", "-q", str(origin)], check=True)
+    (origin / "say.sh").write_text("echo said")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    step = f"code: [{{git: ./origin, commit: {commit}, at: vendor}}]\n    run: sh vendor/say.sh > o.txt\n    outputs: {{o: o.txt}}"
+    space.recipe(f"steps:\n  one:\n    {step}\n")
+    space.run()
+    assert space.read("o.txt") == "said\n"
+
+
 def test_setup_is_done_once_and_cleanup_at_every_end(space: Space) -> None:
     did = space.root / "did"
     space.recipe(
@@ -435,6 +449,20 @@ def test_three_bad_looks_at_the_host_in_a_row_end_the_attempt(space: Space) -> N
     space.recipe("health: {run: exit 1, every: 0.05s}\nsteps:\n  one: {run: sleep 60}\n")
     space.attempt()
     assert reasons(space, "one") == ["health"]
+
+
+def test_a_run_that_reaches_its_time_limit_is_stopped_and_tries_nothing_again(space: Space) -> None:
+    space.recipe("limits: {time: 0.3s, cost: 5 USD}\nsteps:\n  one: {run: sleep 60, retries: 3}\n  two: {needs: [one], run: 'true'}\n")
+    space.attempt()
+    assert reasons(space, "one") == ["limit"]
+    assert "limits.time" in failure(space)
+    assert space.summary is not None and space.summary.state == "FAILED"
+
+
+def test_a_run_cut_short_has_not_completed_though_its_steps_may_fail(space: Space) -> None:
+    space.recipe("limits: {time: 0.3s}\nsteps:\n  one: {matrix: {i: [1, 2]}, run: 'sleep 6{{ matrix.i }}', allow_failure: true}\n")
+    space.attempt()
+    assert space.summary is not None and space.summary.state == "FAILED"
 
 
 # -- secrets

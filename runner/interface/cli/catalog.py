@@ -49,7 +49,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     elif verb == "new":
         parser.add_argument("path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)")
     elif verb == "validate":
-        parser.add_argument("words", nargs="+", metavar="FILE|NAME|INPUT=VALUE", help="recipes, `-` for standard input, and inputs to try them with")
+        parser.add_argument(
+            "words", nargs="*", metavar="FILE|NAME|INPUT=VALUE", help="recipes (default: recipe.yaml here), `-` for standard input, and inputs to try"
+        )
         parser.add_argument(
             "--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems are printed: for people, programs, CI"
         )
@@ -297,8 +299,7 @@ def _validate(args: argparse.Namespace) -> int:
             given[name] = value
         else:
             names.append(word)
-    if not names:
-        raise NotFound("which recipe? only inputs were given", fix="name a file, such as ./recipe.yaml")
+    names = names or ["./recipe.yaml"]
     found: list[Problem] = []
     for name in dict.fromkeys(names):
         mine: list[Problem]
