@@ -31,6 +31,7 @@ class Scrap:
     def __init__(self, folder: str, tag: str, room: int) -> None:
         self._folder, self._tag, self._room = folder, tag, room
         self._spares: list[Spare] = []
+        self._files: list[str] = []
         self._scripts: list[str] = []
         self._logs: list[str] = []
         self._count = 0
@@ -50,6 +51,20 @@ class Scrap:
 
     def take(self) -> Spare | None:
         return self._spares.pop() if self._spares else None
+
+    def give_file(self, path: str) -> None:
+        """A file of a spare directory that its next attempt has no use for."""
+        if len(self._files) >= self._room:
+            os.unlink(path)
+        else:
+            self._files.append(self._named(path))
+
+    def take_file(self, path: str) -> bool:
+        """Put a file to be written over at `path`; False when there is none."""
+        if not self._files:
+            return False
+        os.rename(self._files.pop(), path)
+        return True
 
     def give_script(self, path: str) -> None:
         """A script that nobody runs any more.  It keeps its name until it gets another one."""
@@ -76,10 +91,10 @@ class Scrap:
         """Delete everything."""
         for spare in self._spares:
             delete(Path(spare.path))
-        for path in (*self._scripts, *self._logs):
+        for path in (*self._files, *self._scripts, *self._logs):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        self._spares, self._scripts, self._logs = [], [], []
+        self._spares, self._files, self._scripts, self._logs = [], [], [], []
 
     def _named(self, path: str) -> str:
         """Rename to a name that no attempt has: whoever looks for attempts passes over names with a dot."""

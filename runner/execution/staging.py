@@ -43,10 +43,12 @@ class Attempt:
     doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
     _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
     _noted: bool = False
+    _scrap: Scrap | None = None
     _spare: list[str] = field(default_factory=list)  # files of an earlier attempt, to be written over
     _idle: dict[str, None] = field(default_factory=dict)  # folders of an earlier attempt that nobody has asked for yet
 
     def begin(self, scrap: Scrap | None = None) -> None:
+        self._scrap = scrap
         spare = scrap.take() if scrap is not None else None
         if spare is not None:
             os.rename(spare.path, self.path)
@@ -88,6 +90,8 @@ class Attempt:
         if self._spare and not executable:
             os.rename(self._spare.pop(), target)
             return _mark(overwrite(target, data))
+        if self._scrap is not None and not executable and self._scrap.take_file(target):
+            return _mark(overwrite(target, data))
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if executable else 0o644)
         try:
             view = memoryview(data)
@@ -100,7 +104,7 @@ class Attempt:
     def ready(self) -> None:
         """Everything is staged: nothing of an earlier attempt may be left."""
         for name in self._spare:
-            os.unlink(name)
+            self._scrap.give_file(name) if self._scrap is not None else os.unlink(name)
         for folder in reversed(self._idle):
             os.rmdir(folder)
         self._spare, self._idle = [], {}
