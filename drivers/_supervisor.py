@@ -185,7 +185,7 @@ class Supervisor:
             if fd not in self._inputs:
                 return
         try:
-            data = os.read(fd, 1 << 18)
+            data = os.read(fd, 1 << 15)
         except BlockingIOError:
             return
         except OSError:

@@ -21,6 +21,7 @@ from pathlib import Path
 from .base import NOTHING, Argv, Command, Denied, Exit, HostLost, Job, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable
 
 CHUNK = 1 << 20
+ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
 PATIENCE = 10.0  # seconds in which a supervisor must have greeted us
 RETRY = 0.01  # between attempts to reach one that is just leaving
@@ -278,7 +279,7 @@ class LocalHost:
     def _read(self) -> None:
         assert self._socket is not None and self._loop is not None
         try:
-            data = self._socket.recv(1 << 18)
+            data = self._socket.recv(ROOM)
         except BlockingIOError:
             return
         except OSError:

@@ -278,7 +278,9 @@ class Objects:
         kind = "x" if found.st_mode & stat.S_IXUSR else "f"
         handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            data = os.read(handle, SMALL + 1)
+            data = os.read(handle, found.st_size + 1)
+            if len(data) != found.st_size:
+                _changed(name)
             os.fchmod(handle, _MODE[kind])
         finally:
             os.close(handle)
