@@ -402,6 +402,8 @@ class _Compiler:
         draft.flags |= (0 if step.cache else UNCACHED) | (ALLOW_FAILURE if step.allow_failure else 0) | (LOCAL if step.local else 0)
         if known:
             self._when(scope, draft, names)
+            if not draft.flags & (SKIP | WHEN_LATE):
+                self._nulls(scope, draft, names, templates(step, env))
         draft.detail = {
             "recipe": recipe.id,
             "step": step.id,
@@ -499,6 +501,35 @@ class _Compiler:
             elif root not in ("steps",):
                 self._unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
         return late
+
+    def _nulls(self, scope: _Scope, draft: _Draft, names: Mapping[str, Any], leaves: Iterable[tuple[Where, str]]) -> None:
+        """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
+        from ..language import shell
+        from ..language.template import Place, TemplateError, evaluate
+
+        step = draft.step
+        absent = {"inputs": {n for n, v in draft.inputs.items() if v is None}, "matrix": {n for n, v in draft.matrix.items() if v is None}}
+        if not step.state and not any(absent.values()):
+            return
+        scene = {**names, "state": {s.name: Place(s.path or s.name, {"latest": None}) for s in step.state}}
+        for where, leaf in leaves:
+            if where[len(step.origin)] not in ("run", "accelerate", "files", "env"):
+                continue
+            found = self._references(scope, leaf, where)
+            if any(ref.path[0] not in scene or ref.path[2:3] == ("metrics",) for ref in found):
+                continue
+            nulls = [ref for ref in found if ref.path[2:] == ("latest",) or (len(ref.path) > 1 and ref.path[1] in absent.get(ref.path[0], ()))]
+            if not nulls:
+                continue
+            try:
+                if where == (*step.origin, "run"):
+                    shell.script(leaf, scene, bash=step.shell == "bash")
+                else:
+                    evaluate(leaf, scene)
+            except TemplateError as error:
+                name = ".".join(nulls[0].path)
+                message = f"{name} {'is null on the first attempt' if nulls[0].path[0] == 'state' else 'is null here'}: {error}"
+                self._problem(scope.recipe, "template", message, where, fix=error.fix, offset=error.offset, length=error.length)
 
     def _mention(
         self,

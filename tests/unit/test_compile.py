@@ -245,6 +245,35 @@ steps:
     assert found.code == "two-makers" and found.fix == "mention {{ matrix.lr }} in it"
 
 
+@pytest.mark.parametrize(
+    ("leaf", "name"),
+    [
+        ("run: 'echo \"{{ state.s.latest }}\"'", "state.s.latest is null on the first attempt"),
+        ("run: [echo, 'x={{ inputs.note }}']", "inputs.note is null here"),
+        ("run: 'true'\n    env: {X: 'a{{ inputs.note }}'}", "inputs.note is null here"),
+        ("run: 'true'\n    files: {a.txt: 'a{{ inputs.note }}'}", "inputs.note is null here"),
+    ],
+)
+def test_null_in_a_text_is_told_before_anything_runs(leaf: str, name: str) -> None:
+    text = f"inputs: {{note: {{type: string, required: false}}}}\nsteps:\n  one:\n    state: {{s: {{checkpoint: c-*}}}}\n    {leaf}\n"
+    assert name in problem(text).message
+    if "note" in name:
+        plan(text, {"note": "given"})
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "run: [echo, '{{ inputs.note }}', [--resume, '{{ state.s.latest }}']]",
+        "run: echo {{ inputs.note | default('none') }} {{ state.s.latest | default('') }}",
+        "run: echo {{ inputs.note }}\n    when: '{{ inputs.note is not none }}'",
+        "run: 'true'\n    env: {X: '{{ inputs.note }}'}\n    files: {a.json: {note: '{{ inputs.note }}'}}",
+    ],
+)
+def test_null_is_no_mistake_where_it_has_a_meaning_or_does_not_run(step: str) -> None:
+    plan(f"inputs: {{note: {{type: string, required: false}}}}\nsteps:\n  one:\n    state: {{s: {{checkpoint: c-*}}}}\n    {step}\n")
+
+
 def test_a_secret_cannot_be_mentioned() -> None:
     found = problem("""
 inputs: {token: {type: secret, env: TOKEN}}
