@@ -21,6 +21,7 @@ from pathlib import Path
 from .base import NOTHING, Argv, Command, Denied, Exit, HostLost, Job, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable
 
 CHUNK = 1 << 20
+FOREVER = 1e8  # seconds; a longer patience needs no alarm
 ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
 PATIENCE = 10.0  # seconds in which a supervisor must have greeted us
@@ -99,7 +100,7 @@ class LocalHost:
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         name = _name(job.key)
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + patience.total_seconds()
+        give_up_at = loop.time() + min(patience.total_seconds(), FOREVER)
         while (over := self._over.get(name)) is None:
             known = name in self._going
             if not known:
@@ -108,7 +109,7 @@ class LocalHost:
                 return None
             told: asyncio.Future[None] = loop.create_future()
             self._waiting.setdefault(name, []).append(told)
-            alarm = loop.call_at(give_up_at, _resolve, told) if known else None
+            alarm = loop.call_at(give_up_at, _resolve, told) if known and patience.total_seconds() < FOREVER else None
             try:
                 await told
             finally:

@@ -259,8 +259,8 @@ class Executor:
             self._strained = True
             return
         self._dirty = time.monotonic()
-        # A slow disk makes larger groups, so that storing never takes more than a tenth of the time.
-        self._pace = max(GROUP_SECONDS, 10 * (self._dirty - begun))
+        # A slow disk makes larger groups, so that storing never takes more than a twentieth of the time.
+        self._pace = max(GROUP_SECONDS, 20 * (self._dirty - begun))
 
     def _record(self, moves: Sequence[Move]) -> None:
         if not self.ledger.size:
@@ -730,7 +730,7 @@ class Executor:
             where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
             note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
         elif running.key is not None:
-            self.ledger.trace(running.key, node, outputs, values, exit, image={"author": detail["author"], "world": running.world})
+            self.ledger.trace(running.key, node, outputs, values, exit)
         if not self.survey.library:
             try:
                 self._publish(n, made)

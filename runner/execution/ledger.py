@@ -101,7 +101,7 @@ class Ledger:
         """How often a step was begun in this run."""
         return self._tries.get(step, 0)
 
-    def trace(self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, image: Mapping[str, Any]) -> None:
+    def trace(self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit) -> None:
         import json
 
         paths = {name: path for name, path, _ in node.outputs}

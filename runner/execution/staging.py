@@ -193,7 +193,7 @@ class Attempt:
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 else:
-                    content = objects.take(Path(target), partial(self._note, name) if noted else None)
+                    content = objects.take(target, partial(self._note, name) if noted else None)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
                 continue

@@ -23,6 +23,7 @@ class Workspace:
 
     def __init__(self, root: Path, store: Store, *, read_only: bool) -> None:
         self.root, self.store, self.read_only = root, store, read_only
+        self._top = str(root)
         self.home = store.root
         self.locks = store.locks
         self.objects = Objects(store.root, store.seal)
@@ -88,8 +89,7 @@ class Workspace:
 
     def publish(self, content: Content, path: str, *, link: bool) -> None:
         """Make `path` (below the workspace, or absolute) hold `content`."""
-        target = self.root / path
-        self.objects.copy_to(content, target, link=link)
+        self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link)
         if content[0] == "t":
             self.cache.note_tree(path, self.objects.entries(content))
         else:

@@ -64,7 +64,7 @@ class Objects:
 
     # -- putting away
 
-    def take(self, path: Path, said: Callable[[Content], None] | None = None) -> Content:
+    def take(self, path: str | Path, said: Callable[[Content], None] | None = None) -> Content:
         """Put away what is at `path`, moved where that is possible, and say what it is: to `said` while it is still there."""
         name = str(path)
         try:
@@ -186,7 +186,7 @@ class Objects:
 
     # -- giving out
 
-    def copy_to(self, content: Content, target: Path, *, link: bool = False) -> None:
+    def copy_to(self, content: Content, target: str | Path, *, link: bool = False) -> None:
         """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can."""
         name, source = str(target), self._path(content)
         try:
