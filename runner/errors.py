@@ -2,7 +2,6 @@
 
     RecipeError                     shown without a traceback
     ├── Invalid(problems)      3    bad recipe or inputs; nothing was started; every problem at once
-    ├── StepFailed             1    a step failed
     ├── CannotRun              2    a step could not be run at all
     ├── Busy                   4    somebody else holds what we need
     ├── Infrastructure         5    driver, disk or store trouble
@@ -10,6 +9,7 @@
     │   └── Corrupt                 stored bytes are not what their name says
     └── NotFound               3    no such run, step or recipe
 
+A step that failed is no error of ours: it is in the run's summary, and the exit code is 1.
 `drivers.base.DriverError` is the other root; the two meet once, in `runner.execution.execute`.  Anything else that escapes is a bug and keeps its
 traceback.
 """
@@ -68,12 +68,6 @@ class Invalid(RecipeError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
-
-
-class StepFailed(RecipeError):
-    """A step failed."""
-
-    exit_code = 1
 
 
 class CannotRun(RecipeError):

@@ -60,7 +60,6 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE events (run TEXT, seq INTEGER, at REAL, subject TEXT, id TEXT, before TEXT, after TEXT, reason TEXT, data TEXT,"
         " PRIMARY KEY (run, seq)) WITHOUT ROWID",
         "CREATE TABLE published (path TEXT PRIMARY KEY, content TEXT, identity TEXT, run TEXT, step TEXT, recipe TEXT) WITHOUT ROWID",
-        "CREATE TABLE states (key TEXT, name TEXT, step TEXT, holder TEXT, continues TEXT, updated REAL, PRIMARY KEY (key, name)) WITHOUT ROWID",
     ),
 )
 
@@ -171,17 +170,6 @@ class Published(NamedTuple):
     run: str
     step: str
     recipe: str
-
-
-class StateRow(NamedTuple):
-    """A state that some step left; `holder` is the attempt that may write it."""
-
-    key: str
-    name: str
-    step: str
-    holder: str = ""
-    continues: Data = {}  # noqa: RUF012
-    updated: float = 0.0
 
 
 class Moved(Protocol):
@@ -360,11 +348,6 @@ class Store:
         rows = self._all("SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit))
         return [Event._make((*row[:8], _mapping(row[8]))) for row in rows]
 
-    def states(self, keys: Iterable[str]) -> dict[tuple[str, str], StateRow]:
-        """States by (key, name)."""
-        rows = self._all("SELECT * FROM states WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(list(keys)),))
-        return {(row[0], row[1]): StateRow._make((*row[:4], _mapping(row[4]), row[5])) for row in rows}
-
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
         return self.locks.held(_claim_name(run))
@@ -425,7 +408,6 @@ class Store:
         objects: Iterable[Seal] = (),
         published: Iterable[Published] = (),
         unpublished: Iterable[str] = (),
-        states: Iterable[StateRow] = (),
         run_state: tuple[str, str] | None = None,
         answers: str = "",
     ) -> int:
@@ -467,7 +449,6 @@ class Store:
             self._save(files, objects)
             many("DELETE FROM published WHERE path = ?", [(path,) for path in unpublished])
             many("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
-            many("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)", [(*row[:4], _text(row.continues), row.updated or now) for row in states])
             crashpoint("group-written")
         crashpoint("group-committed")
         if run_state is not None and run_state[0] in FINAL and (lock := self._claims.pop(run, None)):
@@ -502,19 +483,6 @@ class Store:
         """Forget that we have put these paths into the workspace."""
         with self._transaction():
             self._db.executemany("DELETE FROM published WHERE path = ?", [(path,) for path in paths])
-
-    def hold(self, state: StateRow, *, instead_of: str = "") -> bool:
-        """Make `state.holder` the one attempt that may write a state, if `instead_of` (or nobody, or itself) holds it now."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT OR IGNORE INTO states VALUES (?, ?, ?, '', ?, ?)",
-                (state.key, state.name, state.step, _text(state.continues), state.updated or time.time()),
-            )
-            cursor = self._db.execute(
-                "UPDATE states SET holder = ? WHERE key = ? AND name = ? AND holder IN ('', ?, ?)",
-                (state.holder, state.key, state.name, instead_of, state.holder),
-            )
-            return cursor.rowcount > 0
 
     def forget(self, *, traces: Iterable[str] = (), runs: Iterable[str] = (), objects: Iterable[Content] = (), files: Iterable[str] = ()) -> None:
         """Delete rows: what `gc` decided."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.errors import NotFound
 from runner.storage.files import Content
-from runner.storage.store import AttemptRow, Made, Published, Requested, RunRow, Stale, StateRow, StepRow, Store, Trace
+from runner.storage.store import AttemptRow, Made, Published, Requested, RunRow, Stale, StepRow, Store, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ def claimed(store: Store) -> int:
 
 def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> None:
     attempt = AttemptRow("r1/a/1", "r1", "a", 1, "k", {"pid": 7}, "attempts/1", 1.0, 2.0, "done", "exit", {"code": 0}, {"deps": ["x"]})
-    published, state = Published("o/a", CONTENT, "id", "r1", "a", "tool@1"), StateRow("s", "ckpt", "a", "r1/a/1", {"max_steps": 9}, 5.0)
+    published = Published("o/a", CONTENT, "id", "r1", "a", "tool@1")
     moves = [Move("step", "a", "QUEUED", "RUNNING", data={"host": "local"}), DONE]
     files = [("o/a", 1, 2, 3, 4, 5, CONTENT)]
     last = store.group(
         "r1", claimed, moves, steps=[StepRow("r1", "a", "DONE", "k")], attempts=[attempt], traces=[trace("k")],
-        files=files, published=[published], states=[state],
+        files=files, published=[published],
     )  # fmt: skip
     other = fresh()
     assert other.traces(["k", "none"]) == {"k": trace("k")} and other.traces(["k"])["k"].metrics == {"loss": 0.5}
@@ -61,7 +61,7 @@ def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> No
     assert other.attempts("r1") == [attempt] == other.attempts("r1", "a") and other.attempts("r1", "b") == []
     assert other.steps("r1") == {"a": StepRow("r1", "a", "DONE", "k")}
     assert other.published() == {"o/a": published} and other.published("other@1") == {}
-    assert other.states(["s"]) == {("s", "ckpt"): state} and other.files() == files
+    assert other.files() == files
     assert [(event.seq, event.after) for event in other.events("r1")] == [(1, "QUEUED"), (2, "RUNNING"), (3, "DONE")]
     assert [event.seq for event in other.events("r1", after=2)] == [last] == [3] and other.events("r1")[1].data == {"host": "local"}
     row = other.run("r1")
@@ -135,14 +135,6 @@ def test_a_run_submitted_twice_is_one_run(store: Store) -> None:
     with pytest.raises(NotFound):
         store.claim("r2", "w")
     assert not store.live("r2") and not store.request("r2", "cancel")
-
-
-def test_one_attempt_holds_a_state(store: Store, fresh: Fresh) -> None:
-    state = StateRow("s", "ckpt", "a", "attempt 1", {"max_steps": 9})
-    assert store.hold(state) and store.hold(state)
-    assert not fresh().hold(state._replace(holder="attempt 2"))
-    assert fresh().hold(state._replace(holder="attempt 2"), instead_of="attempt 1")
-    assert store.states(["s"])["s", "ckpt"].holder == "attempt 2"
 
 
 def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claimed: int) -> None:
