@@ -385,7 +385,8 @@ class _Compiler:
         reads: dict[str, Any] = {}
         mentioned: dict[str, dict[str, Any]] = {}
         late = False
-        for where, leaf in templates(step, env):
+        leaves = templates(step, env)
+        for where, leaf in leaves:
             late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
         for value in draft.matrix.values():
             self._world(draft, value)
@@ -402,8 +403,8 @@ class _Compiler:
         draft.flags |= (0 if step.cache else UNCACHED) | (ALLOW_FAILURE if step.allow_failure else 0) | (LOCAL if step.local else 0)
         if known:
             self._when(scope, draft, names)
-            if not draft.flags & (SKIP | WHEN_LATE):
-                self._nulls(scope, draft, names, templates(step, env))
+            if leaves and not draft.flags & (SKIP | WHEN_LATE):
+                self._nulls(scope, draft, names, leaves)
         draft.detail = {
             "recipe": recipe.id,
             "step": step.id,
