@@ -30,7 +30,7 @@ class Chores:
     def __init__(self, ws: Workspace, host: Host, run: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         self.ws, self._host, self._run, self._settings = ws, host, run, settings
         self._scope = {"inputs": inputs, "host": {"gpus": int(ws.machine()["gpus"]), "cpus": int(ws.machine()["cpus"])}}
-        self._doing: Job | None = None
+        self._doing: dict[str, Job] = {}
         self._count = 0
 
     async def setup(self) -> None:
@@ -46,7 +46,7 @@ class Chores:
             if marker.exists():
                 return
             for command in commands:
-                exit, said = await self._do("setup", command)
+                exit, said = await self.do("setup", command)
                 if exit.code != 0:
                     raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
             self.ws.write(marker, b"")
@@ -56,7 +56,7 @@ class Chores:
         problems = []
         for command in self._settings.get("cleanup") or ():
             try:
-                exit, said = await self._do("cleanup", command)
+                exit, said = await self.do("cleanup", command)
             except CannotRun as error:
                 problems.append(f"cleanup failed: {error}")
                 continue
@@ -66,15 +66,16 @@ class Chores:
 
     async def healthy(self, command: object, seconds: float) -> bool:
         """One look at the host; one that takes longer than `seconds` is a bad one."""
-        exit, _ = await self._do("health", command, seconds)
+        exit, _ = await self.do("health", command, seconds)
         return exit.code == 0
 
     async def stop(self) -> None:
-        """End the chore that runs, if one does."""
-        if self._doing is not None:
-            await self._host.stop(self._doing, GRACE)
+        """End the chores that run, if any do."""
+        for job in list(self._doing.values()):
+            await self._host.stop(job, GRACE)
 
-    async def _do(self, kind: str, command: object, seconds: float | None = None) -> tuple[Exit, str]:
+    async def do(self, kind: str, command: object, seconds: float | None = None, pass_env: Sequence[str] = ()) -> tuple[Exit, str]:
+        """Run one command to its end: how it ended, and the last of what it printed, indented."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._count}"
         path = f"{self.ws.home}/attempts/{name}"
@@ -84,15 +85,16 @@ class Chores:
         if made.script is not None:
             argv = (*argv, f"{path}.sh")
             self.ws.write(Path(argv[-1]), made.script.encode("utf-8", "surrogateescape"))
-        env = {**launch.base_env([]), "RECIPE_RUN": self._run, **made.env}
+        env = {**launch.base_env(list(pass_env)), "RECIPE_RUN": self._run, **made.env}
         try:
-            self._doing = job = await self._host.start(Command(tuple(argv), path, env, {}, seconds, None, f"{path}.log"), name)
+            job = await self._host.start(Command(tuple(argv), path, env, {}, seconds, None, f"{path}.log"), name)
+            self._doing[name] = job
             exit = await self._host.wait(job, FOREVER)
             assert exit is not None
             said = (await self._host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
-            self._doing = None
+            self._doing.pop(name, None)
             delete(Path(path))
             for suffix in (".sh", ".log"):
                 Path(path + suffix).unlink(missing_ok=True)

@@ -528,9 +528,10 @@ class Executor:
                     attempt = Attempt(f"{self.ws.home}/attempts/{old}")
                     log = attempt.path + ".log"
                     return _Running(node, n, key, world, attempt, found, old, log, time.time(), secrets, generation, lock, taken_up=True)
+        python = await self._python(node)
         attempt.begin(self._scrap)
         crashpoint("attempt-made")
-        command = self._command(n, node, detail, attempt, key, generation, log)
+        command = self._command(n, node, detail, attempt, key, generation, log, python)
         crashpoint("attempt-staged")
         if generation is not None:
             checkpoints.hold(generation.path.parent, name)
@@ -564,7 +565,15 @@ class Executor:
         return found
 
     def _command(
-        self, n: int, node: Node, detail: dict[str, Any], attempt: Attempt, key: Digest | None, generation: checkpoints.Generation | None, log: str
+        self,
+        n: int,
+        node: Node,
+        detail: dict[str, Any],
+        attempt: Attempt,
+        key: Digest | None,
+        generation: checkpoints.Generation | None,
+        log: str,
+        python: str,
     ) -> Command:
         self._stage(node, detail, attempt)
         state = self._link_state(detail, attempt, generation)
@@ -578,7 +587,6 @@ class Executor:
             "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
             "host": {"gpus": int(self.ws.machine()["gpus"]), "cpus": int(self.ws.machine()["cpus"])},
         }
-        python = self._python(node)
         made = launch.render(detail, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
@@ -650,11 +658,14 @@ class Executor:
     def _secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
         return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
 
-    def _python(self, node: Node) -> str:
+    async def _python(self, node: Node) -> str:
         if node.lock and not self.survey.request.current_python:
-            from .environments import python_of
+            from .environments import place_of, python_of
 
-            return python_of(self.ws, Path(self.plan.homes[node.home], node.lock), str(self.facts.locks[node.home, node.lock]))
+            content = str(self.facts.locks[node.home, node.lock])
+            if not (place_of(self.ws, content) / "complete").exists():
+                self.ledger.say(f"installing the packages of {node.lock}, once")
+            return await python_of(self.ws, self._chores, Path(self.plan.homes[node.home], node.lock), content)
         return sys.executable
 
     async def _wait(self, id: str, job: Job) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -423,6 +425,34 @@ def test_a_repository_given_as_a_path_is_found_from_the_recipe(space: Space) -> 
     space.recipe(f"steps:\n  one:\n    {step}\n")
     space.run()
     assert space.read("o.txt") == "said\n"
+
+
+def test_a_step_runs_in_the_packages_of_its_lock_and_in_no_others(space: Space, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "tinyword-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tinyword.py", "word = 'said'\n")
+        archive.writestr("tinyword-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinyword\nVersion: 1.0\n")
+        archive.writestr("tinyword-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tinyword-1.0.dist-info/RECORD", "tinyword.py,,\n")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    step = "    run: [python, -c, 'import sys, tinyword; print(tinyword.word, file=open(sys.argv[1], chr(119)))', '{{ outputs.o }}']\n"
+    space.recipe(f"python: {{lock: pylock.toml}}\nsteps:\n  one:\n{step}    outputs: {{o: o.txt}}\n")
+    lock = '[[packages]]\nname = "tinyword"\nversion = "1.0"\nwheels = [{{name = "w", hashes = {{sha256 = "{0}"}}}}]\n'
+    space.write("pylock.toml", lock.format("0" * 64))
+    code, _, said = space.command("run", env=offline)
+    assert code == 1 and "pylock.toml cannot be built" in said and "HASHES" in said
+    space.write("pylock.toml", lock.format(digest))
+    code, _, said = space.command("run", env=offline)
+    assert code == 0 and "installing the packages of pylock.toml" in said
+    assert space.read("o.txt") == "said\n"
+    assert space.command("run", "--python", "current")[0] == 1  # other packages, another key: it runs, and finds no such module
+    assert "everything is fresh" in space.command("run")[2]
+    space.write("pylock.toml", '[[packages]]\nname = "tinyword"\ndirectory = {path = "."}\n')
+    assert "cannot be pinned by hash" in space.command("run", env=offline)[2]
+    assert all(name.startswith("failed-") for name in os.listdir(space.root / ".recipe/attempts"))
 
 
 def test_setup_is_done_once_and_cleanup_at_every_end(space: Space) -> None:
