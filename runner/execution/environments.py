@@ -29,6 +29,7 @@ async def python_of(ws: Workspace, chores: Chores, lock: Path, content: str) -> 
     home = place_of(ws, content)
     python = home / "bin" / "python"
     if (home / "complete").exists():
+        os.utime(home / "complete")  # `gc` goes by when it was last wanted
         return str(python)
     with ws.locks.hold(f"env-{home.name}"):
         if (home / "complete").exists():

@@ -35,6 +35,7 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
                 _git("-C", str(mirror), "fetch", "--quiet", url, "+refs/*:refs/recipe/*")
             if not _has(mirror, commit):
                 raise CannotRun(f"{url} has no commit {commit}")
+        os.utime(mirror / "HEAD")  # `gc` goes by when it was last wanted
         target.mkdir(parents=True, exist_ok=True)
         _git(
             "-C",

@@ -168,8 +168,12 @@ class Leftover(NamedTuple):
     size: int
 
 
+_LOCKED = {"state": ("states", "state"), "environment": ("envs", "env"), "repository": ("git", "git")}
+"""Kinds of folders that a run holds a lock on while it works in them: where they are, and what their locks are called."""
+
+
 def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Logs of runs that go or are forgotten; compiled plans, manifests and states that were not touched for so long."""
+    """Logs of runs that go or are forgotten; compiled plans, manifests, states, environments and repositories not touched for so long."""
     oldest = time.time() - keep_days * _DAY
     known = {row.id for row in ws.store.runs()} - set(garbage.runs)
     found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
@@ -178,19 +182,20 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
             found.append(Leftover("logs", folder, _size(folder)))
     for kind, name in (("plan", "plans"), ("manifest", "manifests")):
         found += [Leftover(kind, path, _size(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
-    for folder in _listed(ws.home / "states"):
-        if _touched(folder) < oldest and not ws.locks.held(f"state-{folder.name}"):
-            found.append(Leftover("state", folder, _size(folder)))
+    for kind, (name, lock) in _LOCKED.items():
+        for folder in _listed(ws.home / name):
+            if _touched(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
+                found.append(Leftover(kind, folder, _size(folder)))
     return found
 
 
 def discard(ws: Workspace, found: Iterable[Leftover]) -> int:
-    """Delete leftovers; a state that came into use meanwhile stays.  Answers how many bytes went."""
+    """Delete leftovers; what came into use meanwhile stays.  Answers how many bytes went."""
     freed = 0
     for leftover in found:
         lock = None
-        if leftover.kind == "state":
-            lock = ws.locks.try_hold(f"state-{leftover.path.name}")
+        if leftover.kind in _LOCKED:
+            lock = ws.locks.try_hold(f"{_LOCKED[leftover.kind][1]}-{leftover.path.name}")
             if lock is None:
                 continue
         artifacts.delete(leftover.path)

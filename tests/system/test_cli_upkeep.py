@@ -152,17 +152,21 @@ def test_a_run_that_died_does_not_keep_everything_forever(letters: Space, recipe
     assert json.loads(recipe("gc", "--keep-runs", "0", "--json").out)["counts"]["object"] == 2
 
 
-def test_gc_removes_states_and_attempts_that_nobody_touches_and_half_written_files(space: Space, recipe: Recipe) -> None:
+def test_gc_removes_states_attempts_and_environments_that_nobody_touches_and_half_written_files(space: Space, recipe: Recipe) -> None:
     body = "steps: {a: {run: 'echo 1 > ck/step-1; exit 1', state: {ck: {path: ck/, checkpoint: 'step-*'}}, outputs: {o: o}}}"
     space.recipe(body)
     space.attempt()
     home = space.root / ".recipe"
     (home / "partial" / "torn").write_text("x" * 1000)
+    for name in ("envs", "git"):
+        (home / name / "old").mkdir(parents=True)
+        (home / name / "old" / "HEAD").touch()
     assert list((home / "states").iterdir()) and list((home / "attempts").iterdir())
     assert "nothing to remove" in recipe("gc").out and not list((home / "partial").iterdir())
     told = json.loads(recipe("gc", "--keep-days", "0", "--keep-runs", "0", "--json").out)
     assert told["counts"]["state"] == 1 and told["counts"]["attempt"] == 1 and told["bytes"] > 0
-    assert not list((home / "states").iterdir()) and not list((home / "attempts").iterdir())
+    assert told["counts"]["environment"] == 1 and told["counts"]["repository"] == 1
+    assert not any(list((home / name).iterdir()) for name in ("states", "attempts", "envs", "git"))
 
 
 @pytest.mark.parametrize(
