@@ -169,7 +169,7 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
         if name:  # without a name: only its `when` asks
             world.append(["value", name, made[producer].metrics.get(metric)])
     if facts.current_python is not None:
-        world.append(["lock", "current", facts.current_python])
+        world.append(["lock", "of --python current", facts.current_python])
     elif node.lock:
         content = facts.locks.get((node.home, node.lock))
         if content is None:
