@@ -831,7 +831,8 @@ class Executor:
         if pattern:
             found = metrics.match(Path(running.log), pattern)
         else:
-            found = metrics.read(Path(running.attempt.path, file) if file else Path(running.attempt.path + ".metrics"))
+            paths = sorted(Path(running.attempt.path).glob(file)) if file else [Path(running.attempt.path + ".metrics")]
+            found = {name: value for path in paths for name, value in metrics.read(path).items()}
         if running.secrets:
             mask = Masker(running.secrets).mask
             return {name: mask(value.encode()).decode() if isinstance(value, str) else value for name, value in found.items()}

@@ -25,7 +25,7 @@ from .mentions import Near, escapes, heads, is_glob, may_make, ordered, reaches,
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Node, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Input, Output, Recipe, Resources, Step, Tree, Uses, Where
+    from ..language.recipe import Input, Limits, Output, Recipe, Resources, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -67,7 +67,7 @@ def compile_plan(
     """
     compiler = _Compiler(used, globs, bind, kind_of)
     compiler.add(recipe, values, prefix="", preset=preset)
-    return compiler.finish(recipe, values, digest)
+    return compiler.finish(recipe, values, digest, recipe.presets[preset].limits if preset else None)
 
 
 _NONE: Final[list[Any]] = []
@@ -853,7 +853,7 @@ class _Compiler:
 
     # -- the whole -------------------------------------------------------------------------------------------------------------------------------
 
-    def finish(self, recipe: Recipe, values: Mapping[str, Tree], digest: Digest) -> Plan:
+    def finish(self, recipe: Recipe, values: Mapping[str, Tree], digest: Digest, replaced: Limits | None) -> Plan:
         self._collisions()
         publish = self._publish(recipe)
         drafts = self._sorted()
@@ -884,7 +884,10 @@ class _Compiler:
                 )
             )
         details = [d.detail for d in drafts]
-        limits = {"time": recipe.limits.time, "cost": recipe.limits.cost}
+        limits = {
+            "time": recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
+            "cost": recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
+        }
         settings = {
             "setup": list(recipe.setup),
             "cleanup": list(recipe.cleanup),

@@ -489,6 +489,13 @@ def test_a_run_that_reaches_its_time_limit_is_stopped_and_tries_nothing_again(sp
     assert space.summary is not None and space.summary.state == "FAILED"
 
 
+def test_a_metrics_file_may_be_a_pattern(space: Space) -> None:
+    made = """'mkdir -p out/x; echo "{\\\"acc\\\": 0.5}" > out/x/log.jsonl'"""
+    space.recipe(f"steps:\n  one: {{run: {made}, metrics: {{file: 'out/*/log.jsonl'}}}}\n")
+    space.run()
+    assert any(event.data.get("metrics") == {"acc": 0.5} for event in space.events)
+
+
 def test_a_run_cut_short_has_not_completed_though_its_steps_may_fail(space: Space) -> None:
     space.recipe("limits: {time: 0.3s}\nsteps:\n  one: {matrix: {i: [1, 2]}, run: 'sleep 6{{ matrix.i }}', allow_failure: true}\n")
     space.attempt()
