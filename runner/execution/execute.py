@@ -82,6 +82,7 @@ class Failure:
     tail: bytes
     log: str
     hint: str
+    began: bool = True  # false: its command never ran
 
 
 @dataclass(slots=True)
@@ -799,7 +800,7 @@ class Executor:
             return
         if own.after == State.FAILED:
             self.made[self.plan.index[id]] = NOTHING
-            self.failures.append(Failure(id, words or reason, tail, log, hint))
+            self.failures.append(Failure(id, words or reason, tail, log, hint, reason != "error"))
 
     def _tidy(self, running: _Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import Unusable
+from ..errors import NotFound, Unusable
 from ..storage.artifacts import Objects
 from ..storage.files import Content, DigestCache
 from ..storage.store import Store, home
@@ -35,7 +35,7 @@ class Workspace:
     def open(cls, root: Path, *, read_only: bool = False) -> Workspace:
         """The workspace at `root`.  Raises Unusable when it cannot be read, or written to."""
         if not root.is_dir():
-            raise Unusable(f"{root} is not a directory", fix="give an existing one with -C")
+            raise NotFound(f"{root} is not a directory", fix="give an existing one with -C")
         real = Path(os.path.abspath(root))
         folder = home(real, os.environ)
         try:

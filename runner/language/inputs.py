@@ -27,7 +27,7 @@ Kind: TypeAlias = Literal["path", "hf", "s3", "gs", "https"]
 _SCHEMES: tuple[Kind, ...] = ("hf", "s3", "gs", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_HUB = re.compile(rf"(?:hf://)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za-z0-9._/-]*)?")
+_HUB = re.compile(rf"(?:hf://(?:datasets/)?)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za-z0-9._/-]*)?")
 _SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
 _INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?")
@@ -387,8 +387,11 @@ def _address(type_: InputType, value: object) -> Tree:
         near = did_you_mean(scheme[1], _SCHEMES)
         fix = near or "write a path, or an address that begins hf:// s3:// gs:// or https://"
         raise Wrong("not-allowed", f'has the scheme "{scheme[1]}://", which is not known', fix)
-    if scheme[1] == "hf" and not _HUB.fullmatch(value):
-        raise Wrong("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
+    if scheme[1] == "hf":
+        if not _HUB.fullmatch(value) or (type_ == "model" and value.startswith("hf://datasets/")):
+            raise Wrong("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
+        if type_ == "dataset":  # the Hub keeps its datasets apart from its models
+            value = f"hf://datasets/{value.removeprefix('hf://').removeprefix('datasets/')}"
     if len(value) == scheme.end() or re.search(r"[\s\x00-\x1f]", value):
         raise Wrong("not-allowed", f"is not a whole address: {_shown(value)}")
     return value

@@ -93,7 +93,7 @@ CASES = {
     ),
     "missing dep": Case(2, "s needs gone.txt, which does not exist", step('{run: "true", deps: [gone.txt]}')),
     "missing code": Case(2, "s needs gone.py, which matches no file", step('{run: "true", code: [gone.py]}')),
-    "workspace is not a folder": Case(5, "nowhere is not a directory", words=("run", "-C", "nowhere", "./good.yaml")),
+    "workspace is not a folder": Case(3, "nowhere is not a directory", words=("run", "-C", "nowhere", "./good.yaml")),
     "jobs below one": Case(3, "must be at least 1", words=("run", "./good.yaml", "-j", "0")),
     "jobs no number": Case(3, "-j", words=("run", "./good.yaml", "-j", "many")),
     "pool no number": Case(3, "api=x.*is not NAME=N", words=("run", "./good.yaml", "--pool", "api=x")),

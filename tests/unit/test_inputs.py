@@ -89,6 +89,8 @@ def test_defaults_are_values() -> None:
         ("base", "./org/model", "./org/model"),
         ("base", "a/b", "hf://a/b"),
         ("base", "hf://a/b@v1", "hf://a/b@v1"),
+        ("data", "hf://a/b@v1", "hf://datasets/a/b@v1"),
+        ("data", "hf://datasets/a/b", "hf://datasets/a/b"),
         ("data", "raw/images", "raw/images"),
         ("data", "s3://bucket/x", "s3://bucket/x"),
         ("file", Path("a/b.csv"), "a/b.csv"),

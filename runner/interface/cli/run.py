@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
         summary = run_session(ws, request, choice, settings, listener)
     if summary.interrupted:
         return 130
-    return 0 if summary.state == "COMPLETED" else 1
+    if summary.state == "COMPLETED":
+        return 0
+    return 1 if any(failure.began for failure in summary.failed) or not summary.failed else 2
 
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
