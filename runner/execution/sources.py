@@ -77,6 +77,7 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
         target = folder / os.path.basename(address.rstrip("/"))
         if not target.exists():
             _download(address, target, only)
+        os.utime(folder)  # `gc` goes by when it was last wanted
         return target
     except Exception as error:
         raise CannotRun(f"{address} cannot be fetched: {error}") from error

@@ -173,14 +173,14 @@ _LOCKED = {"state": ("states", "state"), "environment": ("envs", "env"), "reposi
 
 
 def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Logs of runs that go or are forgotten; compiled plans, manifests, states, environments and repositories not touched for so long."""
+    """Logs of runs that go or are forgotten; compiled plans, manifests, downloads, states, environments and repositories not touched for so long."""
     oldest = time.time() - keep_days * _DAY
     known = {row.id for row in ws.store.runs()} - set(garbage.runs)
     found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
     for folder in _listed(ws.home / "runs"):
         if folder.name not in known and _touched(folder) < garbage.before:
             found.append(Leftover("logs", folder, _size(folder)))
-    for kind, name in (("plan", "plans"), ("manifest", "manifests")):
+    for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
         found += [Leftover(kind, path, _size(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
     for kind, (name, lock) in _LOCKED.items():
         for folder in _listed(ws.home / name):

@@ -176,3 +176,13 @@ def test_bad_words_change_nothing(letters: Space, recipe: Recipe, words: tuple[s
     before = paths(letters)
     said = recipe(*words)
     assert said.code == 3 and said.err and paths(letters) == before
+
+
+def test_a_download_that_nobody_wanted_for_long_goes(letters: Space, recipe: Recipe) -> None:
+    for name in ("old", "young"):
+        (letters.root / ".recipe/cache" / name).mkdir(parents=True)
+        (letters.root / ".recipe/cache" / name / "data.bin").write_bytes(b"0" * 1000)
+    for path in (letters.root / ".recipe/cache/old/data.bin", letters.root / ".recipe/cache/old"):
+        os.utime(path, (1, 1))
+    assert recipe("gc", "--keep-days", "30").code == 0
+    assert [path.name for path in (letters.root / ".recipe/cache").iterdir()] == ["young"]
