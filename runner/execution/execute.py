@@ -173,8 +173,6 @@ class Executor:
                         await self._rest()
                     elif self.ledger.size >= GROUP_MOVES or (self.ledger.size and time.monotonic() - self._dirty > self._pace):
                         self._flush()
-                    else:
-                        await asyncio.sleep(0)
             finally:
                 if self._heart is not None:
                     self._heart.cancel()
