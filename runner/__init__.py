@@ -99,8 +99,9 @@ class _Calls:
     def begin(self, overview: object) -> None: ...
 
     def events(self, batch: Sequence[Event]) -> None:
-        for event in batch if self._call is not None else ():
-            self._call(event)  # type: ignore[misc]
+        if self._call is not None:
+            for event in batch:
+                self._call(event)
 
     def tick(self) -> None: ...
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
-from .parser import color
+from .parser import color, told_apart
 
 if TYPE_CHECKING:
     from ...language.recipe import Input, Preset, Recipe, Resources, Step
@@ -291,14 +291,7 @@ def _validate(args: argparse.Namespace) -> int:
     from ...language.document import MAX_BYTES
     from ..diagnostics import render
 
-    given = {}
-    names = []
-    for word in args.words:
-        name, equals, value = word.partition("=")
-        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
-            given[name] = value
-        else:
-            names.append(word)
+    names, given = told_apart(args.words)
     names = names or ["./recipe.yaml"]
     found: list[Problem] = []
     for name in dict.fromkeys(names):

@@ -6,12 +6,13 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
 from ...execution.survey import Request
 from ...execution.workspace import Workspace
 from ...storage.store import home
+from .parser import told_apart
 
 if TYPE_CHECKING:
     from ...execution.survey import Survey
@@ -39,14 +40,7 @@ def opened(root: Path) -> Workspace:
 
 def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
-    given: dict[str, Any] = {}
-    names = []
-    for word in args.words:
-        name, equals, value = word.partition("=")
-        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
-            given[name] = value
-        else:
-            names.append(word)
+    names, given = told_apart(args.words)
     if args.file is not None:
         names.insert(0, args.file if "/" in args.file else f"./{args.file}")
     if names:

@@ -154,6 +154,19 @@ def request_of(args: argparse.Namespace) -> Any:
     return Request(name, given, args.preset, args.out, args.python == "current", args.update)
 
 
+def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Recipes and INPUT=VALUE pairs among words that may be either."""
+    names: list[str] = []
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
+            given[name] = value
+        else:
+            names.append(word)
+    return names, given
+
+
 def _check_driver(name: str) -> None:
     if name == "local":
         return
