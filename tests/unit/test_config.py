@@ -1,0 +1,151 @@
+"""Settings files: what is in force, where it comes from, and every mistake in its place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import Invalid, NotFound
+from runner.execution import config
+from runner.language import library
+
+SCHEMA = json.loads((library.home() / "schemas" / "config.schema.json").read_text())
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    path = tmp_path / "user" / "recipe" / "config.toml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+def loaded(root: Path, user: Path | None = None) -> config.Config:
+    return config.load(root, {"XDG_CONFIG_HOME": str(user.parents[1]) if user else "/nowhere"})
+
+
+def problems(root: Path, text: str) -> list[tuple[int, str, str]]:
+    (root / "recipe.toml").write_text(text)
+    with pytest.raises(Invalid) as caught:
+        loaded(root)
+    return [(p.where.line if p.where else 0, p.message, p.fix) for p in caught.value.problems]
+
+
+def test_without_files_nothing_is_set_and_nothing_is_imported(root: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from runner.execution import config; "
+        f"assert config.load(Path({str(root)!r}), {{'XDG_CONFIG_HOME': '/nowhere'}}) is config.NOTHING; "
+        "print(sorted({'tomllib', 'json', 'jsonschema', 'fsspec', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=library.home(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_table_of_the_workspace_replaces_the_users_whole(root: Path, user: Path) -> None:
+    user.write_text('store = "mine"\n[stores.mine]\nurl = "/a"\n[stores.team]\nurl = "s3://theirs"\nprofile = "work"\n[drivers.ssh]\nhosts = ["a"]\n')
+    (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://ours/project"\npush = true\n')
+    found = loaded(root, user)
+    assert found.stores["team"] == config.StoreSettings("team", "s3://ours/project", push=True), "no profile of another address"
+    assert found.stores["mine"].url == "/a"
+    assert found.store == "mine"
+    assert found.driver("ssh") == {"hosts": ["a"]}
+    assert found.driver("local") == {}
+    assert found.origins["stores", "team", "url"] == f"{root}/recipe.toml:2"
+    assert found.origins["store",] == f"{user}:1"
+    assert ("stores", "team", "profile") not in found.origins
+
+
+def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
+    (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://b"\n')
+    found = loaded(root)
+    assert found.store_named(None) is None
+    assert found.store_named("team") == config.StoreSettings("team", "s3://b")
+    assert found.store_named("./folder") == config.StoreSettings("./folder", "./folder")
+    with pytest.raises(NotFound) as caught:
+        found.store_named("taem")
+    assert 'did you mean "team"?' in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message", "fix"),
+    [
+        ("stor = 1\n", 1, 'no setting "stor"', '"store"'),
+        ('store = "x\n', 1, "Illegal character", ""),
+        ('[stores.a]\nurl = "s3://b"\npusch = true\n', 3, "stores.a.pusch", '"push"'),
+        ('[stores.a]\nurl = "s3://b"\nsecret_key = "AKIA"\n', 3, "stores.a.secret_key", "do not belong"),
+        ('[stores.a]\nurl = "s3://b"\nendpoint = "localhost:9000"\n', 3, 'endpoint cannot be "localhost:9000"', "The server"),
+        ('[stores.a]\nregion = "eu"\n', 1, "stores.a says no url", "s3://"),
+        ('[stores.a]\nurl = "s3://b"\nowner = 12\n', 3, "stores.a.owner must be a text", ""),
+        ('[drivers.ssh]\nhosts = ["a", {host = "b", slots = 0}]\n', 2, "must be at least 1", ""),
+        ('[drivers.ssh]\nhosts = "a"\n', 2, "must be a list", ""),
+        ("[drivers.ssh]\nknown_host = 'x'\n", 2, "drivers.ssh.known_host", '"known_hosts"'),
+    ],
+)  # fmt: skip
+def test_every_mistake_has_its_line_and_what_to_do(root: Path, text: str, line: int, message: str, fix: str) -> None:
+    ((at, words, advice),) = problems(root, text)
+    assert at == line
+    assert message in words
+    assert fix in advice
+
+
+def test_all_mistakes_of_both_files_come_at_once(root: Path, user: Path) -> None:
+    user.write_text("a = 1\n")
+    (root / "recipe.toml").write_text("b = 1\nc = 2\n")
+    with pytest.raises(Invalid) as caught:
+        loaded(root, user)
+    assert [p.where.path.rpartition("/")[2] for p in caught.value.problems if p.where] == ["recipe.toml", "recipe.toml", "config.toml"]
+
+
+def test_a_file_that_is_not_text_is_told(root: Path) -> None:
+    (root / "recipe.toml").write_bytes(b'store = "\xff"\n')
+    with pytest.raises(Invalid, match="not UTF-8"):
+        loaded(root)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"stores": {"a": {"url": "x"}}},
+        {"stores": {"a": {"url": ""}}},
+        {"stores": {"a": {}}},
+        {"stores": 3},
+        {"store": True},
+        {"drivers": {"other": {"any": [1]}}},
+        {"drivers": {"other": 1}},
+        {"drivers": {"ssh": {"agent": True, "keepalive": 0.5, "hosts": ["a", {"host": "b"}]}}},
+        {"drivers": {"ssh": {"agent": 3}}},
+        {"drivers": {"ssh": {"keepalive": True}}},
+        {"drivers": {"ssh": {"slots": 1.5}}},
+        {"drivers": {"ssh": {"hosts": [{"host": "b", "nope": 1}]}}},
+    ],
+)
+def test_our_reading_of_the_schema_is_that_of_jsonschema(value: dict[str, Any]) -> None:
+    from jsonschema import Draft202012Validator
+
+    assert (config._check(SCHEMA, SCHEMA, value, ()) == []) == Draft202012Validator(SCHEMA).is_valid(value)
+
+
+def test_every_setting_is_described() -> None:
+    def described(part: Any) -> bool:
+        if isinstance(part, list):
+            return all(map(described, part))
+        if not isinstance(part, dict):
+            return True
+        for inner in part.get("properties", {}).values():
+            if "$ref" not in inner and not inner.get("description"):
+                return False
+        return all(map(described, part.values()))
+
+    assert described(SCHEMA)
+    assert not described({"properties": {"a": {"type": "string"}}})
