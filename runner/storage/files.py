@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NewType, TypeAlias
 
@@ -39,6 +39,13 @@ class Unhashable(CannotRun):
     def __init__(self, path: str, why: str, *, fix: str = "") -> None:
         super().__init__(f"{path}: {why}", fix=fix)
         self.path = path
+
+
+class Changed(Unhashable):
+    """This did not hold still while it was read."""
+
+    def __init__(self, path: str, why: str = "it changes while it is read") -> None:
+        super().__init__(path, why, fix="leave it alone while recipe reads it, and try again")
 
 
 class Identity(NamedTuple):
@@ -321,15 +328,34 @@ def _walk(top: str) -> Iterator[tuple[str, os.stat_result | None, str]]:
 
 
 def _inner_link(top: str, name: str) -> str:
-    """Where the link points, if that is inside the tree: by its text, so that the tree can be moved, and in fact, through other links."""
+    """Where the link points, if that is inside the tree."""
     path = f"{top}/{name}"
     target = os.readlink(path)
-    lexical = os.path.normpath(os.path.join(os.path.dirname(name), target))
-    real_top, real = os.path.realpath(top), os.path.realpath(os.path.join(os.path.dirname(path), target))
-    inside = real == real_top or real.startswith(real_top.rstrip("/") + "/")
-    if target.startswith("/") or lexical == ".." or lexical.startswith("../") or not inside:
+    if link_leads_out(top, name, target):
         raise Unhashable(path, f"a link to {target} leads out of {top}", fix="replace it by what it points to, or declare that as well")
     return target
+
+
+def link_leads_out(top: str, name: str, target: str, links: Container[str] | None = None) -> bool:
+    """Whether a link leaves the tree: by its text, since the tree can be moved, or in fact, through other links.
+
+    With `links`, the paths of all links in the tree, the disk is asked only about those that lead through another."""
+    parts: list[str] = name.split("/")[:-1]
+    through = links is None
+    if target.startswith("/"):
+        return True
+    for part in target.split("/"):
+        if part == "..":
+            if not parts:
+                return True
+            parts.pop()
+        elif part and part != ".":
+            parts.append(part)
+            through = through or "/".join(parts) in (links or ())
+    if not through:
+        return False
+    real_top, real = os.path.realpath(top), os.path.realpath(f"{os.path.dirname(f'{top}/{name}')}/{target}")
+    return real != real_top and not real.startswith(real_top.rstrip("/") + "/")
 
 
 def _kind(mode: int) -> str:
