@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from runner.execution.checkpoints import choose, latest, prune, valid
+from runner.execution.checkpoints import choose, examine, latest, prune
 
 
 def made(folder: Path, *names: str) -> Path:
@@ -31,7 +31,7 @@ def test_a_checkpoint_without_files_or_with_a_short_tensor_file_is_not_whole(tmp
     (folder / "step-3" / "weights").unlink()
     safetensors(folder / "step-2" / "model.safetensors", cut=1)
     assert latest(folder, "step-*") == "step-1"
-    assert valid(safetensors(tmp_path / "good.safetensors"))
+    assert examine(safetensors(tmp_path / "good.safetensors")).ok
 
 
 def test_pruning_keeps_the_newest_whole_ones_and_whatever_is_not_a_checkpoint(tmp_path: Path) -> None:

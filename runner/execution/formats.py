@@ -1,0 +1,242 @@
+"""Whether one file of a checkpoint is whole, as far as its form shows.  Knows file formats, not trainers; unpickles nothing.
+
+What a form cannot show it does not claim: a file of an unknown kind is whole if it is not empty, and a flipped bit in the middle of a safetensors
+file is found only where somebody wrote down a digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickletools
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+ARCHIVES = (".pt", ".pth", ".ckpt", ".pkl", ".distcp")
+"""What torch.save writes: a zip archive.  Files that were only pickled bear these names too."""
+TORCH_BINS = ("pytorch_model", "adapter_model", "diffusion_pytorch_model", "optimizer", "scheduler", "sampler", "dl_state_dict", "training_args")
+"""Beginnings of the names of `.bin` files that torch.save writes; any other `.bin` may be anything."""
+HEADER = 100 << 20
+"""Bytes of a safetensors header, as its own readers limit it."""
+GLANCE = 1 << 20
+"""Bytes of JSON that are read even where only a quick look is asked."""
+BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+    "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+
+
+def flaw(path: Path, *, thorough: bool = False) -> str:
+    """What is wrong with a file, in words; empty when its form shows nothing.  `thorough` also reads checksums and all of its JSON."""
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            return "" if path.suffix not in (*ARCHIVES, ".safetensors", ".json", ".npz") and not _is_torch_bin(path) else "is empty"
+        if path.suffix == ".safetensors":
+            return _safetensors(path, size)
+        if path.suffix == ".json":
+            return _json(path, size, thorough=thorough)
+        if path.suffix == ".jsonl":
+            return _lines(path, size)
+        if path.suffix in (*ARCHIVES, ".npz") or _is_torch_bin(path):
+            return _archive(path, size, thorough=thorough)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
+
+
+def sharded(metadata: Path) -> dict[str, int]:
+    """The files that a `.metadata` of torch's distributed checkpoints names -> bytes they have at least.  Raises ValueError when it is not whole."""
+    ends: dict[str, int] = {}
+    with metadata.open("rb") as file:
+        words = list(_atoms(file))
+    for at in range(len(words) - 5):
+        name, offset, length = words[at + 1], words[at + 3], words[at + 5]
+        told = (words[at], words[at + 2], words[at + 4]) == ("relative_path", "offset", "length")
+        if told and isinstance(name, str) and isinstance(offset, int) and isinstance(length, int):
+            ends[name] = max(ends.get(name, 0), offset + length)
+    return ends
+
+
+def _is_torch_bin(path: Path) -> bool:
+    return path.suffix == ".bin" and path.name.startswith(TORCH_BINS)
+
+
+def _safetensors(path: Path, size: int) -> str:
+    """8 bytes of header length, the header (JSON), then its tensors without gaps (huggingface/safetensors, format description)."""
+    with path.open("rb") as file:
+        head = int.from_bytes(file.read(8), "little")
+        if size < 8 or head > size - 8:
+            return "is cut off in its header"
+        if head > HEADER:
+            return "has no safetensors header"
+        try:
+            table = json.loads(file.read(head))
+            spans = sorted(_span(entry) for name, entry in table.items() if name != "__metadata__")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return "has a damaged header"
+    at = 0
+    for begin, end in spans:
+        if begin != at:
+            return "has a damaged header"
+        at = end
+    if size != 8 + head + at:
+        return f"has {size} bytes, its header says {8 + head + at}"
+    return ""
+
+
+def _span(entry: dict[str, object]) -> tuple[int, int]:
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or not isinstance(offsets, list):
+        raise TypeError
+    begin, end = (int(offset) for offset in offsets)
+    bits = BITS.get(str(entry["dtype"]))
+    for extent in shape:
+        bits = bits * int(extent) if bits is not None else None
+    if not 0 <= begin <= end or (bits is not None and -(-bits // 8) != end - begin):
+        raise ValueError
+    return begin, end
+
+
+def _json(path: Path, size: int, *, thorough: bool) -> str:
+    if size > GLANCE and not thorough:
+        with path.open("rb") as file:
+            file.seek(-64, os.SEEK_END)
+            return "" if file.read().rstrip()[-1:] in (b"}", b"]") else "is cut off"
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return "is not whole JSON"
+    return ""
+
+
+def _lines(path: Path, size: int) -> str:
+    """The last line of a text that has a value on each line."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - GLANCE))
+        end = file.read()
+    last = end[end.rfind(b"\n") + 1 :]
+    if not last or (len(last) == GLANCE):
+        return ""
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return "is cut off in its last line"
+    return ""
+
+
+def _archive(path: Path, size: int, *, thorough: bool) -> str:
+    with path.open("rb") as file:
+        start = file.read(4)
+        if start != b"PK\x03\x04":
+            return "" if _pickled(file, size) else "is neither a whole zip archive nor a whole pickle"
+        found = _directory(file, size)
+        if found is None:
+            return "is a zip archive that is cut off or damaged"
+        base, members = found
+        if base and path.suffix != ".distcp":
+            return "is a zip archive with something before it"
+        for header, stored, checksum in members:
+            file.seek(base + header)
+            local = file.read(30)
+            if len(local) < 30 or not local.startswith(b"PK\x03\x04"):
+                return "is a zip archive whose directory is wrong"
+            # torch can be told to write no checksums: all are zero then.
+            if thorough and checksum and stored:
+                file.seek(sum(struct.unpack("<HH", local[26:30])), os.SEEK_CUR)
+                if _crc(file, stored) != checksum:
+                    return "is a zip archive with a damaged member"
+    return ""
+
+
+def _directory(file: BinaryIO, size: int) -> tuple[int, list[tuple[int, int, int]]] | None:
+    """Where a zip archive begins, and (place of its header, bytes if not compressed, checksum) of each member.  None unless it ends with the file."""
+    file.seek(max(0, size - 22 - 20 - 56))
+    tail = file.read()
+    end = tail[-22:]
+    if len(end) < 22 or not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":
+        return None
+    count, length, offset = struct.unpack("<HII", end[10:20])
+    at = size - 22
+    if tail[-42:-38] == b"PK\x06\x07":
+        large = tail[-98:-42]
+        if not large.startswith(b"PK\x06\x06"):
+            return None
+        count, length, offset = struct.unpack("<QQQ", large[32:56])
+        at = size - 98
+    base = at - length - offset
+    if base < 0:
+        return None
+    file.seek(base + offset)
+    table = file.read(length)
+    members, place = [], 0
+    for _ in range(count):
+        if table[place : place + 4] != b"PK\x01\x02" or place + 46 > length:
+            return None
+        method, checksum, packed, whole, name, extra, comment, header = struct.unpack("<10xH4xIIIHHH8xI", table[place : place + 46])
+        fields = table[place + 46 + name : place + 46 + name + extra]
+        packed, header = _large(fields, whole, packed, header)
+        if header + packed > offset:
+            return None
+        members.append((header, packed if method == 0 else 0, checksum))
+        place += 46 + name + extra + comment
+    return (base, members) if place == length and (members or length == 0) else None
+
+
+def _large(fields: bytes, whole: int, packed: int, header: int) -> tuple[int, int]:
+    """Bytes and offset of a member, which stand in an extra field where four bytes do not hold them."""
+    while len(fields) >= 4:
+        kind, length = struct.unpack("<HH", fields[:4])
+        if kind == 1:
+            values = iter(struct.unpack(f"<{length // 8}Q", fields[4 : 4 + length // 8 * 8]))
+            if whole == 0xFFFFFFFF:
+                next(values, 0)
+            packed = next(values, packed) if packed == 0xFFFFFFFF else packed
+            header = next(values, header) if header == 0xFFFFFFFF else header
+        fields = fields[4 + length :]
+    return packed, header
+
+
+def _crc(file: BinaryIO, length: int) -> int:
+    checksum = 0
+    while length and (data := file.read(min(length, 1 << 20))):
+        checksum = zlib.crc32(data, checksum)
+        length -= len(data)
+    return checksum
+
+
+def _pickled(file: BinaryIO, size: int) -> bool:
+    """Whether a file is one whole pickle, by the list of its instructions: none is carried out."""
+    file.seek(0)
+    try:
+        for operation, _, _ in pickletools.genops(file):
+            if operation.name == "STOP":
+                return file.tell() == size
+    except (ValueError, IndexError, EOFError, OverflowError):
+        pass
+    return False
+
+
+def _atoms(file: BinaryIO) -> Iterator[str | int]:
+    """The texts and whole numbers of a pickle, in order, each where it is used.  Raises ValueError when it does not come to its end."""
+    memo: dict[int, str | int | None] = {}
+    last: str | int | None = None
+    try:
+        for operation, value, _ in pickletools.genops(file):
+            name = operation.name
+            if name == "MEMOIZE":
+                memo[len(memo)] = last
+                continue
+            if name in ("PUT", "BINPUT", "LONG_BINPUT"):
+                memo[value] = last
+                continue
+            last = memo.get(value) if name in ("GET", "BINGET", "LONG_BINGET") else None
+            if last is None and ("UNICODE" in name or "INT" in name or "LONG" in name) and type(value) in (str, int):
+                last = value
+            if last is not None:
+                yield last
+    except (IndexError, EOFError, OverflowError) as error:
+        raise ValueError(str(error)) from error
