@@ -1,0 +1,483 @@
+"""One held SSH connection to one login, and commands run over it.  Knows neither jobs, leases nor what the commands mean.
+
+`Link.call` has the signature of `Host.call`.  A `Route` says how to get there and whose word is believed: nothing is sent to a machine whose host key
+was not known, nothing is read from `~/.ssh/config` here, no agent is forwarded, no password asked for.  Whatever goes wrong is a `DriverError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import shlex
+import socket
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from .base import NOTHING, Argv, Denied, DriverError, Rejected, Unreachable
+
+CHANNELS = 8  # at once on one connection: OpenSSH's MaxSessions is 10
+PIECE = 1 << 18  # bytes written in one go
+WAITING = 1 << 20  # bytes of output kept for a slow reader, beyond what the window lets in
+WINDOW = 4 << 20
+PACKET = 1 << 17
+LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
+NOISE = 1 << 20  # bytes that a login may print before the command begins
+WORDS = 4096  # bytes of stderr kept for an error
+SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+# What a shell of any kind takes between single quotes as it is: csh reads "!", fish reads "\\".
+PLAIN = re.compile(rb"[ \"-&(-\[\]-~]*")
+UNSAFE = re.compile(rb"[^A-Za-z0-9 _./=,:@%+\"$*?<>|&;(){}\[\]#~^-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to one login.  `host_key` is the one it must present, as `ssh-ed25519 AAAA…`; without it the files `known_hosts` decide."""
+
+    user: str
+    host: str
+    port: int = 22
+    host_key: str | None = None
+    known_hosts: tuple[str, ...] = KNOWN_HOSTS
+    identity: tuple[str, ...] = ()  # private key files; none: those in ~/.ssh, and the agent's
+    agent: bool = True
+    jump: Route | None = None
+    keep_alive: float = 15.0  # seconds of silence after which we ask whether it is still there; the fourth unanswered question ends the connection
+    patience: float = 20.0  # seconds in which it must have let us in
+
+    def __str__(self) -> str:
+        return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (f":{self.port}" if self.port != 22 else "")
+
+
+class Link:
+    """A connection that is made when it is needed and made again when it broke.  Belongs to one event loop at a time."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self._through = Link(route.jump) if route.jump else None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: asyncssh.SSHClientConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._room = _Room()
+        self._failures = 0
+        self._not_before = 0.0
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        """Run `argv` there and stream its output.  Raises Rejected with its stderr when it fails, Unreachable when the connection breaks."""
+        mark, command = _framed(argv)
+        session = await self._session(command)
+        try:
+            session.feed(stdin)
+            noise = b""
+            while data := await session.read():
+                if session.heard:
+                    yield data
+                    continue
+                noise, found, rest = (noise + data).partition(mark)
+                session.heard = bool(found)
+                if rest:
+                    yield rest
+                if not found and len(noise) > NOISE:
+                    raise Rejected(f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files")
+        finally:
+            await session.leave()
+        if session.failure is not None:
+            raise session.failure
+        _judge(session, noise, mark, argv, self.route)
+
+    async def aclose(self) -> None:
+        """Let go of the connection.  The next call makes another."""
+        connection, self._connection = self._connection, None
+        if connection is not None and self._loop is asyncio.get_running_loop():
+            connection.abort() if connection.is_closed() else connection.close()
+            with suppress(asyncssh.Error, OSError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await connection.wait_closed()
+        if self._through is not None:
+            await self._through.aclose()
+
+    # --- connecting
+
+    async def connection(self) -> asyncssh.SSHClientConnection:
+        """The held connection, made now if there is none.  After a failure the next attempt waits a little, and longer each time."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._connection, self._connecting, self._room = loop, None, asyncio.Lock(), _Room()
+            self._failures, self._not_before = 0, 0.0
+        async with self._connecting:
+            if self._connection is not None and not self._connection.is_closed():
+                return self._connection
+            await asyncio.sleep(self._not_before - loop.time())
+            try:
+                self._connection = await self._connect()
+            except DriverError:
+                self._failures += 1
+                self._not_before = loop.time() + min(SLOWEST_RETRY, 0.05 * 2**self._failures)
+                raise
+            self._failures, self._room = 0, _Room()
+            return self._connection
+
+    async def _connect(self) -> asyncssh.SSHClientConnection:
+        route, greeter = self.route, _Greeter()
+        trusted = _trusted(route)
+        keys, identities = _keys(route)
+        tunnel = await self._through.connection() if self._through is not None else ()
+        try:
+            async with asyncio.timeout(route.patience):
+                return await asyncssh.connect(
+                    route.host,
+                    route.port,
+                    username=route.user,
+                    tunnel=tunnel,
+                    client_factory=lambda: greeter,
+                    known_hosts=trusted,
+                    client_keys=keys or (),
+                    agent_path=os.environ.get("SSH_AUTH_SOCK", "") if route.agent else None,
+                    agent_identities=identities,
+                    agent_forwarding=False,
+                    config=None,
+                    preferred_auth=("publickey",),
+                    gss_host=None,
+                    x509_trusted_certs=None,
+                    send_env=None,
+                    encryption_algs=CIPHERS,
+                    compression_algs=None,
+                    keepalive_interval=route.keep_alive,
+                    keepalive_count_max=4,
+                )
+        except TimeoutError as error:
+            raise Unreachable(f"{route} let nobody in within {route.patience:g} s") from error
+        except asyncssh.PermissionDenied as error:
+            raise Denied(_not_let_in(route)) from error
+        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
+            raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
+        except (asyncssh.Error, OSError, ValueError) as error:
+            raise _foreign(error, route) from error
+
+    # --- channels
+
+    async def _session(self, command: bytes) -> _Session:
+        """A channel that runs `command`, as soon as there is room for one."""
+        while True:
+            connection = await self.connection()
+            room = self._room
+            await room.take()
+            session = _Session(room)
+            opening = asyncio.ensure_future(
+                connection.create_session(session.itself, command.decode(), encoding=None, window=WINDOW, max_pktsize=PACKET)
+            )
+            try:
+                await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(session.unwanted)
+                raise
+            except asyncssh.ChannelOpenError as error:
+                session.closed()
+                if connection.is_closed():
+                    raise Unreachable(f"{self.route} broke the connection") from error
+                if not room.taken:
+                    raise Denied(f"{self.route} lets nobody run commands: {error}") from error
+                room.limit = room.taken  # it allows fewer at once than is usual: wait for one of them to end
+            except (asyncssh.Error, OSError, ValueError) as error:
+                session.closed()
+                raise _foreign(error, self.route) from error
+            else:
+                return session
+
+
+class _Room:
+    """How many channels of one connection are in use."""
+
+    def __init__(self) -> None:
+        self.limit, self.taken = CHANNELS, 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        while self.taken >= self.limit:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._waiting.remove(turn) if turn in self._waiting else self._wake()
+                raise
+        self.taken += 1
+
+    def give(self) -> None:
+        self.taken -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+class _Greeter(asyncssh.SSHClient):
+    """Remembers the host key that is not the one we know."""
+
+    shown: asyncssh.SSHKey | None = None
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.shown = key
+        return False
+
+
+class _Session(asyncssh.SSHClientSession[bytes]):
+    """One command: what it prints, no faster than it is read, and what it is given, no faster than it reads."""
+
+    def __init__(self, room: _Room) -> None:
+        self.heard = False  # its own output has begun
+        self.failure: BaseException | None = None  # of whoever gave us its input
+        self.code: int | None = None
+        self.signal = ""
+        self.words = bytearray()
+        self._room = room
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._feeding: asyncio.Future[None] | None = None
+        self._over = self._left = self._paused = False
+        self._printed: list[bytes] = []
+        self._size = 0
+        self._news, self._may_write = asyncio.Event(), asyncio.Event()
+        self._may_write.set()
+
+    def itself(self) -> _Session:
+        return self
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        self._channel = chan
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        if datatype is not None:
+            self.words += data
+            del self.words[: -2 * WORDS]
+            return
+        self._printed.append(data)
+        self._size += len(data)
+        if self._size > WAITING and not self._paused and self._channel is not None:
+            self._paused = True
+            self._channel.pause_reading()
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        return True  # it may still want to read
+
+    def exit_status_received(self, status: int) -> None:
+        self.code = status
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:
+        self.signal = signal
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed()
+
+    def closed(self) -> None:
+        """The channel is no more."""
+        if not self._over:
+            self._over = True
+            self._room.give()
+            self._news.set()
+            self._may_write.set()
+
+    async def read(self) -> bytes:
+        """Some of what it printed, empty after all of it."""
+        while not self._printed and not self._over and not self._left:
+            self._news.clear()
+            await self._news.wait()
+        data = self._printed[0] if len(self._printed) == 1 else b"".join(self._printed)
+        self._printed.clear()
+        self._size = 0
+        if self._paused and self._channel is not None:
+            self._paused = False
+            self._channel.resume_reading()
+        return data
+
+    def feed(self, stdin: AsyncIterable[bytes]) -> None:
+        """Begin to give it `stdin`."""
+        if stdin is NOTHING:
+            self._end()
+        else:
+            self._feeding = asyncio.ensure_future(self._feed(stdin))
+
+    async def leave(self) -> None:
+        """Nobody reads it any more: it is killed if it still runs."""
+        self._abandon()
+        if self._feeding is not None:
+            self._feeding.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._feeding
+
+    def unwanted(self, opening: asyncio.Task[Any]) -> None:
+        """Whoever opened it went away before it was there."""
+        if opening.cancelled() or opening.exception() is not None:
+            self.closed()
+        else:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._left = True
+        self._news.set()
+        self._may_write.set()
+        if not self._over and self._channel is not None:
+            with suppress(OSError):
+                self._channel.send_signal("KILL")
+            self._channel.abort()
+
+    def _end(self) -> None:
+        if not self._over and self._channel is not None:
+            with suppress(OSError):
+                self._channel.write_eof()
+
+    async def _feed(self, stdin: AsyncIterable[bytes]) -> None:
+        assert self._channel is not None
+        try:
+            async for data in stdin:
+                for begin in range(0, len(data), PIECE):
+                    await self._may_write.wait()
+                    if self._over or self._left:
+                        return  # its exit code says whether that matters
+                    self._channel.write(data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE])
+            self._end()
+        except BrokenPipeError:
+            pass  # it closed its input; its exit code says whether that matters
+        except Exception as error:  # somebody else's: handed on to who reads the output
+            self.failure = error
+            self._abandon()
+        finally:
+            if (aclose := getattr(stdin, "aclose", None)) is not None:
+                await aclose()
+
+
+# --- words for the other side
+
+
+def _framed(argv: Argv) -> tuple[bytes, bytes]:
+    """The mark after which output is the command's own, and the command for a login shell of any kind, in ASCII it does not interpret."""
+    one, other = secrets.token_hex(4), secrets.token_hex(4)
+    say = f'printf "\\036%s%s\\n" {one} {other}'
+    begin = f'{say}; {say} >&2; unset CDPATH ENV BASH_ENV TAR_OPTIONS; LC_ALL=C; export LC_ALL; exec "$@"'.encode()
+    words = [word.encode("utf-8", "surrogateescape") for word in argv]
+    if any(b"\0" in word for word in words):
+        raise Rejected("a command's arguments cannot contain a NUL character")
+    if all(PLAIN.fullmatch(word) for word in words):
+        command = b"exec /bin/sh -c '" + begin + b"' sh" + b"".join(b" '" + word + b"'" for word in words)
+    else:
+        script = b"set -- " + b" ".join(b"'" + word.replace(b"'", b"'\\''") + b"'" for word in words) + b"\n" + begin
+        coded = UNSAFE.sub(lambda match: b"\\0%03o" % ord(match[0]), script)
+        command = b"""exec /bin/sh -c 'eval "$(printf %b "$1")"' sh '""" + coded + b"'"
+    if len(command) > LONGEST:
+        raise Rejected(f"{argv[0][:100]} is given {len(command)} bytes of arguments, and {LONGEST} are possible: send them as its input")
+    return f"\x1e{one}{other}\n".encode(), command
+
+
+def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
+    before, _, words = bytes(session.words).rpartition(mark)
+    said = words.decode("utf-8", "replace").strip()[-WORDS:]
+    if session.code is None and not session.signal:
+        raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
+    if not session.heard:
+        told = (noise + before + words).decode("utf-8", "replace").strip()[-WORDS:]
+        raise Denied(f"{route} does not run commands in a POSIX shell" + (f"; it says: {told}" if told else ""))
+    if session.signal:
+        raise Rejected(f"{argv[0]} was ended by SIG{session.signal}" + (f": {said}" if said else ""))
+    if session.code:
+        raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
+
+
+# --- keys, ours and theirs
+
+
+def _keys(route: Route) -> tuple[list[str], list[str] | None]:
+    """Files of keys to log in with, none for the usual ones, and public keys whose other half only the agent has.  Raises Denied."""
+    ours, of_agent = [], []
+    for name in route.identity:
+        path = Path(name).expanduser()
+        try:
+            asyncssh.read_private_key(path)
+        except OSError as error:
+            raise Denied(f"the key {path} for {route} cannot be read: {error.strerror}") from error
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            public = path.with_name(path.name + ".pub")
+            if "passphrase" not in str(error).lower():
+                raise Denied(f"{path} is not a private key that can be used for {route}: {error}") from error
+            if not route.agent or not os.environ.get("SSH_AUTH_SOCK") or not public.exists():
+                raise Denied(f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})") from error
+            of_agent.append(str(public))
+        else:
+            ours.append(str(path))
+    return ours, of_agent if route.identity else None
+
+
+def _trusted(route: Route) -> asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:
+    """The host keys that are believed.  Raises Denied."""
+    if route.host_key is not None:
+        try:
+            return [asyncssh.import_public_key(route.host_key)], [], []
+        except (asyncssh.KeyImportError, ValueError) as error:
+            raise Denied(f'the pinned host key of {route} is not one: it reads like "ssh-ed25519 AAAA…"') from error
+    lines = []
+    for name in route.known_hosts:
+        try:
+            lines.append(Path(name).expanduser().read_text("utf-8", "replace"))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise Denied(f"{name} cannot be read: {error.strerror}") from error
+    try:
+        return asyncssh.import_known_hosts("\n".join(lines))
+    except ValueError as error:
+        raise Denied(f"{' or '.join(route.known_hosts)} cannot be understood: {error}") from error
+
+
+def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: object, why: str) -> str:
+    """What to tell a person whose machine has not proved that it is the one."""
+    name = route.host if route.port == 22 else f"[{route.host}]:{route.port}"
+    known = trusted[0] if isinstance(trusted, tuple) else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]  # type: ignore[attr-defined]
+    shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}" if shown is not None else why
+    check = f"On the machine itself, `ssh-keygen -lf /etc/ssh/ssh_host_{_kind(shown)}_key.pub` prints its true key"
+    if not known:
+        scan = f"ssh-keyscan -p {route.port} -t {_kind(shown)} {route.host} >> {route.known_hosts[0] if route.known_hosts else 'known_hosts'}"
+        return f"the host key of {name} is not known here, and nothing was sent: {shows}.\n{check}; if it is this one: {scan}"
+    was = ", ".join(f"{key.get_algorithm()} {key.get_fingerprint()}" for key in known)
+    forget = "change `host_key`" if route.host_key is not None else f"ssh-keygen -R '{name}', and learn the new one"
+    return f"the host key of {name} has changed, and nothing was sent: {shows}; known is {was}.\n{check}; if it was installed anew: {forget}"
+
+
+def _kind(key: asyncssh.SSHKey | None) -> str:
+    algorithm = key.get_algorithm() if key is not None else "ssh-ed25519"
+    return "ecdsa" if algorithm.startswith("ecdsa") else algorithm.removeprefix("ssh-")
+
+
+def _not_let_in(route: Route) -> str:
+    tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (" and those of the agent" if route.agent and os.environ.get("SSH_AUTH_SOCK") else "")
+    return f"{route} does not let us in with {tried}: add the public key to its ~/.ssh/authorized_keys, or name another key (`identity`)"
+
+
+def _foreign(error: Exception, route: Route) -> DriverError:
+    """An error of the library or the system as one that says what to do next."""
+    match error:
+        case asyncssh.KeyImportError() | asyncssh.KeyEncryptionError() | asyncssh.IllegalUserName() | asyncssh.ProtocolNotSupported() | ValueError():
+            return Denied(f"{route}: {error}")
+        case socket.gaierror():
+            return Unreachable(f'the name "{route.host}" of {route} leads nowhere: {error.strerror}')
+        case OSError() if error.strerror:
+            return Unreachable(f"{route} cannot be reached: {error.strerror}")
+        case _:
+            return Unreachable(f"{route} cannot be reached: {error or type(error).__name__}")
