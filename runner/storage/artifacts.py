@@ -321,6 +321,10 @@ class Objects:
     def _turn(self) -> _Turn:
         return _Turn(f"{self._root}/objects")
 
+    def temporary(self) -> str:
+        """A path below `partial/` that nobody else uses: on the file system of the objects, and swept up if we die."""
+        return self._temporary()
+
     def _temporary(self) -> str:
         return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
 
