@@ -1,0 +1,493 @@
+"""Run a step's command in a container: find Docker or Podman on a host, make its image be there, wrap the Command.  Knows engines, not steps or keys.
+
+A wrapped Command is an ordinary one: any host starts, waits for and stops it.  What it runs is a small supervising script (POSIX sh, `_RUN`) and
+beside it, in a session of its own, a guard (`_GUARD`):
+
+    stop        the script's SIGTERM becomes one SIGTERM to every process in the container, as a host does it to a bare job's group
+    kill -9     of the script, or of all of its group: the guard sees its end and kills the container
+    kill -9     of the guard too: what is left bears a label, and `sweep` ends it before the next run
+
+The command sees its directory, and everything that links in it lead to, under their own absolute paths, and runs as the host's user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Literal
+
+from drivers.base import Command, Exit, Host, Job, Rejected
+
+from ..digest import of_value
+from ..errors import CannotRun
+
+MOST = 64
+"""Mounts of one container: where links lead to more places than this, folders above them are mounted."""
+HOME = "/tmp"  # noqa: S108  (a path in the image)
+"""Home of every step in a container, whoever it runs as: the image's own may not be writable, and the host's is not there."""
+LABEL = "recipe.attempts"
+MARK = "recipe: the container did not start"
+_INIT = re.compile(r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)|\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)")
+"""How the engines' first processes say that there is no such program."""
+_CLIENT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS"),
+    *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION"),
+    *("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE", "STORAGE_DRIVER", "STORAGE_OPTS"),
+)
+"""Variables by which the engine's own client finds its program, its daemon and its storage."""
+_PROXIES = tuple(name for low in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (low, low.upper()))
+"""Variables by which it reaches a registry."""
+_GREEDY = ("LD_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_", "BUILDAH_", "STORAGE_", "XDG_", "GO", "_CONTAINERS_")
+"""Beginnings of names that the client, or its loader, reads: a step's variable of such a name has to go round it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A container engine on a host, as `detect` found it."""
+
+    kind: Literal["docker", "podman"]
+    program: str  # absolute path on the host
+    version: str
+    user: str  # UID:GID with which the command runs, as the container counts
+    rootless: bool = False
+    init: bool = False  # it has a first process to give, which passes signals on and reaps
+    cards: int = 0  # GPUs of the host
+    gpus: Literal["", "gpus", "cdi"] = ""  # by which flags it gives them; "": it cannot
+    memory: int = 0  # bytes of the host
+    flags: tuple[str, ...] = ()  # words of the setting before its verb
+    args: tuple[str, ...] = ()  # and after `run`
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # what its client needs
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (self.program, *self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is on a host: what to run, and what to remember of it."""
+
+    id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A path of the host that the container sees under the same name."""
+
+    path: str
+    writable: bool = False
+
+
+# -- the host ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+async def detect(
+    host: Host, *, engine: str = "", flags: Sequence[str] = (), args: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Engine:
+    """The engine of a host: the one named (`docker`, `podman` or a path), else Docker where its daemon answers, else Podman.
+
+    `flags` stand before the engine's verb, `args` after `run`.  `environ` are variables for its client beside those of the host's own shell.  Raises
+    CannotRun saying what is missing; DriverError when the host cannot be asked.
+    """
+    said = await _call(host, ["sh", "-c", _DETECT, "detect", engine or "docker\npodman", *flags], environ or {})
+    facts: dict[str, str] = {}
+    env: dict[str, str] = {}
+    missing: list[str] = []
+    for line in said.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "env":
+            name, _, value = rest.partition("=")
+            if name in (*_CLIENT, *_PROXIES) and value:
+                env[name] = value
+        elif word in ("docker", "podman"):
+            found = _read_info(word, rest, facts, env, tuple(flags), tuple(args))
+            if isinstance(found, Engine):
+                return found
+            missing.append(found)
+        elif word == "missing":
+            missing.append(f"{rest} is not installed")
+        else:
+            facts[word] = rest
+    raise CannotRun(
+        f"a step has an image, and no container engine works there: {'; '.join(missing)}",
+        fix="install podman, or start docker; or use `--python current`, which ignores images",
+    )
+
+
+def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str, str], flags: tuple[str, ...], args: tuple[str, ...]) -> Engine | str:
+    """One answer of `_DETECT`: the path of a program, TAB, what `info` of it said.  Words when it does not work."""
+    path, _, text = rest.partition("\t")
+    try:
+        info = json.loads(text)
+    except ValueError:
+        return f"{path} does not work: {text.strip() or 'it said nothing'}"
+    uid, gid = facts.get("uid", "0"), facts.get("gid", "0")
+    cards, memory = int(facts.get("cards") or 0), int(facts.get("memory") or 0) * 1024
+    if kind == "docker":
+        if not info.get("ServerVersion"):
+            return f"{path} does not work: {'; '.join(info.get('ServerErrors') or ['its daemon does not answer'])}"
+        rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
+        by_flag = "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes"
+        by_cdi = any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ())
+        gpus: Literal["", "gpus", "cdi"] = "gpus" if by_flag else "cdi" if by_cdi else ""
+        version, init = str(info["ServerVersion"]), bool(info.get("InitBinary"))
+    else:
+        rootless = bool(info["host"]["security"]["rootless"])
+        gpus = "cdi" if facts.get("cdi") == "yes" else ""
+        version, init = str(info["version"]["Version"]), facts.get("catatonit") == "yes"
+    # A rootless Docker has its user as root inside; a rootless Podman keeps the number, which it is told by a flag.
+    user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
+    return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory, flags, args, dict(env))  # type: ignore[arg-type]
+
+
+async def resolve(host: Host, engine: Engine, image: str) -> Image:
+    """The image there, pulled if it is not; one named by digest is that one.  Raises CannotRun with the engine's words; DriverError."""
+    try:
+        said = await _call(host, ["sh", "-c", _RESOLVE, "resolve", image, _full_name(image), *engine.words], engine.env)
+    except Rejected as error:
+        words = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in reversed(words) if "rror" in line or "denied" in line), words[-1] if words else "")
+        raise CannotRun(
+            f"the image {image} is not there and cannot be pulled: {reason.removeprefix('sh ended with 1: ')}",
+            fix=f"correct its name, log in to its registry, or make it there yourself (`{engine.kind} build`, `{engine.kind} load`)",
+        ) from error
+    try:
+        found = json.loads(said)[0]
+        id = str(found["Id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CannotRun(f"the image {image} cannot be inspected: {said[:200]!r}") from error
+    # A name can stand for several digests of one content; those of a registry are what another machine can ask for.
+    digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
+    pinned = image.partition("@")[2]
+    id = id if id.startswith("sha256:") else f"sha256:{id}"
+    return Image(id, pinned or (digests[0] if digests else id))
+
+
+async def sweep(host: Host, engine: Engine, attempts: str) -> list[str]:
+    """End the containers of `attempts`, a folder of attempt directories, whose jobs are over: the names of the attempts.  Raises DriverError."""
+    listed = await _call(host, [*engine.words, "ps", "--all", "--filter", f"label={LABEL}={attempts}", "--format", "{{.Names}}"], engine.env)
+    ended = []
+    for name in listed.split():
+        attempt = name.partition(".")[2]
+        if attempt and await host.wait(Job(attempt), timedelta(0)) is not None:
+            await end(host, engine, f"{attempts}/{attempt}")
+            ended.append(attempt)
+    return ended
+
+
+async def end(host: Host, engine: Engine, attempt: str) -> None:
+    """Leave nothing of the container of an attempt directory, whatever state it is in; nothing to end is no error.  Raises DriverError.
+
+    To be called when a job did not end by itself: a host may have killed all that watched over it.
+    """
+    await _call(host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *engine.words], engine.env)
+
+
+async def _call(host: Host, argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Run `argv` there with these variables, which travel by stdin: a proxy's address may have a password in it."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        for name, value in env.items():
+            if name in (*_CLIENT, *_PROXIES) and "\n" not in value:
+                yield f"{name}={value}\n".encode("utf-8", "surrogateescape")
+        yield b"\n"
+
+    script = 'while IFS= read -r v && [ -n "$v" ]; do export "$v"; done; exec "$@" </dev/null'
+    data = bytearray()
+    async for chunk in host.call(["sh", "-c", script, "sh", *argv], lines()):
+        data += chunk
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _full_name(image: str) -> str:
+    """An image's name as Docker understands it: Podman may have been told of no registry for short names."""
+    first, slash, _ = image.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return image
+    return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def base_env(pass_env: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """What a step in a container inherits: nothing of the host's but what it asked for; PATH is the image's."""
+    return {"HOME": HOME, "PYTHONUNBUFFERED": "1"} | {name: environ[name] for name in pass_env if name in environ}
+
+
+def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list[Mount]:
+    """What a command in an attempt directory of this machine has to see: the directory, its script, its metrics, and where its links lead.
+
+    `objects` is the folder of stored objects, `writable` are folders that links may lead to and that the step may change: its state.
+    """
+    ours = tuple(os.path.realpath(path) for path in writable)
+    found = [Mount(command.cwd, True), *(Mount(path, True) for path in ours)]
+    script = command.argv[-1]
+    if script.startswith(f"{command.cwd}."):
+        found.append(Mount(script))
+    metrics = command.env.get("RECIPE_METRICS")
+    if metrics and not metrics.startswith(f"{command.cwd}/"):
+        with open(metrics, "ab"):  # a file that does not exist cannot be mounted
+            pass
+        found.append(Mount(metrics, True))
+    store = os.path.realpath(objects)
+    seen: set[str] = set()
+    for target in _leads(command.cwd, store, ours, seen):
+        seen.add(target)
+    return [*found, *(Mount(path) for path in covering(seen))]
+
+
+def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
+    """Where the links below `folder` lead, and the links below that."""
+    pending, walked = [folder], {folder}
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    if not os.path.exists(target) or any(_within(target, place) for place in (folder, *ours)):
+                        continue
+                    if _within(target, store):
+                        yield store  # what is stored holds no links that lead out of it
+                        continue
+                    if not any(_within(target, place) for place in seen):
+                        yield target
+                    if os.path.isdir(target) and target not in walked:
+                        walked.add(target)
+                        pending.append(target)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def covering(paths: Iterable[str], most: int = MOST) -> list[str]:
+    """At most `most` paths, none below another, so that each of `paths` is one of them or below one; never the root alone unless it has to be."""
+    found = _tops(paths)
+    while len(found) > most:
+        deepest = max(path.count("/") for path in found)
+        found = _tops(posixpath.dirname(path) if path.count("/") == deepest else path for path in found)
+    return found
+
+
+def _tops(paths: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for path in sorted(set(paths), key=lambda path: path.split("/")):
+        if not found or not _within(path, found[-1]):
+            found.append(path)
+    return found
+
+
+def wrap(command: Command, image: Image, engine: Engine, mounts: Sequence[Mount], gpus: float = 0) -> Command:
+    """`command`, to be run in a container of `image`.  Its environment is given by name, so that no value of a secret stands in an argv.
+
+    `gpus` is how many the step asks for; it gets all that the host has.  Raises CannotRun when the engine has no way to give it any, or a name or
+    path cannot be passed on.
+    """
+    if gpus and not engine.gpus:
+        raise CannotRun(
+            f"it needs {gpus:g} GPU(s), and {engine.kind} {engine.version} there cannot give them to a container",
+            fix="install nvidia-container-toolkit there" + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
+        )
+    name, box = _name(command.cwd), f"{command.cwd}.box"
+    words = [
+        *("run", "--rm", "--name", name, "--label", f"{LABEL}={posixpath.dirname(command.cwd)}", "--pull", "never", "--log-driver", "none"),
+        *("--user", engine.user, "--workdir", command.cwd, "--entrypoint", ""),
+        # SELinux: our files stay as they are labelled, and the container may read them all the same.
+        *("--security-opt", "label=disable", "--security-opt", "no-new-privileges"),
+    ]
+    if engine.kind == "podman":
+        words += ["--http-proxy=false", "--pidfile", f"{box}/pid", "--conmon-pidfile", f"{box}/conmon"]
+        if engine.rootless:
+            words += ["--userns", "keep-id"]
+    if engine.init:
+        words.append("--init")
+    if engine.memory and not _has(engine.args, "--shm-size", "--ipc"):
+        words += ["--shm-size", str(engine.memory // 2)]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
+    if not _has(engine.args, "--network", "--net"):
+        words += ["--network", "host"]
+    if engine.gpus:
+        words += ["--gpus", "all"] if engine.gpus == "gpus" else ["--device", "nvidia.com/gpu=all"]
+    for mount in mounts:
+        words += _mounted(mount, engine)
+    env, named = _environment(command, engine)
+    words += [word for name in named for word in ("--env", name)]
+    words += ["--env", f"RECIPE_CONTAINER={name}", "--env", "RECIPE_JOB", *engine.args, image.id, *command.argv]
+    plan = (engine.kind, "init" if engine.init else "", name, box, str(len(engine.words)), *engine.words, *words)
+    return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
+
+
+def _name(attempt: str) -> str:
+    """The name of the container of an attempt directory, which ends in the directory's own."""
+    return f"recipe-{of_value('container', attempt)[:16]}.{posixpath.basename(attempt)}"
+
+
+def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list[str]]:
+    """The environment of the client, and what `--env` is told: names, whose values are taken from there; `NAME=value` for those it reads itself."""
+    own = {name: value for name, value in engine.env.items() if name in _CLIENT}
+    env, named = dict(own), []
+    for name, value in command.env.items():
+        if name in _CLIENT or name.startswith(_GREEDY):
+            named.append(f"{name}={value}")
+        else:
+            env[name] = value
+            named.append(name)
+    for name in command.secrets:
+        if name in _CLIENT or name.startswith(_GREEDY):
+            raise CannotRun(
+                f"the secret {name} has a name that {engine.kind} reads itself", fix="give it another: `secrets: {OTHER: {from: " + name + "}}`"
+            )
+        named.append(name)
+    return env, named
+
+
+def _mounted(mount: Mount, engine: Engine) -> list[str]:
+    path = mount.path
+    if not ({",", '"', "\n"} & set(path)):
+        return ["--mount", f"type=bind,source={path},target={path}" + ("" if mount.writable else ",readonly")]
+    if ":" in path or "\n" in path:
+        raise CannotRun(f"{engine.kind} cannot mount {path!r}", fix="rename it, without commas, quotes and colons")
+    return ["--volume", f"{path}:{path}" + ("" if mount.writable else ":ro")]
+
+
+def _has(args: Sequence[str], *flags: str) -> bool:
+    return any(arg == flag or arg.startswith(f"{flag}=") for arg in args for flag in flags)
+
+
+def explain(exit: Exit, tail: bytes, image: str) -> str:
+    """Words for a container whose command never began, from the end of its log; empty when the command began and ended so."""
+    *_, before, last = ["", "", *(line for line in tail.decode(errors="replace").splitlines() if line.strip())]
+    by_init = _INIT.match(last)
+    if by_init is not None and exit.code in (1, 126, 127):
+        program, reason = by_init[2] or "the program that the command begins with", by_init[1] or by_init[3]
+    elif last.startswith(MARK) and exit.code in (125, 126, 127):
+        reason = before.strip().removeprefix("docker: ").removeprefix("Error: ")
+        named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)
+        program = (named[1] or named[2]) if named else "the program that the command begins with"
+        if exit.code == 125:
+            return f"the container of {image} could not be started: {reason}"
+    else:
+        return ""
+    if "no such file" in reason.lower() or "not found" in reason:
+        return f"the image {image} does not have {program} (a script needs /bin/sh, or bash where the step says so; a list needs its first word)"
+    return f"the image {image} cannot run {program}: {reason}"
+
+
+# -- what runs on the host ---------------------------------------------------------------------------------------------------------------------------
+
+_DETECT = r"""
+env | sed 's/^/env /'
+echo "uid $(id -u)"; echo "gid $(id -g)"
+echo "memory $(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)"
+echo "cards $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)"
+for d in /usr/libexec/podman /usr/local/libexec/podman /usr/lib/podman /usr/local/lib/podman; do [ -x $d/catatonit ] && echo catatonit yes; done
+grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/* | grep -q . && echo cdi yes
+command -v nvidia-container-runtime-hook >/dev/null && echo hook yes
+names=$1; shift
+IFS='
+'
+for name in $names; do
+  program=$(command -v "$name") || { echo "missing $name"; continue; }
+  kind=docker; "$program" --version 2>/dev/null | grep -qi podman && kind=podman
+  format='{{json .}}'; [ $kind = podman ] && format=json
+  said=$(timeout 20 "$program" "$@" info --format "$format" 2>&1 | tr '\n\t' '  ')
+  printf '%s %s\t%s\n' $kind "$program" "$said"
+done
+"""
+
+_RESOLVE = r"""
+image=$1 full=$2; shift 2
+"$@" image inspect "$image" 2>/dev/null && exit
+"$@" pull --quiet "$full" >/dev/null || exit 1
+"$@" image inspect "$full"
+"""
+
+_END = r"""
+name=$1 box=$2; shift 2
+"$@" kill -s KILL "$name" >/dev/null 2>&1
+"$@" rm -f "$name" >/dev/null 2>&1
+rm -rf "$box"
+"""
+
+# The guard's script · the engine's kind · "init" if it has one · the container's name · a folder for us · its words' number · they · `run …`
+_RUN = r"""
+guard=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
+rm -rf "$box"; mkdir -m 700 "$box" && mkfifo "$box/tell" || exit 125
+setsid sh -c "$guard" guard $$ "$kind" "$init" "$name" "$box" "$n" "$@" <"$box/tell" >/dev/null &
+watch=$!
+exec 3>"$box/tell"
+trap '' PIPE
+trap 'echo term >&3' TERM
+setsid "$@" 3>&- </dev/null &
+client=$!
+echo "client $client" >&3
+while :; do wait $client; code=$?; kill -0 $client 2>/dev/null || break; done
+trap '' TERM
+echo "done $code" >&3
+exec 3>&-
+wait $watch
+exit $code
+"""
+
+_GUARD = r"""
+script=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
+total=$# left=$n
+while [ $left -gt 0 ]; do set -- "$@" "$1"; shift; left=$((left - 1)); done
+shift $((total - n))
+trap '' TERM INT HUP
+begun=$(date +%s) client=
+
+belongs() { grep -qs "$name" "/proc/$1/cmdline"; }
+end() {
+  while :; do
+    "$@" kill -s KILL "$name"; "$@" rm -f "$name"
+    [ -n "$client" ] && belongs "$client" || return
+    kill -KILL "$client"
+  done >/dev/null 2>&1
+}
+term() {
+  while kill -0 "$script" && kill -0 "$client"; do
+    pid=$("$@" container inspect -f '{{.State.Status}} {{.State.Pid}}' "$name")
+    case $pid in "running "[1-9]*) pid=${pid#* }; break ;; esac
+    pid=; sleep 0.1
+  done 2>/dev/null
+  [ -n "$pid" ] || return
+  # Only processes of ours and of this machine, and not of a container that shares the host's own pids.
+  space=$(readlink "/proc/$pid/ns/pid")
+  if [ -n "$space" ] && [ "$space" != "$(readlink /proc/self/ns/pid)" ] && grep -qs "RECIPE_CONTAINER=$name" "/proc/$pid/environ"; then
+    for other in $(ls -l /proc/[0-9]*/ns/pid 2>/dev/null | grep -F -- "-> $space" | sed 's|^.*/proc/\([0-9]*\)/ns/pid.*$|\1|'); do
+      [ "$init" = init ] && [ "$other" = "$pid" ] || kill -TERM "$other"
+    done 2>/dev/null
+  else
+    "$@" kill -s TERM "$name" >/dev/null 2>&1
+  fi
+}
+started() {
+  if [ "$kind" = podman ]; then [ -s "$box/pid" ]
+  else "$@" events --since "$begun" --until "$(($(date +%s) + 1))" --filter "container=$name" --filter event=start 2>/dev/null | grep -q .; fi
+}
+settle() {
+  left=100
+  while [ -s "$box/conmon" ] && belongs "$(cat "$box/conmon")" && [ $left -gt 0 ]; do sleep 0.05; left=$((left - 1)); done
+}
+
+while read -r word rest; do
+  case $word in
+    client) client=$rest ;;
+    term) term "$@" ;;
+    done)
+      case $rest in 125 | 126 | 127) started "$@" || echo "@MARK@ ($kind, exit $rest)" >&2 ;; esac
+      [ "$rest" -lt 125 ] || { client=; end "$@"; }
+      settle; rm -rf "$box"; exit 0 ;;
+  esac
+done
+end "$@"; settle; rm -rf "$box"
+""".replace("@MARK@", MARK)
