@@ -1,0 +1,87 @@
+"""What a machine with a POSIX shell has: one script for there, and how its answer is read here.  Knows no connection and decides nothing.
+
+The answer is lines of `name=value` (a name may come several times), so that a tool that is missing there is a line that is missing, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from .base import Argv, Resources
+
+# Non-interactive logins often miss what administrators and NVIDIA install beside the system.
+PATH = "PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/opt/conda/bin; export PATH"
+
+# $1: our root there, relative to the login's home or absolute.
+SCRIPT = (
+    PATH
+    + r"""
+case $1 in /*) root=$1 ;; '~') root=$HOME ;; '~/'*) root=$HOME/${1#??} ;; *) root=$HOME/$1 ;; esac
+echo "root=$root"
+echo "home=$HOME"
+cpus=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null) && echo "cpus=$cpus"
+{ read -r quota period </sys/fs/cgroup/cpu.max && [ "$quota" != max ] && echo "cpu_quota=$quota/$period"; } 2>/dev/null
+{ while read -r name size _; do [ "$name" = MemTotal: ] && echo "memory=$((size * 1024))"; done </proc/meminfo; } 2>/dev/null
+for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+    { read -r size <"$limit" && [ "$size" != max ] && echo "memory=$size"; } 2>/dev/null
+done
+at=$root
+while [ ! -d "$at" ] && [ "$at" != / ] && [ -n "$at" ]; do at=${at%/*}; done
+df -Pk "${at:-/}" 2>/dev/null | { read -r _; read -r _ total _ free _ && echo "disk=$((free * 1024))" && echo "disk_total=$((total * 1024))"; }
+nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null | while read -r line; do echo "gpu=$line"; done
+echo "now=$(date +%s)"
+"""
+)
+
+Facts = Mapping[str, Sequence[str]]
+
+
+def question(root: str, more: str = "") -> Argv:
+    """What to run there.  `more` is script of the caller's, which finds the absolute root in `$root`."""
+    return ("/bin/sh", "-c", f"{SCRIPT}{more}\n:", "sh", root)
+
+
+def facts(said: bytes) -> Facts:
+    """The answer as name -> values.  Lines that are not ours are left out."""
+    told: dict[str, list[str]] = {}
+    for line in said.decode("utf-8", "surrogateescape").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.isidentifier():
+            told.setdefault(name, []).append(value.strip())
+    return told
+
+
+def resources(told: Facts) -> Resources:
+    """What the facts amount to.  What was not told, or makes no sense, is unknown (None)."""
+    names, sizes = [], []
+    for row in told.get("gpu", ()):
+        name, _, size = row.rpartition(",")
+        if name:  # a line of the tool's without a comma is its complaint
+            names.append(name.strip())
+            with suppress(ValueError):
+                sizes.append(int(size) << 20)
+    cpus: float | None = min(_numbers(told, "cpus"), default=None)
+    for text in told.get("cpu_quota", ()):
+        quota, _, period = text.partition("/")
+        with suppress(ValueError, ZeroDivisionError):
+            cpus = min(cpus or float("inf"), int(quota) / int(period))
+    return Resources(
+        cpus=float(cpus) if cpus else None,
+        memory=min(_numbers(told, "memory"), default=None),
+        gpus=len(names),
+        gpu=names[0] if names else None,
+        gpu_memory=min(sizes, default=None),
+        disk=min(_numbers(told, "disk"), default=None),
+    )
+
+
+def enough(have: Resources, need: Resources) -> bool:
+    """Whether a machine with `have` does for `need`.  What is not known of it is not there."""
+    pairs = ((getattr(need, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"))
+    same = not need.gpu or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
+    return same and all(wanted is None or wanted <= (there or 0) for wanted, there in pairs)
+
+
+def _numbers(told: Facts, name: str) -> list[int]:
+    return [int(text) for text in told.get(name, ()) if text.isascii() and text.isdecimal()]
