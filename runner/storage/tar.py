@@ -71,6 +71,11 @@ def member_size(entry: Entry) -> int:
     return heads + (entry.size + -entry.size % BLOCK if entry.kind in "fx" else 0)
 
 
+def member(entry: Entry, data: bytes) -> bytes:
+    """One small file of a tar, from memory; `END` ends the tar."""
+    return _header(entry) + data + _PADDING[len(data) % BLOCK]
+
+
 def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = False) -> Iterator[bytes]:
     """The tar of these entries of the tree at `root`, in the order given, in pieces of about a mebibyte.
 
