@@ -138,7 +138,8 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
         verdict = examine(folder / name)
         if verdict.ok:
             good.setdefault(verdict.world, []).append(name)
-    surplus = [name for names in good.values() for name in names[max(1, keep) :]]
+    spared = {best(folder / names[0]) for names in good.values()}
+    surplus = [name for names in good.values() for name in names[max(1, keep) :] if name not in spared]
     for name in surplus:
         delete(folder / name)
     return surplus
@@ -171,6 +172,14 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
     if not wrong and world is not None and by is not None and by != world:
         wrong = f"it was made by {_processes(by)}, and this is {_processes(world)}: it would not give the same weights"
     return Verdict(not wrong, kind, step, by, wrong)
+
+
+def best(path: Path) -> str:
+    """The checkpoint that a transformers trainer will want again at its end, as this one says; empty when it says none."""
+    try:
+        return Path(str(json.loads((path / "trainer_state.json").read_bytes())["best_model_checkpoint"] or "")).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def went_back(restored: int | None, first: int | None) -> str:
