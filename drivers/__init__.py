@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 DRIVERS = {
     "local": ("drivers.local:Local", ""),
+    "ssh": ("drivers.ssh:Ssh", "pip install 'recipe[ssh]'"),
+    "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, what to install for it)"""
 

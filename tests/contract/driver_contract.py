@@ -48,6 +48,7 @@ asyncio.run(work())
 
 class DriverContract:
     moment = timedelta(seconds=0.05)
+    measures_memory = True  # of every job, however short
 
     def make(self, place: Path) -> Driver:
         """The driver, as any process would make it from the same settings: everything it remembers lies in `place` or with its provider."""
@@ -139,7 +140,7 @@ class DriverContract:
             assert (failed.code, failed.signal, failed.reason) == (3, None, "exit")
             assert (killed.signal, killed.reason) == (signal.SIGSEGV, "signal")
             assert 0 < done.started <= done.ended <= failed.ended <= time.time()
-            assert done.peak_memory > 0
+            assert done.peak_memory > 0 or not self.measures_memory
 
         self.on_host(place, act)
 

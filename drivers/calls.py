@@ -1,0 +1,67 @@
+"""Run a program of this machine and stream its output: the `call` of hosts that are processes here.  Knows nothing of hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from .base import NOTHING, Argv, Rejected
+
+CHUNK = 1 << 20
+SAID = 4096  # bytes of its last words
+
+
+async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None) -> AsyncIterator[bytes]:
+    """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails; one that is given up is killed, with its group."""
+    import tempfile
+    from asyncio import subprocess
+
+    with tempfile.TemporaryFile() as said:  # a file and not a pipe: nobody has to read it while output streams
+        try:
+            process = await subprocess.create_subprocess_exec(
+                *argv,
+                stdin=subprocess.DEVNULL if stdin is NOTHING else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise Rejected(f"cannot run {argv[0]}: {error}") from error
+        feeding = asyncio.ensure_future(_feed(process.stdin, stdin))
+        try:
+            assert process.stdout is not None
+            while data := await process.stdout.read(CHUNK):
+                yield data
+            code = await process.wait()
+            if not feeding.done():
+                feeding.cancel()  # it did not want the rest
+            with suppress(asyncio.CancelledError):
+                await feeding
+        finally:
+            feeding.cancel()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, 9)
+                await process.wait()
+        if code:
+            said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
+            words = said.read().decode("utf-8", "replace").strip()
+            raise Rejected(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
+
+
+async def _feed(pipe: asyncio.StreamWriter | None, stdin: AsyncIterable[bytes]) -> None:
+    if pipe is None:
+        return
+    try:
+        async for data in stdin:
+            pipe.write(data)
+            await pipe.drain()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # its exit code says whether that matters
+    finally:
+        pipe.close()
