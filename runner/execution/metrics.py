@@ -41,6 +41,15 @@ def read(path: Path) -> dict[str, Value]:
         return {}
 
 
+def first_step(path: Path) -> int | None:
+    """The first `step` that a file tells; None when it tells none."""
+    try:
+        with path.open("rb") as file:
+            return next((step for line in _lines(file) if isinstance(step := parse(line).get("step"), int)), None)
+    except FileNotFoundError:
+        return None
+
+
 def match(log: Path, pattern: str) -> dict[str, Value]:
     """The last value of every named group of `pattern` over the lines of a log, as a number where it is one."""
     import regex
