@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -27,7 +27,7 @@ class Workspace:
         self.home = store.root
         self.locks = store.locks
         self.objects = Objects(store.root, store.seal)
-        self.cache = DigestCache(root, store.files())
+        self.cache = DigestCache(root, store.files(), store.root / "listings")
         self.traces = _Traces(store)
         self.stored = _Stored(self.objects)
 
@@ -118,16 +118,29 @@ class _Traces:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._found: dict[str, Trace | _Outputs] = {}
+        self._kept: set[str] = set()  # keys whose trace is there, to be read when it is asked for
+        self._complete: Callable[[], bool] = bool  # whether a key that is not here has no trace
 
     def expect(self, recipe: str) -> None:
         """Most keys of this recipe will be asked for: read what they gave in one go."""
         for key, (items, measured) in self._store.outputs(recipe).items():
-            if not measured:
+            if measured:
+                self._kept.add(key)
+            else:
                 self._found[key] = _Outputs(items)
+
+    def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
+        """While we are `alone`, nobody stores a trace but us: what was read at the beginning, and is added, is all that there is."""
+        if not self._store.traces_of_others(recipe):
+            self._complete = alone
+
+    def add(self, key: str) -> None:
+        """Its trace has just been stored."""
+        self._kept.add(key)
 
     def get(self, key: str) -> Trace | _Outputs | None:
         found = self._found.get(key)
-        if found is None:
+        if found is None and (key in self._kept or not self._complete()):
             found = self._store.trace(key)
             if found is not None:
                 self._found[key] = found

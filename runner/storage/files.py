@@ -4,18 +4,24 @@ A content id is `f:<sha256>` for a plain file, `x:<sha256>` for an executable on
 sorted entries: files, links that stay inside it, and empty directories; owners, times and other permissions are not content.
 
 A digest is remembered with the identity (device, inode, size, mtime, ctime) that the file had *before* it was read, and only when that identity was
-already old: a change in the same tick of the file system's clock would not show in it.
+already old: a change in the same tick of the file system's clock would not show in it.  Those of a large tree lie in a file of its own, the listing,
+so that whoever does not look at that tree does not pay for it, and a tree that looks the same costs its walk and nothing per file.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, NewType, TypeAlias
+from struct import Struct
+from typing import Any, NamedTuple, NewType, TypeAlias, cast
 
 from .. import digest
 from ..errors import CannotRun
@@ -28,9 +34,15 @@ FileRow: TypeAlias = "tuple[str, int, int, int, int, int, str]"
 
 SLACK_NS = 20_000_000  # more than a tick of any kernel's file clock
 COARSE_SLACK_NS = 2_000_000_000  # FAT counts two seconds
+FEW = 1000  # files; a tree of more has a listing instead of a row for each
 _CHUNK = 1 << 20
 _WORTH_THREADS = 4 << 20
+_TRIES = 3
 _SQLITE_MAX = 1 << 63
+_STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, executable
+_UNKNOWN = bytes(32)
+_UNKNOWN_HEX = _UNKNOWN.hex()
+_ZEROS = bytes(_CHUNK)
 
 
 class Unhashable(CannotRun):
@@ -83,12 +95,13 @@ def scan(path: str | Path) -> Content:
         raise Unhashable(name, "there is nothing here")
     if stat.S_ISDIR(found.st_mode):
         return tree_id(entries(name))
-    return _content(found.st_mode, _hash(name, found))
+    return _content(*_hash(name, _regular(name, found)))
 
 
 def entries(path: str | Path) -> list[Entry]:
     """The manifest of the tree at `path`, read now."""
-    return _entries(str(path), lambda _name, _found: None, lambda _name, _found, _content, _at: None)
+    top = str(path)
+    return _manifest(top, _see(top), {})[0]
 
 
 def tree_id(manifest: Sequence[Entry]) -> Content:
@@ -98,17 +111,22 @@ def tree_id(manifest: Sequence[Entry]) -> Content:
 
 def settled(found: Identity, at_ns: int) -> bool:
     """Whether a digest begun at `at_ns` may be remembered under this identity: no later change can look the same."""
-    slack = SLACK_NS if found.mtime_ns % 1_000_000 else COARSE_SLACK_NS
-    return at_ns - max(found.mtime_ns, found.ctime_ns) > slack
+    return at_ns - max(found.mtime_ns, found.ctime_ns) > _slack(found.mtime_ns)
 
 
 class DigestCache:
-    """What the files of a workspace hold.  Paths are relative to `root`, or absolute, and are remembered as they were given."""
+    """What the files of a workspace hold.  Paths are relative to `root`, or absolute, and are remembered as they were given.
 
-    def __init__(self, root: str | Path, rows: Iterable[FileRow] = ()) -> None:
+    `rows` are those of the store's `files` table, `listings` is the folder in which the listings of large trees are; without it they are forgotten.
+    """
+
+    def __init__(self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None) -> None:
         self._prefix = str(root).rstrip("/") + "/"
         self._rows: dict[str, FileRow] = {row[0]: row for row in rows}
         self._new: dict[str, FileRow] = {}
+        self._folder = None if listings is None else str(listings)
+        self._listings: dict[str, _Listing] = {}
+        self._unsaved: set[str] = set()
 
     def content_of(self, path: str) -> Content | None:
         """What `path` holds, hashed only in doubt; None when there is nothing."""
@@ -137,27 +155,20 @@ class DigestCache:
             ):
                 answer[path] = Content(row[6])
             elif is_dir(found.st_mode):
-                answer[path] = tree_id(self.entries(path))
+                answer[path] = self._tree(path)
             else:
                 doubtful.append((path, found))
         if doubtful:
             begun = time.time_ns()
-            digests = _hash_all([(self._full(path), found) for path, found in doubtful])
-            for (path, found), value in zip(doubtful, digests, strict=True):
-                answer[path] = self._remember(path, found, _content(found.st_mode, value), begun)
+            digests = _hash_all([(self._full(path), _regular(self._full(path), found)) for path, found in doubtful])
+            for (path, _), (found, value) in zip(doubtful, digests, strict=True):
+                answer[path] = self._remember(path, found, _content(found, value), begun)
         return answer
 
     def entries(self, path: str) -> list[Entry]:
-        """The manifest of the tree at `path`; its files are remembered one by one."""
-
-        def known(name: str, found: os.stat_result) -> str | None:
-            row = self._rows.get(f"{path}/{name}")
-            return row[6][2:] if row is not None and row[1:6] == _identity(found) else None
-
-        def learned(name: str, found: os.stat_result, content: Content, at_ns: int) -> None:
-            self._remember(f"{path}/{name}", found, content, at_ns)
-
-        return _entries(self._full(path), known, learned)
+        """The manifest of the tree at `path`; its files are remembered."""
+        sight = _see(self._full(path))
+        return self._rowed(path, sight) if sight.files <= FEW else self._listed(path, sight)
 
     def note(self, path: str, content: Content) -> None:
         """Remember the file we have just put at `path`.
@@ -169,21 +180,107 @@ class DigestCache:
         if found is not None and stat.S_ISREG(found.st_mode):
             self._note(path, found, content)
 
-    def note_tree(self, path: str, manifest: Iterable[Entry]) -> None:
+    def note_tree(self, path: str, manifest: Sequence[Entry]) -> None:
         """Remember the files of a tree we have just put at `path`."""
-        for entry in manifest:
-            if entry.kind in "fx":
-                self.note(f"{path}/{entry.path}", Content(f"{entry.kind}:{entry.value}"))
+        if len(manifest) <= FEW:
+            for entry in manifest:
+                if entry.kind in "fx":
+                    self.note(f"{path}/{entry.path}", Content(f"{entry.kind}:{entry.value}"))
+            return
+        try:
+            sight = _see(self._full(path))
+        except Unhashable:
+            return  # somebody was quick; whoever asks for it will hear
+        values = {entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"}
+        digests: dict[str, bytes] = {}
+        for folder, seen in sight.folders.items():
+            prefix = f"{folder}/" if folder else ""
+            rows = zip(_names(seen), _STATS.iter_unpack(seen.stats), strict=True)
+            # Dated back, as `note` demands, or not believed.
+            digests[folder] = b"".join(values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > _slack(row[3]) else _UNKNOWN for name, row in rows)
+        self._keep(path, _Listing("", sight, digests))
 
     def changes(self) -> list[FileRow]:
-        """What was learned since the last call, for the store's `files` table."""
+        """What was learned since the last call, for the store's `files` table.  Listings are written by this."""
         rows = [row for row in self._new.values() if row[2] < _SQLITE_MAX and row[1] < _SQLITE_MAX and row[0].isprintable()]
         self._new = {}
+        if self._folder is not None:
+            for path in self._unsaved:
+                _save_listing(self._folder, path, self._listings[path])
+        self._unsaved = set()
         return rows
 
+    def _tree(self, path: str) -> Content:
+        """The content of the tree at `path`, without its manifest where it looks as it did."""
+        sight = _see(self._full(path))
+        if sight.files <= FEW:
+            return tree_id(self._rowed(path, sight))
+        listing = self._listing(path)
+        if listing is not None and listing.content and listing.sight == sight:
+            return Content(listing.content)
+        content = tree_id(self._listed(path, sight))
+        listing = self._listings[path]
+        if listing.sight is sight and not any(_UNKNOWN in column for column in listing.digests.values()):
+            self._keep(path, listing._replace(content=content))
+        return content
+
+    def _rowed(self, path: str, sight: _Sight) -> list[Entry]:
+        """The manifest of a tree with a row for each file."""
+        known: dict[str, bytes] = {}
+        for folder, seen in sight.folders.items():
+            prefix = f"{path}/{folder}/" if folder else f"{path}/"
+            column = []
+            for name, found in zip(_names(seen), _STATS.iter_unpack(seen.stats), strict=True):
+                row = self._rows.get(prefix + name)
+                column.append(bytes.fromhex(row[6][2:]) if row is not None and row[1:6] == found[:5] else _UNKNOWN)
+            known[folder] = b"".join(column)
+        manifest, reads, begun = _manifest(self._full(path), sight, known)
+        for folder, n, found, value in reads:
+            name = _names(sight.folders[folder])[n]
+            self._remember(f"{path}/{folder}/{name}" if folder else f"{path}/{name}", found, _content(found, value), begun)
+        return manifest
+
+    def _listed(self, path: str, sight: _Sight) -> list[Entry]:
+        """The manifest of a tree with a listing, which is brought up to date."""
+        old = self._listing(path)
+        known: dict[str, bytes] = {}
+        for folder, seen in sight.folders.items():
+            before = old.sight.folders.get(folder) if old is not None else None
+            if old is None or before is None:
+                known[folder] = _UNKNOWN * (len(seen.stats) // _STATS.size)
+            elif before == seen:
+                known[folder] = old.digests[folder]
+            else:
+                column = old.digests[folder]
+                rows = {
+                    (name, stats): column[32 * n : 32 * n + 32]
+                    for n, (name, stats) in enumerate(zip(_names(before), _pieces(before.stats), strict=True))
+                }
+                known[folder] = b"".join(rows.get(row, _UNKNOWN) for row in zip(_names(seen), _pieces(seen.stats), strict=True))
+        manifest, reads, begun = _manifest(self._full(path), sight, known)
+        columns = {folder: bytearray(known[folder]) for folder in {read[0] for read in reads}}
+        for folder, n, found, value in reads:
+            now = _identity(found)
+            if settled(now, begun) and now == _STATS.unpack_from(sight.folders[folder].stats, n * _STATS.size)[:5]:
+                columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
+        if reads or old is None or old.sight != sight:
+            self._keep(path, _Listing("", sight, known | {folder: bytes(column) for folder, column in columns.items()}))
+        return manifest
+
+    def _listing(self, path: str) -> _Listing | None:
+        listing = self._listings.get(path)
+        if listing is None and self._folder is not None:
+            listing = _load_listing(self._folder, path)
+            if listing is not None:
+                self._listings[path] = listing
+        return listing
+
+    def _keep(self, path: str, listing: _Listing) -> None:
+        self._listings[path] = listing
+        self._unsaved.add(path)
+
     def _note(self, path: str, found: os.stat_result, content: Content) -> None:
-        slack = SLACK_NS if found.st_mtime_ns % 1_000_000 else COARSE_SLACK_NS
-        if found.st_ctime_ns - found.st_mtime_ns > slack:
+        if found.st_ctime_ns - found.st_mtime_ns > _slack(found.st_mtime_ns):
             self._rows[path] = self._new[path] = (path, *_identity(found), content)
         else:
             self._rows.pop(path, None)
@@ -214,57 +311,99 @@ def _stat(path: str) -> os.stat_result | None:
         raise _unreadable(path, error) from error
 
 
-def _content(mode: int, sha256: str) -> Content:
-    return Content(("x:" if mode & stat.S_IXUSR else "f:") + sha256)
+def _slack(mtime_ns: int) -> int:
+    return SLACK_NS if mtime_ns % 1_000_000 else COARSE_SLACK_NS
+
+
+def _content(found: os.stat_result, sha256: str) -> Content:
+    return Content(("x:" if found.st_mode & stat.S_IXUSR else "f:") + sha256)
 
 
 def _unreadable(path: str, error: OSError) -> Unhashable:
     return Unhashable(path, f"cannot be read: {error.strerror}")
 
 
-def _hash(path: str, found: os.stat_result) -> str:
-    """SHA-256 of a regular file."""
+def _regular(path: str, found: os.stat_result) -> Identity:
     if not stat.S_ISREG(found.st_mode):
         raise Unhashable(path, f"{_kind(found.st_mode)} has no content to hash", fix="name a file or a directory")
+    return _identity(found)
+
+
+def _hash(path: str, found: Identity) -> tuple[os.stat_result, str]:
+    """SHA-256 of a regular file that was `found` there, and what it was when that was read: it did not change meanwhile, or this raises Changed."""
     try:
         # A link that is swapped for a pipe after the stat must not hang us.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if found.st_size < _CHUNK:
-                data = os.read(handle, found.st_size + 1)
-                hasher = hashlib.sha256(data)
-                if len(data) == found.st_size:
-                    return hasher.hexdigest()
-            else:
-                hasher = hashlib.sha256()
-            while data := os.read(handle, _CHUNK):
-                hasher.update(data)
-            return hasher.hexdigest()
+            size, mtime_ns, ctime_ns = found.size, found.mtime_ns, found.ctime_ns
+            for _ in range(_TRIES):
+                if size < _CHUNK:
+                    value = hashlib.sha256(os.read(handle, size + 1)).hexdigest()
+                else:
+                    value = _hash_large(handle, size)
+                now = os.fstat(handle)
+                if now.st_ctime_ns == ctime_ns and now.st_mtime_ns == mtime_ns and now.st_size == size:
+                    return now, value
+                _regular(path, now)
+                size, mtime_ns, ctime_ns = now.st_size, now.st_mtime_ns, now.st_ctime_ns
+                os.lseek(handle, 0, os.SEEK_SET)
         finally:
             os.close(handle)
     except OSError as error:
         raise _unreadable(path, error) from error
+    raise Changed(path)
 
 
-def _hash_all(files: Sequence[tuple[str, os.stat_result]]) -> list[str]:
+def _hash_large(handle: int, size: int) -> str:
+    """Block by block; the holes of a sparse file are hashed, not read."""
+    hasher = hashlib.sha256()
+    if os.fstat(handle).st_blocks * 512 < size:
+        end = 0
+        while end < size:
+            begin = _seek(handle, end, os.SEEK_DATA, size)
+            for left in range(begin - end, 0, -_CHUNK):
+                hasher.update(_ZEROS[: min(left, _CHUNK)])
+            end = _seek(handle, begin, os.SEEK_HOLE, size)
+            os.lseek(handle, begin, os.SEEK_SET)
+            while begin < end and (data := os.read(handle, min(_CHUNK, end - begin))):
+                hasher.update(data)
+                begin += len(data)
+    else:
+        while data := os.read(handle, _CHUNK):
+            hasher.update(data)
+    return hasher.hexdigest()
+
+
+def _seek(handle: int, at: int, whence: int, size: int) -> int:
+    """Where the next data or hole begins, at most `size`."""
+    try:
+        return min(size, os.lseek(handle, at, whence))
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # no data behind this
+            return size
+        raise
+
+
+def _hash_all(files: Sequence[tuple[str, Identity]]) -> list[tuple[os.stat_result, str]]:
     """The digests of many files, in order; on two threads where that helps (hashing lets go of the interpreter)."""
-    if len(files) < 2 or sum(found.st_size for _, found in files) < _WORTH_THREADS:
+    if len(files) < 2 or sum(found.size for _, found in files) < _WORTH_THREADS:
         return [_hash(path, found) for path, found in files]
     import threading
 
-    answer = [""] * len(files)
+    answer: list[tuple[os.stat_result, str] | None] = [None] * len(files)
     failures: list[BaseException] = []
-    queue = iter(range(len(files)))
+    queue = _batches(files)
     turn = threading.Lock()
 
     def work() -> None:
         try:
             while not failures:
                 with turn:
-                    index = next(queue, None)
-                if index is None:
+                    batch = next(queue, None)
+                if batch is None:
                     return
-                answer[index] = _hash(*files[index])
+                for index in batch:
+                    answer[index] = _hash(*files[index])
         except BaseException as error:
             failures.append(error)
 
@@ -274,74 +413,237 @@ def _hash_all(files: Sequence[tuple[str, os.stat_result]]) -> list[str]:
     helper.join()
     if failures:
         raise failures[0]
-    return answer
+    return cast("list[tuple[os.stat_result, str]]", answer)
 
 
-_Known: TypeAlias = "Callable[[str, os.stat_result], str | None]"
-_Learned: TypeAlias = "Callable[[str, os.stat_result, Content, int], None]"
+def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
+    """Runs of about a mebibyte: a lock per small file costs more than the file."""
+    first = size = 0
+    for n, (_, found) in enumerate(files):
+        size += found.size + 4096
+        if size >= _CHUNK:
+            yield range(first, n + 1)
+            first, size = n + 1, 0
+    yield range(first, len(files))
 
 
-def _entries(top: str, known: _Known, learned: _Learned) -> list[Entry]:
-    manifest: list[Entry] = []
-    doubtful: list[tuple[str, os.stat_result]] = []
-    for name, found, target in _walk(top):
-        if found is None:
-            manifest.append(Entry(name, "l" if target else "d", len(os.fsencode(target)), target))
-        elif (value := known(name, found)) is not None:
-            manifest.append(Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value))
-        else:
-            doubtful.append((name, found))
-    if doubtful:
-        begun = time.time_ns()
-        digests = _hash_all([(f"{top}/{name}", found) for name, found in doubtful])
-        for (name, found), value in zip(doubtful, digests, strict=True):
-            content = _content(found.st_mode, value)
-            manifest.append(Entry(name, content[0], found.st_size, value))
-            learned(name, found, content, begun)
-    manifest.sort(key=lambda entry: os.fsencode(entry.path))
-    return manifest
+# -- trees -------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _walk(top: str) -> Iterator[tuple[str, os.stat_result | None, str]]:
-    """(relative path, stat of a file, "") · (path, None, link target) · (path, None, "") for an empty directory; in no order."""
+class _Folder(NamedTuple):
+    """The files of one directory: names with NUL between them, and as many records of `_STATS`, as the file system lists them."""
+
+    names: bytes
+    stats: bytes
+
+
+class _Sight(NamedTuple):
+    """A tree as the file system shows it, before any file is opened.  Two sights are equal only if no file was touched in between."""
+
+    folders: dict[str, _Folder]
+    links: dict[str, str]
+    empty: set[str]
+    files: int
+
+
+class _Listing(NamedTuple):
+    """What is remembered of a large tree: `digests` has 32 bytes for each file of a folder, zeros where none may be believed.
+
+    `content` is the tree's, where it is known and every file of it is."""
+
+    content: str
+    sight: _Sight
+    digests: Mapping[str, bytes]
+
+
+_Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
+"""A file that had to be read: its folder, its number there, what it was then, its SHA-256."""
+
+
+def _see(top: str) -> _Sight:
+    folders: dict[str, _Folder] = {}
+    links: dict[str, str] = {}
+    empty: set[str] = set()
+    count = 0
+    pack = _STATS.pack
     waiting = [""]
     while waiting:
         folder = waiting.pop()
+        prefix = f"{folder}/" if folder else ""
+        names: list[str] = []
+        stats: list[bytes] = []
         try:
-            with os.scandir(f"{top}/{folder}" if folder else top) as listing:
-                items = list(listing)
-            if not items and folder:
-                yield folder, None, ""
-            for item in items:
-                name = f"{folder}/{item.name}" if folder else item.name
-                found = item.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    yield name, found, ""
-                elif stat.S_ISDIR(found.st_mode):
-                    waiting.append(name)
-                elif stat.S_ISLNK(found.st_mode):
-                    yield name, None, _inner_link(top, name)
-                else:
-                    raise Unhashable(f"{top}/{name}", f"{_kind(found.st_mode)} has no content to hash", fix="keep it out of this directory")
+            # By a handle: what is below a long path is found without walking it again for each name.
+            handle = os.open(f"{top}/{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                with os.scandir(handle) as listing:
+                    item = None
+                    for item in listing:
+                        found = item.stat(follow_symlinks=False)
+                        mode = found.st_mode
+                        kind = mode & 0o170000
+                        if kind == stat.S_IFREG:
+                            names.append(item.name)
+                            stats.append(
+                                pack(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, bool(mode & stat.S_IXUSR))
+                            )
+                        elif kind == stat.S_IFDIR:
+                            waiting.append(prefix + item.name)
+                        elif kind == stat.S_IFLNK:
+                            links[prefix + item.name] = os.readlink(item.name, dir_fd=handle)
+                        else:
+                            raise Unhashable(
+                                f"{top}/{prefix}{item.name}", f"{_kind(mode)} has no content to hash", fix="keep it out of this directory"
+                            )
+            finally:
+                os.close(handle)
         except OSError as error:
-            raise _unreadable(error.filename or f"{top}/{folder}", error) from error
+            where = error.filename if isinstance(error.filename, str) else item.name if item is not None else ""
+            raise _unreadable(where if where.startswith("/") else f"{top}/{prefix}{where}".rstrip("/"), error) from error
+        if names:
+            folders[folder] = _Folder("\0".join(names).encode("utf-8", "surrogateescape"), b"".join(stats))
+            count += len(names)
+        elif item is None and folder:
+            empty.add(folder)
+    for name, target in links.items():
+        if link_leads_out(top, name, target, links):
+            raise Unhashable(
+                f"{top}/{name}", f"a link to {target} leads out of {top}", fix="replace it by what it points to, or declare that as well"
+            )
+    return _Sight(folders, links, empty, count)
 
 
-def _inner_link(top: str, name: str) -> str:
-    """Where the link points, if that is inside the tree."""
-    path = f"{top}/{name}"
-    target = os.readlink(path)
-    if link_leads_out(top, name, target):
-        raise Unhashable(path, f"a link to {target} leads out of {top}", fix="replace it by what it points to, or declare that as well")
-    return target
+def _manifest(top: str, sight: _Sight, known: Mapping[str, bytes]) -> tuple[list[Entry], list[_Read], int]:
+    """The entries of a tree, what had to be read for them, and when reading began.  `known` has the digests of some folders, as in a listing."""
+    manifest: list[Entry] = []
+    doubtful: list[tuple[str, int, str, Identity]] = []
+    for folder, seen in sight.folders.items():
+        prefix = f"{folder}/" if folder else ""
+        column = known.get(folder) or bytes(32 * (len(seen.stats) // _STATS.size))
+        values = column.hex()
+        whole = _UNKNOWN not in column
+        for n, (name, row) in enumerate(zip(_names(seen), _STATS.iter_unpack(seen.stats), strict=True)):
+            value = values[64 * n : 64 * n + 64]
+            if whole or value != _UNKNOWN_HEX:
+                manifest.append(Entry(prefix + name, "x" if row[5] else "f", row[2], value))
+            else:
+                doubtful.append((folder, n, prefix + name, Identity(*row[:5])))
+    begun = time.time_ns()
+    reads: list[_Read] = []
+    if doubtful:
+        digests = _hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful])
+        for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
+            manifest.append(Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value))
+            reads.append((folder, n, found, value))
+    manifest += [Entry(name, "l", len(os.fsencode(target)), target) for name, target in sight.links.items()]
+    manifest += [Entry(name, "d", 0, "") for name in sight.empty]
+    return sort(manifest), reads, begun
 
 
-def link_leads_out(top: str, name: str, target: str, links: Container[str] | None = None) -> bool:
-    """Whether a link leaves the tree: by its text, since the tree can be moved, or in fact, through other links.
+def sort(manifest: list[Entry]) -> list[Entry]:
+    """Sorted by the bytes of the paths, in place."""
+    try:
+        for entry in manifest:
+            entry.path.encode()  # text sorts as its UTF-8 does, as long as it is text
+        manifest.sort(key=itemgetter(0))
+    except UnicodeEncodeError:
+        manifest.sort(key=lambda entry: entry.path.encode("utf-8", "surrogateescape"))
+    return manifest
 
-    With `links`, the paths of all links in the tree, the disk is asked only about those that lead through another."""
+
+def _names(seen: _Folder) -> list[str]:
+    return seen.names.decode("utf-8", "surrogateescape").split("\0")
+
+
+def _pieces(stats: bytes) -> list[bytes]:
+    return [stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)]
+
+
+# -- listings ----------------------------------------------------------------------------------------------------------------------------------------
+
+_HEAD = "recipe-listing 1"
+
+
+def _listing_path(folder: str, path: str) -> str:
+    return f"{folder}/{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def _save_listing(folder: str, path: str, listing: _Listing) -> None:
+    """Write it whole or not at all.  It is only a memory: a disk that is full makes the next look slow and nothing wrong."""
+    sight = listing.sight
+    table = [[name, len(seen.names), len(seen.stats)] for name, seen in sight.folders.items()]
+    about = json.dumps({"path": path, "content": listing.content, "links": sight.links, "empty": sorted(sight.empty), "folders": table})
+    parts = [about.encode(), b"\n"]
+    for name, seen in sight.folders.items():
+        parts += [seen.names, seen.stats, listing.digests[name]]
+    body = b"".join(parts)
+    target = _listing_path(folder, path)
+    temporary = f"{target}.{os.getpid()}.new"
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(f"{_HEAD} {zlib.crc32(body):08x}\n".encode())
+            file.write(body)
+        os.replace(temporary, target)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+
+
+def _load_listing(folder: str, path: str) -> _Listing | None:
+    """What was saved; None when that was nothing, or is damaged."""
+    try:
+        with open(_listing_path(folder, path), "rb") as file:
+            data = file.read()
+        head, about, at = _listing_head(data)
+        if head != f"{_HEAD} {zlib.crc32(memoryview(data)[len(head) + 1 :]):08x}" or about["path"] != path:
+            return None
+        folders: dict[str, _Folder] = {}
+        digests: dict[str, bytes] = {}
+        count = 0
+        for name, names, stats in about["folders"]:
+            files = stats // _STATS.size
+            folders[name] = _Folder(data[at : at + names], data[at + names : at + names + stats])
+            digests[name] = data[at + names + stats : at + names + stats + 32 * files]
+            at += names + stats + 32 * files
+            count += files
+        return _Listing(about["content"], _Sight(folders, about["links"], set(about["empty"]), count), digests)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listing_head(data: bytes) -> tuple[str, Any, int]:
+    first = data.index(b"\n")
+    second = data.index(b"\n", first + 1)
+    return data[:first].decode(), json.loads(data[first + 1 : second]), second + 1
+
+
+def forget_listings(folder: str | Path, root: str | Path) -> None:
+    """Remove the listings of trees that are not there any more.  Paths are relative to `root`."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            with open(f"{folder}/{name}", "rb") as file:
+                _, about, _ = _listing_head(file.readline() + file.readline())
+            gone = not os.path.isdir(os.path.join(root, about["path"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            gone = True
+        if gone:
+            try:
+                os.unlink(f"{folder}/{name}")
+            except OSError:
+                pass
+
+
+def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> bool:
+    """Whether a link leaves the tree: by its text, since the tree can be moved, or in fact, through others of its `links`."""
     parts: list[str] = name.split("/")[:-1]
-    through = links is None
+    through = False
     if target.startswith("/"):
         return True
     for part in target.split("/"):
@@ -351,7 +653,7 @@ def link_leads_out(top: str, name: str, target: str, links: Container[str] | Non
             parts.pop()
         elif part and part != ".":
             parts.append(part)
-            through = through or "/".join(parts) in (links or ())
+            through = through or "/".join(parts) in links
     if not through:
         return False
     real_top, real = os.path.realpath(top), os.path.realpath(f"{os.path.dirname(f'{top}/{name}')}/{target}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import artifacts
 from .artifacts import Objects
-from .files import Content
+from .files import Content, forget_listings
 from .store import FINAL, Store, Trace
 
 _DAY = 86_400.0
@@ -84,6 +84,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
         if objects.remove(content, before=plan.before):
             freed += size
     store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
+    forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
         artifacts.delete(store.root / "attempts" / name)
     objects.sweep(before=plan.before)

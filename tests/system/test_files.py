@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -208,3 +210,201 @@ def test_large_files_are_hashed_on_two_threads_with_the_same_result(tmp_path: Pa
 def test_a_content_id_is_a_string_of_kind_and_digest(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     assert scan(tmp_path / "a") == Content("f:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+
+
+# -- large trees -------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree with a listing, of files that are old."""
+    monkeypatch.setattr(files, "FEW", 20)
+    aged(monkeypatch, 3)
+    for n in range(50):
+        (tmp_path / f"t/{n % 5}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"t/{n % 5}/{n}").write_text(str(n))
+    (tmp_path / "t/link").symlink_to("0/5")
+    (tmp_path / "t/empty").mkdir()
+    return tmp_path
+
+
+def known(folder: Path) -> DigestCache:
+    """As the next process has it."""
+    return DigestCache(folder, (), folder / "listings")
+
+
+def test_a_large_tree_is_remembered_in_a_listing_and_not_in_rows(large: Path, reads: list[str]) -> None:
+    cache = known(large)
+    first = cache.content_of("t")
+    assert first == scan(large / "t") and cache.changes() == []
+    del reads[:]
+    assert known(large).content_of("t") == first == files.tree_id(known(large).entries("t"))
+    assert reads == []
+    (large / "t/3/8").write_text("changed")
+    (large / "t/3/new").write_text("new")
+    (large / "t/0/0").unlink()
+    cache = known(large)
+    assert cache.content_of("t") == cache.content_of("t") != first
+    assert sorted(reads) == ["8", "new"]
+    cache.changes()
+    assert known(large).entries("t") == cache.entries("t") and len(reads) == 2
+    assert cache.content_of("t") == scan(large / "t")
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:200], lambda data: data[:-9] + b"x" + data[-8:], lambda data: b""])
+def test_a_damaged_listing_is_no_listing(large: Path, reads: list[str], damage: Callable[[bytes], bytes]) -> None:
+    cache = known(large)
+    first = cache.content_of("t")
+    cache.changes()
+    (listing,) = (large / "listings").iterdir()
+    listing.write_bytes(damage(listing.read_bytes()))
+    del reads[:]
+    assert known(large).content_of("t") == first
+    assert len(reads) == 50
+
+
+def test_young_files_of_a_listing_are_not_believed(large: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    aged(monkeypatch, 0)
+    monkeypatch.setattr(files.time, "time_ns", lambda: (large / "t/0/0").stat().st_mtime_ns)
+    cache = known(large)
+    first = cache.content_of("t")
+    cache.changes()
+    del reads[:]
+    assert known(large).content_of("t") == first
+    assert len(reads) == 50
+
+
+def test_a_listing_whose_tree_is_gone_is_removed(large: Path) -> None:
+    cache = known(large)
+    cache.content_of("t")
+    cache.changes()
+    files.forget_listings(large / "listings", large)
+    assert len(list((large / "listings").iterdir())) == 1
+    (large / "t").rename(large / "elsewhere")
+    (large / "listings/other").write_text("no listing")
+    files.forget_listings(large / "listings", large)
+    assert list((large / "listings").iterdir()) == []
+
+
+def test_a_large_tree_of_our_making_is_believed_at_once(large: Path, reads: list[str]) -> None:
+    now = files.time.time_ns() - 3_000_000_000
+    for path in (large / "t").rglob("*[0-9]"):
+        if path.is_file():
+            os.utime(path, ns=(now, now - 2 * files.SLACK_NS + 1))
+    os.utime(large / "t/0/5", ns=(now, now + 10**9))  # not dated back
+    manifest = entries(large / "t")
+    del reads[:]
+    cache = known(large)
+    cache.note_tree("t", manifest)
+    assert cache.entries("t") == manifest
+    assert reads == ["5"]
+
+
+def ticked(probe: Path) -> None:
+    """The file system's clock goes on."""
+    probe.touch()
+    was = probe.stat().st_ctime_ns
+    while probe.stat().st_ctime_ns == was:
+        probe.touch()
+
+
+EDITS = ["same size", "restore mtime", "replace", "add", "remove", "chmod", "retarget", "link for a file", "empty", "touch", "nothing"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 5), st.booleans()), max_size=8), st.sampled_from([0, 1000]))
+def test_a_tree_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, int, bool]], few: int) -> None:
+    folder = tmp_path_factory.mktemp("w")
+    tree = folder / "t"
+    for n in range(6):
+        (tree / str(n % 2)).mkdir(parents=True, exist_ok=True)
+        (tree / f"{n % 2}/{n}").write_text("00")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "FEW", few)
+        aged(patch, 3)
+        cache = known(folder)
+        for number, (edit, n, fresh) in enumerate(edits):
+            ticked(folder / "probe")
+            path = tree / f"{n % 2}/{n}"
+            if edit in ("same size", "restore mtime", "touch", "chmod") and path.is_file():
+                was = path.stat()
+                if edit == "chmod":
+                    path.chmod(was.st_mode ^ 0o100)
+                elif edit == "touch":
+                    path.touch()
+                else:
+                    path.write_text(f"{number:02}")
+                if edit == "restore mtime":
+                    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+            elif edit == "replace":
+                (folder / "b").write_text(f"{number + 20:02}")
+                (folder / "b").rename(path)
+            elif edit == "add":
+                (tree / f"new{number}").write_text("new")
+            elif edit == "remove":
+                path.unlink(missing_ok=True)
+            elif edit in ("retarget", "link for a file"):
+                path.unlink(missing_ok=True)
+                path.symlink_to(f"../{number % 2}")
+            elif edit == "empty":
+                (tree / f"e{n}").mkdir(exist_ok=True)
+            assert cache.content_of("t") == scan(tree) == files.tree_id(cache.entries("t"))
+            rows = cache.changes()
+            if fresh:
+                cache = DigestCache(folder, rows, folder / "listings")
+
+
+# -- files that do not hold still --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again_and_named_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"start")
+    os.utime(path, ns=(0, 0))
+    changes = iter([b"first", b"second!"])
+    real = os.fstat
+
+    def moving(handle: int) -> os.stat_result:
+        for change in changes:
+            path.write_bytes(change)
+            break
+        return real(handle)
+
+    monkeypatch.setattr(files.os, "fstat", moving)
+    assert scan(path) == "f:" + hashlib.sha256(b"second!").hexdigest()
+    changes = iter([b"1", b"22", b"333"])
+    with pytest.raises(files.Changed, match=r"a: it changes while it is read"):
+        scan(path)
+
+
+@pytest.mark.parametrize("layout", ["hole", "hole data", "data hole", "hole data hole", "data hole data"])
+def test_a_sparse_file_has_the_content_of_a_dense_one(tmp_path: Path, layout: str) -> None:
+    dense = b""
+    with (tmp_path / "sparse").open("wb") as file:
+        for n, part in enumerate(layout.split()):
+            if part == "hole":
+                file.seek(3 << 20, 1)
+                dense += bytes(3 << 20)
+            else:
+                file.write(bytes([n + 65]) * 1_234_567)
+                dense += bytes([n + 65]) * 1_234_567
+        file.truncate(len(dense))
+    assert (tmp_path / "sparse").stat().st_blocks * 512 < len(dense)
+    assert scan(tmp_path / "sparse") == "f:" + hashlib.sha256(dense).hexdigest()
+
+
+def test_a_hole_of_a_gigabyte_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 30)
+    amount = 0
+    real = os.read
+
+    def counted(handle: int, size: int) -> bytes:
+        nonlocal amount
+        data = real(handle, size)
+        amount += len(data)
+        return data
+
+    monkeypatch.setattr(files.os, "read", counted)
+    scan(tmp_path / "hole")
+    assert amount == 0
