@@ -7,7 +7,6 @@ was not known, nothing is read from `~/.ssh/config` here, no agent is forwarded,
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import secrets
 import shlex
@@ -31,6 +30,7 @@ PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
 NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
+KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
@@ -49,7 +49,7 @@ class Route:
     host_key: str | None = None
     known_hosts: tuple[str, ...] = KNOWN_HOSTS
     identity: tuple[str, ...] = ()  # private key files; none: those in ~/.ssh, and the agent's
-    agent: bool = True
+    agent: str | None = None  # the path of its socket
     jump: Route | None = None
     keep_alive: float = 15.0  # seconds of silence after which we ask whether it is still there; the fourth unanswered question ends the connection
     patience: float = 20.0  # seconds in which it must have let us in
@@ -66,7 +66,7 @@ class Link:
         self._through = Link(route.jump) if route.jump else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
         self._room = _Room()
         self._failures = 0
         self._not_before = 0.0
@@ -75,21 +75,29 @@ class Link:
         """Run `argv` there and stream its output.  Raises Rejected with its stderr when it fails, Unreachable when the connection breaks."""
         mark, command = _framed(argv)
         session = await self._session(command)
+        noise = b""
         try:
             session.feed(stdin)
-            noise = b""
             while data := await session.read():
-                if session.heard:
+                if session.pid:
                     yield data
                     continue
                 noise, found, rest = (noise + data).partition(mark)
-                session.heard = bool(found)
-                if rest:
-                    yield rest
-                if not found and len(noise) > NOISE:
+                pid, ended, rest = rest.partition(b"\n")
+                if not ended:
+                    noise += found + pid
+                elif not pid.isdigit():
+                    raise Rejected(f"{self.route} does not say what it ran as")
+                else:
+                    session.pid = int(pid)
+                    if rest:
+                        yield rest
+                if not session.pid and len(noise) > NOISE:
                     raise Rejected(f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files")
         finally:
             await session.leave()
+            if session.pid and not session.over:
+                await self._kill(session.pid)
         if session.failure is not None:
             raise session.failure
         _judge(session, noise, mark, argv, self.route)
@@ -111,7 +119,8 @@ class Link:
         """The held connection, made now if there is none.  After a failure the next attempt waits a little, and longer each time."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._connection, self._connecting, self._room = loop, None, asyncio.Lock(), _Room()
+            self._loop, self._connection, self._room = loop, None, _Room()
+            self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
             self._failures, self._not_before = 0, 0.0
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed():
@@ -141,7 +150,7 @@ class Link:
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
                     client_keys=keys or (),
-                    agent_path=os.environ.get("SSH_AUTH_SOCK", "") if route.agent else None,
+                    agent_path=route.agent,
                     agent_identities=identities,
                     agent_forwarding=False,
                     config=None,
@@ -164,6 +173,21 @@ class Link:
             raise _foreign(error, route) from error
 
     # --- channels
+
+    async def _kill(self, pid: int) -> None:
+        """End the group of a command that nobody wants any more.  OpenSSH passes on no signals in sessions of root, so we go there.
+
+        Needs no room: those who wait here may be all who hold any.
+        """
+        connection, session = self._connection, _Session(_Room())
+        if connection is None or connection.is_closed():
+            return
+        with suppress(asyncssh.Error, OSError, TimeoutError):
+            async with self._killing, asyncio.timeout(KILLING):
+                kill = f"exec /bin/sh -c 'kill -9 -{pid} || kill -9 {pid}'"
+                await connection.create_session(session.itself, kill, encoding=None)
+                while await session.read():
+                    pass
 
     async def _session(self, command: bytes) -> _Session:
         """A channel that runs `command`, as soon as there is room for one."""
@@ -238,7 +262,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
     """One command: what it prints, no faster than it is read, and what it is given, no faster than it reads."""
 
     def __init__(self, room: _Room) -> None:
-        self.heard = False  # its own output has begun
+        self.pid = 0  # of the command, which leads its group; known when its own output begins
         self.failure: BaseException | None = None  # of whoever gave us its input
         self.code: int | None = None
         self.signal = ""
@@ -246,7 +270,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self._room = room
         self._channel: asyncssh.SSHClientChannel[bytes] | None = None
         self._feeding: asyncio.Future[None] | None = None
-        self._over = self._left = self._paused = False
+        self.over = self._left = self._paused = False
         self._printed: list[bytes] = []
         self._size = 0
         self._news, self._may_write = asyncio.Event(), asyncio.Event()
@@ -290,15 +314,15 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
     def closed(self) -> None:
         """The channel is no more."""
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._room.give()
             self._news.set()
             self._may_write.set()
 
     async def read(self) -> bytes:
         """Some of what it printed, empty after all of it."""
-        while not self._printed and not self._over and not self._left:
+        while not self._printed and not self.over and not self._left:
             self._news.clear()
             await self._news.wait()
         data = self._printed[0] if len(self._printed) == 1 else b"".join(self._printed)
@@ -335,13 +359,13 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self._left = True
         self._news.set()
         self._may_write.set()
-        if not self._over and self._channel is not None:
+        if not self.over and self._channel is not None:
             with suppress(OSError):
                 self._channel.send_signal("KILL")
             self._channel.abort()
 
     def _end(self) -> None:
-        if not self._over and self._channel is not None:
+        if not self.over and self._channel is not None:
             with suppress(OSError):
                 self._channel.write_eof()
 
@@ -351,7 +375,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             async for data in stdin:
                 for begin in range(0, len(data), PIECE):
                     await self._may_write.wait()
-                    if self._over or self._left:
+                    if self.over or self._left:
                         return  # its exit code says whether that matters
                     self._channel.write(data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE])
             self._end()
@@ -371,7 +395,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 def _framed(argv: Argv) -> tuple[bytes, bytes]:
     """The mark after which output is the command's own, and the command for a login shell of any kind, in ASCII it does not interpret."""
     one, other = secrets.token_hex(4), secrets.token_hex(4)
-    say = f'printf "\\036%s%s\\n" {one} {other}'
+    say = f'printf "\\036%s%s %s\\n" {one} {other} $$'
     begin = f'{say}; {say} >&2; unset CDPATH ENV BASH_ENV TAR_OPTIONS; LC_ALL=C; export LC_ALL; exec "$@"'.encode()
     words = [word.encode("utf-8", "surrogateescape") for word in argv]
     if any(b"\0" in word for word in words):
@@ -384,15 +408,16 @@ def _framed(argv: Argv) -> tuple[bytes, bytes]:
         command = b"""exec /bin/sh -c 'eval "$(printf %b "$1")"' sh '""" + coded + b"'"
     if len(command) > LONGEST:
         raise Rejected(f"{argv[0][:100]} is given {len(command)} bytes of arguments, and {LONGEST} are possible: send them as its input")
-    return f"\x1e{one}{other}\n".encode(), command
+    return f"\x1e{one}{other} ".encode(), command
 
 
 def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
-    before, _, words = bytes(session.words).rpartition(mark)
+    before, found, words = bytes(session.words).rpartition(mark)
+    words = words.partition(b"\n")[2] if found else words
     said = words.decode("utf-8", "replace").strip()[-WORDS:]
     if session.code is None and not session.signal:
         raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
-    if not session.heard:
+    if not session.pid:
         told = (noise + before + words).decode("utf-8", "replace").strip()[-WORDS:]
         raise Denied(f"{route} does not run commands in a POSIX shell" + (f"; it says: {told}" if told else ""))
     if session.signal:
@@ -417,7 +442,7 @@ def _keys(route: Route) -> tuple[list[str], list[str] | None]:
             public = path.with_name(path.name + ".pub")
             if "passphrase" not in str(error).lower():
                 raise Denied(f"{path} is not a private key that can be used for {route}: {error}") from error
-            if not route.agent or not os.environ.get("SSH_AUTH_SOCK") or not public.exists():
+            if not route.agent or not public.exists():
                 raise Denied(f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})") from error
             of_agent.append(str(public))
         else:
@@ -466,7 +491,7 @@ def _kind(key: asyncssh.SSHKey | None) -> str:
 
 
 def _not_let_in(route: Route) -> str:
-    tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (" and those of the agent" if route.agent and os.environ.get("SSH_AUTH_SOCK") else "")
+    tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (" and those of the agent" if route.agent else "")
     return f"{route} does not let us in with {tried}: add the public key to its ~/.ssh/authorized_keys, or name another key (`identity`)"
 
 

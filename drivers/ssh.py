@@ -1,0 +1,316 @@
+"""Servers that are there already, reached over SSH: a pool of them, and a lease as a place on one.  Knows settings and places, no jobs and no wire.
+
+What is leased is remembered on the server itself, a small file for each of its places (`leases/` below our root there): any process sees it, and
+`leases()` is complete or raises.  A lease past its `until` holds no place any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from . import machine, sshconfig
+from .base import NOTHING, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable
+from .shell import ShellHost
+from .sshconfig import Said
+from .sshlink import KNOWN_HOSTS, Link, Route
+
+ROOT = ".recipe-host"
+TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
+PORT = 22
+LONGEST_WAY = 8  # hops
+ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bare>[^\]\s]+)\]|(?P<name>[^@:\s\[\]-][^@:\s\[\]]*))(?::(?P<port>\d{1,5}))?")
+# What a question about a machine asks besides: which of its places are taken.
+TAKEN = 'for place in "$root"/leases/slot.*; do [ -f "$place" ] && echo "lease=$place"; done'
+
+# One script for all that is done to places, a place being a file `slot.N`: when it ends, the lease's id, the lease.
+# $1 root, $2 verb, $3 id, $4 until, $5 number of places, $6 the lease.  A whole file is linked to the name of a place, which succeeds for one only.
+PLACES = r"""
+set -eu
+umask 077
+case $2 in
+take) mkdir -p "$1/leases"; chmod 700 "$1"; cd "$1/leases" ;;
+*) cd "$1/leases" 2>/dev/null || exit 0 ;;
+esac
+id() { until='' id=''; { read -r until && read -r id; } 2>/dev/null <"$1" || :; }
+found=''
+for place in slot.*; do
+    [ -f "$place" ] || continue
+    case $2 in
+    list) sed -n 3p "$place" ;;
+    *) id "$place"; if [ "$id" = "$3" ]; then found=$place; break; fi ;;
+    esac
+done
+case $2 in
+has) [ -z "$found" ] || echo "$found" ;;
+give) [ -z "$found" ] || rm -f "$found" ;;
+take)
+    now=$(date +%s)
+    printf '%s\n' "$4" "$3" "$6" >"new.$$"
+    if [ -n "$found" ]; then mv "new.$$" "$found"; echo "$found"; exit; fi
+    place=0
+    while [ "$place" -lt "$5" ]; do
+        id "slot.$place"
+        if [ -n "$until" ] && [ "$until" -lt "$now" ] && mv "slot.$place" "old.$$" 2>/dev/null; then
+            id "old.$$"
+            [ "$until" -lt "$now" ] || ln "old.$$" "slot.$place" 2>/dev/null || :  # somebody else was faster, and has it
+            rm -f "old.$$"
+        fi
+        if ln "new.$$" "slot.$place" 2>/dev/null; then
+            other=0
+            while [ "$other" -lt "$place" ]; do
+                id "slot.$other"
+                if [ "$id" = "$3" ]; then rm -f "slot.$place"; place=$other; fi  # another process, with our key
+                other=$((other + 1))
+            done
+            rm -f "new.$$"
+            echo "slot.$place"
+            exit
+        fi
+        [ -e "slot.$place" ] || ln "new.$$" "slot.$place"  # says why it cannot
+        place=$((place + 1))
+    done
+    rm -f "new.$$"
+    ;;
+esac
+"""
+
+
+class Ssh:
+    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python` and `host_key`."""
+
+    traits = Traits(replays=True, containers="on_host")
+
+    def __init__(
+        self,
+        *,
+        hosts: Sequence[str | Mapping[str, str | int]] = (),
+        known_hosts: str | None = None,
+        host_key: str | None = None,
+        identity: str | Sequence[str] = (),
+        agent: bool | str = True,
+        jump: str | None = None,
+        use_config: bool = False,
+        keepalive: float = 15.0,
+        root: str = ROOT,
+        python: str = "python3",
+        slots: int = 1,
+    ) -> None:
+        if not hosts:
+            raise Rejected('the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]')
+        trust = (known_hosts,) if known_hosts else KNOWN_HOSTS
+        socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
+        pattern = Route("", "", known_hosts=trust, identity=_several(identity), agent=str(socket) if socket else None, keep_alive=keepalive)
+        config = _config() if use_config else None
+        self._machines: dict[str, _Machine] = {}
+        for entry in hosts:
+            own = {"host": entry} if isinstance(entry, str) else dict(entry)
+            route = _route(str(own.get("host", "")), pattern, jump, config)
+            route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
+            self._machines[str(route)] = _Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
+        self._hosts: dict[str, SshHost] = {}
+        self.left_out: dict[str, str] = {}
+        """Servers that the last `offers` could not ask -> why."""
+
+    async def offers(self, need: Resources) -> Sequence[Offer]:
+        """The servers that do for `need`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
+        machines = list(self._machines.values())
+        answers = await asyncio.gather(*(each.facts() for each in machines), return_exceptions=True)
+        self.left_out = {}
+        found: list[tuple[tuple[float, ...], Offer]] = []
+        for each, answer in zip(machines, answers, strict=True):
+            if isinstance(answer, DriverError):
+                self.left_out[str(each.route)] = str(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                have = machine.resources(answer)
+                if machine.enough(have, need):
+                    taken = len(answer.get("lease", ()))
+                    rank = (
+                        float(taken >= each.slots),
+                        -float(have.gpus or 0),
+                        -float(have.gpu_memory or 0),
+                        -(have.cpus or 0.0),
+                        -float(have.memory or 0),
+                    )
+                    found.append((rank, Offer("ssh", str(each.route), have, data=each.data(answer))))
+                elif not any(host.machine is each for host in self._hosts.values()):
+                    await each.link.aclose()
+        if self.left_out and len(self.left_out) == len(machines):
+            kind = Denied if any(isinstance(answer, Denied) for answer in answers) else Unreachable
+            raise kind("\n".join(self.left_out.values()))
+        return [offer for _, offer in sorted(found, key=lambda pair: pair[0])]
+
+    async def acquire(self, order: Order) -> Lease:
+        """Take a place on the server that was offered.  Raises NoCapacity when others have them all."""
+        each = self._machine(order.offer.id)
+        told = await each.facts()
+        lease = Lease("ssh", _id(order.key), order.key, each.data(told))
+        each.forget()
+        took = await each.places("take", lease.id, str(int(order.until.timestamp())), str(each.slots), _written(lease))
+        if not took:
+            raise NoCapacity(f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)")
+        return lease
+
+    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+        each = self._machine(lease.data.get("host", ""))
+        if not await each.places("has", lease.id):
+            raise HostLost(f'the lease "{lease.key}" of {each.route} was given back')
+        if lease.id not in self._hosts:
+            self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed)
+        return (self._hosts[lease.id],)
+
+    async def release(self, lease: Lease) -> bool:
+        each = self._machines.get(lease.data.get("host", ""))
+        if each is None:
+            raise Denied(f"{lease.data.get('host')} is not among the hosts in the settings any more: its lease cannot be given back")
+        each.forget()
+        await each.places("give", lease.id)
+        if lease.id in self._hosts:
+            await self._hosts[lease.id].aclose()
+        elif not any(host.machine is each for host in self._hosts.values()):
+            await each.link.aclose()
+        return True
+
+    async def leases(self) -> Sequence[Lease]:
+        found: list[Lease] = []
+        for said in await asyncio.gather(*(each.places("list") for each in self._machines.values())):
+            found += [_read(line) for line in said.splitlines() if line]
+        return found
+
+    async def aclose(self) -> None:
+        """Let go of all connections; leases and jobs go on."""
+        for host in list(self._hosts.values()):
+            await host.aclose()
+        for each in self._machines.values():
+            await each.link.aclose()
+
+    def _machine(self, name: str) -> _Machine:
+        if name not in self._machines:
+            raise Rejected(f'"{name}" is not among the hosts in the settings (they are {", ".join(self._machines)})')
+        return self._machines[name]
+
+    async def _closed(self, host: SshHost) -> None:
+        for name, other in list(self._hosts.items()):
+            if other is host:
+                del self._hosts[name]
+        if not any(other.machine is host.machine for other in self._hosts.values()):
+            await host.machine.link.aclose()
+
+
+class SshHost(ShellHost):
+    """A place on a server: a shell and a disk there."""
+
+    def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]]) -> None:
+        super().__init__(machine.link.call, root)
+        self.machine = machine
+        self._when_closed = when_closed
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        return self.machine.link.call(argv, stdin)  # which parts the output from what the login prints, as ours would do once more
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._when_closed(self)
+
+
+class _Machine:
+    """A server, the connection to it, and what it last said it has."""
+
+    def __init__(self, route: Route, root: str, python: str, slots: int) -> None:
+        self.route, self.python, self.slots = route, python, slots
+        self.link = Link(route)
+        self._root = root
+        self._told: machine.Facts | None = None
+        self._asked = 0.0
+
+    async def facts(self) -> machine.Facts:
+        """What it has, as it was not long ago."""
+        if self._told is None or time.monotonic() - self._asked > TTL.total_seconds():
+            told = machine.facts(await self._said(machine.question(self._root, TAKEN)))
+            if not told.get("root", ("",))[0].startswith("/"):
+                raise Denied(f"{self.route}: the login has no home directory to put {self._root} in: name an absolute `root` in the settings")
+            self._told, self._asked = told, time.monotonic()
+        return self._told
+
+    def forget(self) -> None:
+        """Ask again next time: its places are about to change."""
+        self._asked = float("-inf")
+
+    def data(self, told: machine.Facts) -> dict[str, str]:
+        """What a lease must know to find its way back."""
+        return {"host": str(self.route), "root": told["root"][0], "python": self.python}
+
+    async def places(self, verb: str, *others: str) -> str:
+        """Do something about its places, all said in PLACES."""
+        root = (self._told or await self.facts())["root"][0]
+        return (await self._said(("/bin/sh", "-c", PLACES, "sh", root, verb, *others))).decode("utf-8", "surrogateescape").strip()
+
+    async def _said(self, argv: Argv) -> bytes:
+        return b"".join([data async for data in self.link.call(argv)])
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _id(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _written(lease: Lease) -> str:
+    return json.dumps([lease.id, lease.key, dict(lease.data)])
+
+
+def _read(line: str) -> Lease:
+    name, key, data = json.loads(line)
+    return Lease("ssh", name, key, data)
+
+
+# --- addresses
+
+
+def _route(address: str, pattern: Route, jump: str | None, configured: Callable[[str], Said] | None, depth: int = 0) -> Route:
+    """The way to `[user@]name[:port]`: what the address says, then the settings, then the configuration, then what is usual."""
+    parts = ADDRESS.fullmatch(address)
+    if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
+        raise Rejected(f'"{address}" is not the address of a server: write user@name or user@name:port')
+    name = parts["bare"] or parts["name"]
+    said = configured(name) if configured is not None else Said()
+    route = replace(
+        pattern,
+        user=parts["user"] or said.user or getpass.getuser(),
+        host=said.host or name,
+        port=int(parts["port"] or said.port or PORT),
+        identity=pattern.identity or said.identity,
+    )
+    hops = [hop.strip().removeprefix("ssh://") for hop in (jump or said.jump).split(",") if hop.strip()]
+    if not hops or hops == [name]:  # a `Host *` that names the way for all names it for that server, too
+        return route
+    if depth == LONGEST_WAY:
+        raise Denied(f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle")
+    # The last hop is the one next to the server, and is itself reached through those before it.
+    before = ",".join(hops[:-1]) or None
+    return replace(route, jump=_route(hops[-1], pattern, before, configured, depth + 1))
+
+
+def _config() -> Callable[[str], Said]:
+    home = Path.home()
+
+    def configured(name: str) -> Said:
+        try:
+            return sshconfig.said(name, home / ".ssh" / "config", home)
+        except (OSError, ValueError) as error:
+            raise Denied(f"{home / '.ssh' / 'config'} cannot be used: {error}") from error
+
+    return configured

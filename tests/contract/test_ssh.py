@@ -1,0 +1,35 @@
+"""The ssh driver keeps the contract, through a real sshd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driver_contract import DriverContract
+
+import drivers
+from drivers.ssh import Ssh
+from tests.servers.sshd import Sshd
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with Sshd(tmp_path_factory.mktemp("machine") / "sshd") as sshd:
+        yield sshd
+
+
+class TestSsh(DriverContract):
+    measures_memory = False
+
+    @pytest.fixture(autouse=True)
+    def settings(self, place: Path, server: Sshd) -> None:
+        (place / "settings.json").write_text(json.dumps(server.settings(root=str(place / "root"))))
+
+    def make(self, place: Path) -> Ssh:
+        return Ssh(**json.loads((place / "settings.json").read_text()))
+
+
+def test_the_driver_is_loaded_by_its_name() -> None:
+    assert drivers.load("ssh") is Ssh
