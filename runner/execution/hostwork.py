@@ -1,0 +1,627 @@
+"""Put together the small sh programs that a depot has a host run, and read their answers.  Knows sh, names and manifests, not hosts.
+
+Every program answers `<word> <sha256> <bytes>` and then so many bytes with that digest: noise of a login shell, a lost end and a flipped bit are told
+from an answer.  Names travel as lists with a zero byte behind each, and only on stdin.  What is asked of a host: POSIX sh, coreutils, find,
+xargs -0, sort -z, tar.  Nothing here touches a disk or a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ..storage.files import Entry
+
+LONGEST_ANSWER = 256 << 20
+"""Bytes; a host that says more than this is not listened to."""
+HEX = frozenset("0123456789abcdef")
+SUFFIX = {"f": "", "x": ".x", "t": ".t"}
+
+
+class Garbled(Exception):
+    """An answer that did not arrive whole.  It is asked for again."""
+
+
+class Seen(NamedTuple):
+    """What a host says lies at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
+
+    kind: str
+    entries: tuple[Entry, ...] = ()
+
+
+def name_of(content: str) -> str:
+    """The file name of an object."""
+    return content[2:] + SUFFIX[content[0]]
+
+
+def place_of(content: str) -> str:
+    """Where an object lies, from the root."""
+    return f"objects/{content[2:4]}/{name_of(content)}"
+
+
+def names(texts: Iterable[str]) -> bytes:
+    """A list of names as programs read it."""
+    data = "\0".join(texts).encode("utf-8", "surrogateescape")
+    return data + b"\0" if data else b""
+
+
+def tree_digest(entries: Sequence[Entry]) -> str:
+    """What `check` answers for a tree of exactly these names, kinds and links."""
+    records = {b"d."}
+    links = []
+    for entry in entries:
+        name = _encode(entry.path)
+        records.add(entry.kind.encode() + b"./" + name)
+        while (at := name.rfind(b"/")) > 0:
+            name = name[:at]
+            record = b"d./" + name
+            if record in records:
+                break
+            records.add(record)
+        if entry.kind == "l":
+            links.append((_encode(entry.path), _encode(entry.value)))
+    hasher = hashlib.sha256(b"".join(record + b"\0" for record in sorted(records)))
+    for _, target in sorted(links):
+        hasher.update(target + b"\n\0")
+    return hasher.hexdigest()
+
+
+def bytes_digest(entries: Iterable[Entry]) -> str:
+    """What `sums` answers for these files, in this order."""
+    return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
+
+
+def answer(received: bytes, word: str) -> bytes:
+    """What a program said, behind whatever a login shell printed first.  Raises Garbled when it is not whole."""
+    mark = f"\n{word} ".encode()
+    at = received.find(mark)
+    head, newline, body = received[at + len(mark) :].partition(b"\n") if at >= 0 else (b"", b"", b"")
+    digest, _, size = head.partition(b" ")
+    if not newline or size != str(len(body)).encode() or hashlib.sha256(body).hexdigest().encode() != digest:
+        raise Garbled
+    return body
+
+
+def seen(body: bytes, count: int) -> tuple[list[Seen], list[str]]:
+    """What `TAKE` said of `count` outputs: what each is, and the names of what the attempt was given and is not so any more."""
+    records = iter(body.split(b"\0")[:-1])
+    found = []
+    try:
+        for _ in range(count):
+            kind = next(records).decode()
+            if kind == "d":
+                below = _below(records)
+                links = [_decode(target[:-1]) for target in iter(lambda: next(records), b"/")]
+            else:
+                below, links = [(kind, "")], []
+            if kind in "-o":
+                found.append(Seen(kind))
+                continue
+            sizes, digests = (next(records).split(b"\n")[:-1] for _ in range(2))
+            plain = sorted(((name, kind) for kind, name in below if kind in "fx"), key=lambda pair: _encode(pair[0]))
+            if len(sizes) != len(plain) or len(digests) != len(plain):
+                raise Garbled
+            entries = [Entry(name, kind, int(size), digest.decode()) for (name, kind), size, digest in zip(plain, sizes, digests, strict=True)]
+            pointing = sorted((name for kind, name in below if kind == "l"), key=_encode)
+            entries += [Entry(name, "l", len(_encode(target)), target) for name, target in zip(pointing, links, strict=True)]
+            entries += [Entry(name, kind, 0, "") for kind, name in _empty(below)]
+            found.append(Seen(kind, tuple(sorted(entries, key=lambda entry: _encode(entry.path)))))
+        return found, [_decode(record) for record in records]
+    except (StopIteration, RuntimeError, ValueError) as error:
+        raise Garbled from error
+
+
+def untrusted(entries: Sequence[Entry]) -> str:
+    """What is wrong with a manifest that a host has told, in words; empty when it may be made here."""
+    kinds = {entry.path: entry.kind for entry in entries}
+    if len(kinds) != len(entries):
+        return "a name comes twice"
+    targets = {entry.path: entry.value for entry in entries if entry.kind == "l"}
+    for path, kind, size, value in entries:
+        parts = path.split("/")
+        if "\0" in path or any(part in ("", ".", "..") or len(_encode(part)) > 255 for part in parts):
+            return f"{path!r} is no name of a file"
+        if kind == "o":
+            return f"{path!r} is neither a file nor a folder"
+        if any("/".join(parts[:depth]) in kinds for depth in range(1, len(parts))):
+            return f"{path!r} lies below what is no folder"
+        if kind in "fx" and (size < 0 or len(value) != 64 or not HEX.issuperset(value)):
+            return f"{path!r} has no digest"
+        if kind == "l" and _leads_out(path, targets):
+            return f"a link to {value!r} leads out of it: {path!r}"
+    return ""
+
+
+def _leads_out(path: str, targets: Mapping[str, str]) -> bool:
+    """Whether a link leaves its tree, through other links of it or not, or leads nowhere but round."""
+    rest = path.split("/")
+    at: list[str] = []
+    followed = 0
+    while rest:
+        part = rest.pop(0)
+        if part == "..":
+            if not at:
+                return True
+            at.pop()
+        elif part not in ("", "."):
+            at.append(part)
+            target = targets.get("/".join(at))
+            if target is not None:
+                followed += 1
+                if target.startswith("/") or "\0" in target or not target or followed > 40:
+                    return True
+                at.pop()
+                rest = target.split("/") + rest
+    return False
+
+
+def listing(body: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """What `LIST` said: the kind of everything below a folder, by name, and where links point."""
+    records = iter(body.split(b"\0")[:-1])
+    try:
+        below = {name: kind for kind, name in _below(records) if name}
+        pointing = sorted((name for name, kind in below.items() if kind == "l"), key=_encode)
+        return below, dict(zip(pointing, (_decode(record[:-1]) for record in records), strict=True))
+    except (StopIteration, RuntimeError, ValueError) as error:
+        raise Garbled from error
+
+
+def _below(records: Iterator[bytes]) -> list[tuple[str, str]]:
+    """Kinds and names, up to the end of a list."""
+    found: list[tuple[str, str]] = []
+    for record in records:
+        if record == b"/":
+            return found
+        found.append((chr(record[0]), _decode(record[3:])))  # behind the kind, "./", or "." for the top
+    raise Garbled
+
+
+def _empty(below: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Empty folders, and what nobody can hash."""
+    parents = {name.rpartition("/")[0] for _, name in below}
+    return [(kind, name) for kind, name in below if name and (kind == "o" or (kind == "d" and name not in parents))]
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------------------------------------
+
+# Every program is given: the word that begins its answer, the root, who sends, the boot.  T is ours while it runs.
+# H: a list of names -> a digest a line.  h: bytes -> a digest.  L: what is below here, a kind and a name each.  K: where the links among it point.
+_HEAD = r"""
+export LC_ALL=C
+umask 022
+W=$1 R=$2 S=partial/$3 B=$4
+shift 4
+cd "$R" || exit 9
+T=$R/partial/.$W.$$
+trap 'rm -f "$T" "$T".?' EXIT
+trap 'exit 1' HUP INT TERM PIPE
+[ ! -d "$S" ] || : >"$S/.alive"
+L() {
+  find . \( -type d -exec sh -c 'printf "d%s\0" "$@"' sh {} + \) -o \( -type l -exec sh -c 'printf "l%s\0" "$@"' sh {} + \) \
+    -o \( -type f -perm -0100 -exec sh -c 'printf "x%s\0" "$@"' sh {} + \) -o \( -type f -exec sh -c 'printf "f%s\0" "$@"' sh {} + \) \
+    -o -exec sh -c 'printf "o%s\0" "$@"' sh {} + | sort -z
+}
+K() {
+  find . -type l -print0 | sort -z | xargs -0 sh -c 'for f; do readlink "$f"; printf "\0"; done' sh
+}
+shelf() {
+  D=objects/${1%"${1#??}"}
+}
+sealed() {
+  shelf "$1"
+  [ -e "$D/$1" ] && [ -s "seals/$1" ] && read -r b <"seals/$1" && [ "$b" = "$B" ] || return 1
+  if [ -d "$D/$1" ]; then
+    [ -z "$(find "$D/$1" -newer "seals/$1" | head -n 1)" ]
+  else
+    [ ! "$D/$1" -nt "seals/$1" ]
+  fi
+}
+seal() {
+  echo "$B" >"$T.s" && mv -f "$T.s" "seals/$1" && : >"used/$1"
+}
+free() {
+  find "$1" -type d -exec chmod u+rwx {} +
+}
+words() {
+  tail -c 2000 "$T.w" | tr '\0\n' '  '
+}
+"""
+
+_BATCHES = r"""
+H() {
+  xargs -0 sh -c '[ $# -gt 0 ] || exit 0
+case "$*" in
+*[\\]* | *"
+"*) for f; do d=$(%s <"$f"); echo "${d%%%% *}"; done ;;
+*) %s "$@" | cut -c1-64 ;;
+esac' sh
+}
+h() {
+  d=$(%s)
+  echo "${d%%%% *}"
+}
+"""
+_PYTHON = r"""
+H() {
+  python3 -c 'import hashlib, sys
+for name in sys.stdin.buffer.read().split(b"\0")[:-1]:
+    try:
+        with open(name, "rb", 0) as file:
+            hasher = hashlib.sha256()
+            while data := file.read(1 << 20):
+                hasher.update(data)
+        print(hasher.hexdigest())
+    except OSError:
+        print("-")'
+}
+h() {
+  python3 -c 'import hashlib, sys
+hasher = hashlib.sha256()
+while data := sys.stdin.buffer.read(1 << 20):
+    hasher.update(data)
+print(hasher.hexdigest())'
+}
+"""
+_OPENSSL = "openssl dgst -sha256 -r"
+HASHES: Mapping[str, str] = {
+    "openssl": _BATCHES % (_OPENSSL, _OPENSSL, _OPENSSL),
+    "python3": _PYTHON,
+    "sha256sum": _BATCHES % ("sha256sum", "sha256sum", "sha256sum"),
+}
+"""Ways of hashing, the fastest first: what coreutils has does not use the processor's instructions for it."""
+
+_TAIL = r"""
+main "$@" >"$T" || exit $?
+printf '\n%s %s %s\n' "$W" "$(h <"$T")" "$(($(wc -c <"$T")))"
+cat "$T"
+"""
+
+
+def program(hashes: str, body: str) -> str:
+    """A program whose `main` is `body`, on a host that hashes in this way."""
+    return f"{_HEAD}{HASHES[hashes]}main() {{\n{body}\n}}\n{_TAIL}"
+
+
+# Root as it was said -> where it is, how to hash, whether tar can do what is needed, the boot, what is free, the time there.
+OPENING = r"""
+umask 077
+mkdir -p "$1" && cd "$1" && chmod 700 . && mkdir -p objects attempts partial seals used states || exit 1
+known=PROBE
+how=
+for way in 'openssl dgst -sha256 -r' sha256sum; do
+  case $(printf recipe | $way 2>/dev/null) in
+  $known*) how=${way%% *} && break ;;
+  esac
+done
+if [ "$how" != openssl ] && [ "$(python3 -c 'import hashlib; print(hashlib.sha256(b"recipe").hexdigest())' 2>/dev/null)" = $known ]; then
+  how=python3
+fi
+for tool in tar find xargs sort dd readlink head tail cut; do
+  command -v $tool >/dev/null || lacks="$lacks $tool"
+done
+[ -n "$how" ] || lacks="$lacks sha256sum"
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.boottime 2>/dev/null || echo unknown)
+printf '\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n' "$2" "$(pwd -P)" "$how" "$boot" "$lacks" "$(df -Pk . | tail -n 1)" "$2"
+""".replace("PROBE", hashlib.sha256(b"recipe").hexdigest())
+
+# names of objects -> those that may be used unread
+HAVE = r"""
+while read -r n; do
+  sealed "$n" && : >"used/$n" && echo "$n"
+done
+return 0
+"""
+
+# names of objects -> how each stands; who has been silent; what is free; which trees there are, the latest first
+BEGIN = r"""
+mkdir -p "$S" && : >"$S/.alive" || return 1
+while read -r n; do
+  if sealed "$n"; then
+    : >"used/$n" && echo "here $n"
+  elif [ -e "$S/$n" ]; then
+    echo "partial $n"
+  elif [ -e "$D/$n" ]; then
+    echo "doubtful $n"
+  else
+    for q in partial/*/"$n"; do
+      [ -e "$q" ] && q=${q#partial/} && echo "theirs ${q%%/*} $n"
+    done
+    echo "absent $n"
+  fi
+done
+find partial -name .alive -mmin +10 | sed 's/^/silent /'
+echo "free $(df -Pk . | tail -n 1)"
+ls -t used | grep '[.]t$' | head -n 20 | sed 's/^/tree /'
+return 0
+"""
+
+# another sender; names of objects: what it began is ours
+ADOPT = r"""
+while read -r n; do
+  mv "partial/$1/$n" "$S/" 2>/dev/null && echo "$n"
+done
+rm -f "partial/$1/.alive"
+rmdir "partial/$1" 2>/dev/null
+return 0
+"""
+
+# an object that is not what its name says, to be put right
+RETRACT = r"""
+shelf "$1"
+rm -f "seals/$1"
+[ ! -d "$D/$1" ] || chmod u+rwx "$D/$1"
+[ ! -e "$D/$1" ] || mv "$D/$1" "$S/" || return 1
+[ ! -d "$S/$1" ] || free "$S/$1"
+echo retracted
+"""
+
+# folder; folders
+FOLDERS = r"""
+mkdir -p "$1" && cd "$1" && xargs -0 sh -c '[ $# -eq 0 ] || mkdir -p "$@"' sh && echo made
+"""
+
+# name, an older tree; what that has and the new one does not: the new one begins with the rest
+BASE = r"""
+[ ! -e "$S/$1" ] || { free "$S/$1" && rm -rf "$S/$1"; }
+sealed "$2" || { echo cannot; return 0; }
+cp -al "$D/$2" "$S/$1" 2>"$T.w" || { rm -rf "$S/$1"; echo cannot; return 0; }
+cd "$S/$1" && free . || return 1
+xargs -0 sh -c '[ $# -eq 0 ] || rm -rf "$@"' sh
+echo linked
+"""
+
+# folder, name of the list that comes first; a tar -> digest of the digests of the files in the list
+BATCH = r"""
+cd "$1" 2>/dev/null || { echo gone; return 0; }
+(umask 0222 && tar -xf - -o -m --no-same-permissions) 2>"$T.w" || echo "tar $(words)"
+[ -f "$2" ] || return 0
+H <"$2" | h
+rm -f "$2"
+"""
+
+# folder, file, bytes of a chunk, which chunk, mode; bytes from there on -> digest of the file
+WRITE = r"""
+cd "$1" 2>/dev/null || { echo gone; return 0; }
+[ ! -e "$2" ] || chmod u+w "$2"
+dd of="$2" bs="$3" seek="$4" conv=notrunc 2>"$T.w" || echo "dd $(words)"
+chmod "$5" "$2" && h <"$2"
+"""
+
+# folder; files -> a letter for each, and a digest for each that is there
+SURVEY = r"""
+cd "$1" 2>/dev/null || { echo gone; return 0; }
+: >"$T.e"
+xargs -0 sh -c 'exec 3>>"$0"
+for f; do
+  if [ -L "$f" ] || [ ! -f "$f" ]; then printf -- -
+  else
+    printf "%s\0" "$f" >&3
+    if [ -x "$f" ]; then printf x; else printf f; fi
+  fi
+done' "$T.e"
+echo
+H <"$T.e"
+"""
+
+# folder, file, bytes of a chunk -> its size, and a digest for every chunk
+CHUNKS = r"""
+cd "$1" 2>/dev/null || { echo gone; return 0; }
+[ -f "$2" ] && [ ! -L "$2" ] || { echo 0; return 0; }
+size=$(($(wc -c <"$2")))
+echo "$size"
+i=0
+while [ $((i * $3)) -lt "$size" ]; do
+  dd if="$2" bs="$3" skip="$i" count=1 2>/dev/null | h
+  i=$((i + 1))
+done
+"""
+
+# folder -> everything below, and where links point
+LIST = r"""
+cd "$1" 2>/dev/null || return 0
+L
+printf '/\0'
+K
+"""
+
+# folder; names
+DELETE = r"""
+cd "$1" 2>/dev/null || return 0
+xargs -0 sh -c '[ $# -eq 0 ] || rm -rf "$@"' sh
+echo deleted
+"""
+
+# tree, digest of its names and links: it gets its name
+PLACE_TREE = r"""
+shelf "$1"
+cd "$S/$1" 2>/dev/null || { echo gone; return 0; }
+d=$({ L; K; } | h)
+[ "$d" = "$2" ] || { echo differs; return 0; }
+find . -type d ! -name . -exec chmod 0555 {} +
+cd "$R" && mkdir -p "$D" || return 1
+[ ! -f "$S/$1.json" ] || mv -f "$S/$1.json" "$D/"
+if mv "$S/$1" "$D/" 2>"$T.w"; then
+  chmod 0555 "$D/$1"
+  seal "$1" && echo "placed $1"
+elif [ -d "$D/$1" ]; then
+  free "$S/$1"
+  rm -rf "${S:?}/$1"
+  echo "again $1"
+else
+  cat "$T.w" >&2
+  return 1
+fi
+"""
+
+# files: they get their names
+PLACE_FILES = r"""
+while read -r n; do
+  shelf "$n"
+  case $n in *.x) m=0555 ;; *) m=0444 ;; esac
+  mkdir -p "$D" && chmod $m "$S/$n" && mv -f "$S/$n" "$D/" && seal "$n" && echo "$n"
+done
+return 0
+"""
+
+# objects that were found to be right where they lie
+SEAL = r"""
+while read -r n; do
+  seal "$n" && echo "$n"
+done
+return 0
+"""
+
+# attempt, digest of names and links, digest of bytes, folders of state; a tar -> the attempt stands, and what it was given is written down
+STAGE = r"""
+N=$1 digest=$2 sum=$3
+shift 3
+if [ -e "attempts/$N.in" ] && [ -d "attempts/$N" ]; then
+  cat >/dev/null
+  echo staged
+  return 0
+fi
+mkdir -p "$S" || return 1
+[ $# -eq 0 ] || mkdir -p "$@" || return 1
+A=$S/attempt.$$
+mkdir "$A" && cd "$A" || return 1
+tar -xf - -o -m --no-same-permissions 2>"$T.w" || echo "tar $(words)"
+if [ -d "at/$N" ] && [ -f in ] && [ -f sums ] && [ "$(H <sums | h)" = "$sum" ] && [ "$(cd at && { L; K; } | h)" = "$digest" ]; then
+  cd "$R" || return 1
+  rm -rf "attempts/$N"
+  mv "$A"/at/* attempts/ && mv "$A/in" "attempts/$N.in" && touch "attempts/$N.in" && echo staged
+fi
+cd "$R" && rm -rf "$A"
+"""
+
+# attempt's path; outputs -> for each what it is, what is below, sizes, digests; then what the attempt was given and is not so any more
+TAKE = r"""
+cd "$1" 2>/dev/null || { echo gone; return 0; }
+A=$(pwd -P)
+: >"$A.out"
+xargs -0 sh -c 'for f; do printf %s "$f" | tr "\n" "\001"; echo; done' sh >"$T.n"
+while IFS= read -r p; do
+  p=$(printf %s. "$p" | tr '\001' '\n')
+  p=${p%.}
+  cd "$A" || return 1
+  if [ -d "$p" ]; then
+    printf 'd\0'
+    cd "$p" || return 1
+    L
+    printf '/\0'
+    K
+    printf '/\0'
+    find . -type f -print0 | sort -z >"$T.f"
+  elif [ -f "$p" ]; then
+    if [ -x "$p" ]; then printf 'x\0'; else printf 'f\0'; fi
+    printf '%s\0' "$p" >"$T.f"
+  else
+    if [ -e "$p" ] || [ -L "$p" ]; then printf 'o\0'; else printf -- '-\0'; fi
+    continue
+  fi
+  xargs -0 sh -c '[ $# -eq 0 ] || stat -c %s "$@" 2>/dev/null || for f; do wc -c <"$f"; done' sh <"$T.f"
+  printf '\0'
+  H <"$T.f"
+  printf '\0'
+done <"$T.n"
+M=$A.in
+cd "$A" && [ -f "$M" ] && xargs -0 sh -c 'for f; do
+  if [ -d "$f" ]; then
+    [ -z "$(find -L "$f/." -newer "$0" | head -n 1)" ] || printf "%s\0" "$f"
+  elif [ ! -e "$f" ] || [ "$f" -nt "$0" ]; then printf "%s\0" "$f"
+  fi
+done' "$M" <"$M"
+return 0
+"""
+
+# attempt's path; triples: an output, its name as an object, cp or mv
+KEEP = r"""
+A=$1
+mkdir -p "$S" || return 1
+xargs -0 sh -c 'while [ $# -gt 0 ]; do printf %s "$1" | tr "\n" "\001"; echo; echo "$2"; echo "$3"; shift 3; done' sh >"$T.n"
+while IFS= read -r p && read -r n && read -r how; do
+  p=$(printf %s. "$p" | tr '\001' '\n')
+  p=$A/${p%.}
+  shelf "$n"
+  mkdir -p "$D"
+  if ! sealed "$n"; then
+    if [ -e "$D/$n" ]; then
+      [ ! -d "$D/$n" ] || chmod u+rwx "$D/$n"
+      mv "$D/$n" "$S/$n.old.$$" && { [ ! -d "$S/$n.old.$$" ] || free "$S/$n.old.$$"; }
+      rm -rf "$S/$n.old.$$"
+    fi
+    if [ -e "$p" ]; then
+      [ ! -e "$S/$n" ] || { [ ! -d "$S/$n" ] || free "$S/$n"; rm -rf "${S:?}/$n"; }
+      if [ "$how" = mv ] && [ ! -L "$p" ]; then mv "$p" "$S/$n" || continue
+      else cp -RH "$p" "$S/$n" || continue
+      fi
+    fi
+    if [ -d "$S/$n" ]; then
+      free "$S/$n"
+      find "$S/$n" -type f -perm -0100 -exec chmod 0555 {} + -o -type f -exec chmod 0444 {} +
+      find "$S/$n" -type d ! -path "$S/$n" -exec chmod 0555 {} +
+      mv "$S/$n" "$D/" && chmod 0555 "$D/$n" || continue
+    else
+      case $n in *.x) chmod 0555 "$S/$n" ;; *) chmod 0444 "$S/$n" ;; esac
+      mv -f "$S/$n" "$D/" || continue
+    fi
+    echo "$B" >"$T.s" && touch -r "$A.out" "$T.s" && mv -f "$T.s" "seals/$n" && : >"used/$n"
+  fi
+  echo "$n"
+done <"$T.n"
+return 0
+"""
+
+# file, where to begin, how many bytes at most
+READ = r"""
+[ ! -f "$1" ] || tail -c +$(($2 + 1)) "$1" | head -c "$3"
+"""
+
+# paths
+REMOVE = r"""
+xargs -0 sh -c 'for f; do
+  [ ! -d "$f" ] || [ -L "$f" ] || find "$f" -type d -exec chmod u+rwx {} +
+  rm -rf "$f"
+  case $f in */attempts/*) rm -f "$f.in" "$f.out" ;; esac
+done' sh
+"""
+
+FREE = "df -Pk . | tail -n 1"
+
+# minutes; names to keep -> those that were deleted
+SWEEP = r"""
+cat >"$T.k"
+for i in attempts/*.in; do
+  [ ! -f "$i" ] || tr '\0' '\n' <"$i" | sed 's:.*/::' >>"$T.k"
+done
+find used -type f -mmin +"$1" | sed 's:.*/::' | while read -r n; do
+  if ! grep -qxF -e "$n" "$T.k"; then
+    shelf "$n"
+    rm -f "seals/$n" "used/$n"
+    [ ! -d "$D/$n" ] || { chmod u+w "$D/$n" && free "$D/$n"; }
+    rm -rf "${D:?}/$n" "$D/$n.json"
+    echo "$n"
+  fi
+done
+find partial -mindepth 2 -maxdepth 2 -name .alive -mmin +1440 | while read -r a; do
+  free "${a%/.alive}"
+  rm -rf "${a%/.alive}"
+done
+return 0
+"""
+
+# folder, bytes to leave out of the first file; files -> their bytes, one after the other, behind a line with the word
+SEND_HOME = r"""
+export LC_ALL=C
+cd "$2" && printf '\n%s\n' "$1" && xargs -0 sh -c 'at=$0
+[ "$at" = 0 ] || [ $# -eq 0 ] || { tail -c +$((at + 1)) "$1"; shift; }
+[ $# -eq 0 ] || cat "$@"' "$3"
+"""
