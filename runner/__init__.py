@@ -42,15 +42,19 @@ def plan(
     out: str | Path | None = None,
     python: str | None = None,
     choice: Choice | None = None,
+    store: str | None = None,
 ) -> Survey:
     """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
 
-    `inputs` are typed values, or text as on the command line.  `python="current"` runs in the caller's packages.  Raises errors.RecipeError.
+    `inputs` are typed values, or text as on the command line.  `python="current"` runs in the caller's packages.  `store` names a shared store, as on
+    the command line; without it the one that recipe.toml says.  Raises errors.RecipeError.
     """
     from .execution.session import Choice, look
+    from .execution.sharing import share
     from .execution.workspace import Workspace
 
     with Workspace.open(Path(workspace)) as ws:
+        share(ws, store)
         found = look(ws, _request(recipe, inputs, preset, out, python), choice or Choice())
         found.plan.details()  # read while the workspace is open
         return found
@@ -66,6 +70,7 @@ def run(
     python: str | None = None,
     choice: Choice | None = None,
     settings: Settings | None = None,
+    store: str | None = None,
     on_event: Callable[[Event], object] | None = None,
 ) -> Summary:
     """Run what is not fresh, and say how it ended: `summary.state` is COMPLETED, FAILED or CANCELLED, `summary.failed` has each failure with its log.
@@ -74,9 +79,11 @@ def run(
     """
     from .execution.session import Choice, Settings
     from .execution.session import run as run_session
+    from .execution.sharing import share
     from .execution.workspace import Workspace
 
     with Workspace.open(Path(workspace)) as ws:
+        share(ws, store)
         request = _request(recipe, inputs, preset, out, python)
         return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from drivers.base import Exit
@@ -111,6 +112,8 @@ class Ledger:
         self._traces.append(
             Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", facts)
         )
+        if (sharing := self.ws.sharing) is not None:
+            self.after_flush(partial(sharing.push, self._traces[-1], node))
 
     def attempt(
         self, step: str, name: str, key: str | None, started: float, outcome: str, reason: str, image: Mapping[str, Any], exit: Exit | None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, did_you_mean
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
+from ..storage.files import Content
 from .survey import Request, Survey, out_dir, survey
 from .workspace import Workspace
 
@@ -93,11 +94,16 @@ def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
     if choice.only or choice.until:
         _restrict(found, choice)
     demand(ws, found)
+    if ws.sharing is not None:
+        ws.sharing.explain(found)
     return found
 
 
 def demand(ws: Workspace, found: Survey) -> None:
-    """A fresh step whose bytes are gone, and which a step that may run needs, runs too; from the last step to the first."""
+    """A fresh step whose bytes are gone, and which a step that may run needs, runs too; from the last step to the first.
+
+    One whose bytes a shared store has is restored from there.
+    """
     nodes = found.plan.nodes
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
@@ -105,7 +111,14 @@ def demand(ws: Workspace, found: Survey) -> None:
         for producer, output, *_ in nodes[n].upstream:
             verdict = found.verdicts[producer]
             content = found.made[producer].outputs.get(output) if producer in found.made else None
-            if verdict.answer in (FRESH, RESTORE) and content is not None and content not in ws.stored and not _rescue(ws, found, producer, content):
+            if verdict.answer not in (FRESH, RESTORE) or content is None or ws.objects.intact(Content(content)):
+                continue
+            if _rescue(ws, found, producer, content):
+                continue
+            if content in ws.stored:
+                if verdict.answer == FRESH:
+                    found.verdicts[producer] = verdict._replace(answer=RESTORE, reasons=(*verdict.reasons, f"{nodes[n].id} needs it here"))
+            else:
                 found.verdicts[producer] = Verdict(
                     RUN, verdict.key, (f"its output {output} is not stored any more, and {nodes[n].id} needs it",), None
                 )
@@ -123,6 +136,7 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     fresh = sum(1 for verdict in found.verdicts if verdict.answer == FRESH)
     if not todo:
         listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, jobs, str(ws.root)))
+        _tell(ws, listener)
         summary = Summary("COMPLETED", {"FRESH": fresh}, time.monotonic() - begun, results=results(ws, found))
         listener.end(summary)
         return summary
@@ -158,6 +172,7 @@ def _work(
     expected = ws.store.expected(found.plan.recipe, ids)
     ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say)
     listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), _mask(found)))
+    _tell(ws, listener)
     _bury(ws, found.plan.recipe, id)
     crashpoint("run-claimed")
     ledger.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
@@ -198,8 +213,17 @@ def _work(
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
     summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
+    if ws.sharing is not None and not report.abandoned:
+        ws.sharing.finish(listener.say)
+    _tell(ws, listener)
     listener.end(summary)
     return summary
+
+
+def _tell(ws: Workspace, listener: Listener) -> None:
+    """What a person should know of the store that is shared."""
+    for notice in ws.sharing.told() if ws.sharing is not None else ():
+        listener.say(notice)
 
 
 def _mask(found: Survey) -> Callable[[bytes], bytes]:
@@ -324,8 +348,6 @@ def new_id() -> str:
 
 def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     """A published copy that still holds the bytes goes back into the store."""
-    from ..storage.files import Content
-
     for output, path in found.places.get(producer, ()):
         if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
             if not ws.read_only:

@@ -16,6 +16,8 @@ from ..storage.store import Store, home
 
 if TYPE_CHECKING:
     from ..storage.store import Published, Trace
+    from .config import Config
+    from .sharing import Sharing
 
 
 class Workspace:
@@ -29,7 +31,8 @@ class Workspace:
         self.objects = Objects(store.root, store.seal)
         self.cache = DigestCache(root, store.files(), store.root / "listings")
         self.traces = _Traces(store)
-        self.stored = _Stored(self.objects)
+        self.stored = _Stored(self)
+        self.sharing: Sharing | None = None  # a store that is used beside this one: see `sharing.share`
 
     @classmethod
     def open(cls, root: Path, *, read_only: bool = False) -> Workspace:
@@ -46,6 +49,19 @@ class Workspace:
 
     def close(self) -> None:
         self.store.close()
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings in force here.  Raises Invalid."""
+        from .config import load
+
+        return load(self.root, os.environ)
+
+    def learn(self, traces: Sequence[Trace]) -> None:
+        """Remember what was made elsewhere."""
+        self.traces.learn(traces)
+        if not self.read_only:
+            self.store.learn(traces)
 
     def __enter__(self) -> Workspace:
         return self
@@ -138,6 +154,12 @@ class _Traces:
         """Its trace has just been stored."""
         self._kept.add(key)
 
+    def learn(self, traces: Iterable[Trace]) -> None:
+        """These were made elsewhere; a trace that is here stays."""
+        for trace in traces:
+            if self.get(trace.key) is None:
+                self._found[trace.key] = trace
+
     def get(self, key: str) -> Trace | _Outputs | None:
         found = self._found.get(key)
         if found is None and (key in self._kept or not self._complete()):
@@ -148,13 +170,15 @@ class _Traces:
 
 
 class _Stored:
-    """Contents that can be given out, by asking the disk."""
+    """Contents that can be given out, by asking the disk, and then the store that is shared."""
 
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
+    def __init__(self, ws: Workspace) -> None:
+        self._ws, self._objects = ws, ws.objects
 
     def __contains__(self, content: object) -> bool:
-        return isinstance(content, str) and self._objects.intact(Content(content))
+        if not isinstance(content, str):
+            return False
+        return self._objects.intact(Content(content)) or (self._ws.sharing is not None and self._ws.sharing.holds(Content(content)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._objects.all())

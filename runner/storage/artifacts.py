@@ -19,7 +19,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -179,6 +179,18 @@ class Objects:
             raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
         return manifest
 
+    def outlined(self, content: Content) -> bool:
+        """Whether the manifest of a tree can be read, though the tree may not be here."""
+        target = self._path(content)
+        return os.path.lexists(f"{target}.json") or os.path.lexists(target)
+
+    def outline(self, content: Content, manifest: Sequence[Entry]) -> None:
+        """Put away the manifest of a tree that is not here."""
+        try:
+            self._put_manifest(self._path(content), manifest)
+        except OSError as error:
+            _fail(self._path(content), error)
+
     def matching(self, content: Content, pattern: str) -> list[Entry]:
         """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
         fits = _glob(pattern)
@@ -263,6 +275,11 @@ class Objects:
             with contextlib.suppress(FileNotFoundError):  # it was not dead, and is done
                 if os.lstat(f"{folder}/{name}").st_ctime < before:
                     _delete(f"{folder}/{name}")
+
+    def learned(self, seals: Iterable[Seal]) -> None:
+        """Take over the seals that another store over the same folder has made."""
+        for seal in seals:
+            self._seals[seal.content] = self._new[seal.content] = seal
 
     def changes(self) -> list[Seal]:
         """The seals made since the last call, for the store's `objects` table."""

@@ -59,6 +59,10 @@ class Bucket(Protocol):
     url: str
     width: int  # requests at once that are worth it
 
+    def load(self) -> None:
+        """Import what it takes to ask.  Raises Trouble when that is not installed."""
+        ...
+
     def check(self, marker: str) -> bytes | None:
         """The bytes of `marker`, None when there is none; raises Trouble when that is not all that is missing."""
         ...
@@ -148,6 +152,9 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.url = path
         self._folders: set[str] = set()
+
+    def load(self) -> None:
+        pass
 
     def check(self, marker: str) -> bytes | None:
         if not os.path.isdir(self.url):
@@ -333,8 +340,16 @@ class S3:
         self._opened: tuple[Any, Any] | None = None
         self._opening = _lock()
 
+    def load(self) -> None:
+        _module("s3fs", self.url, "s3")
+
     def check(self, marker: str) -> bytes | None:
-        return self.read(marker)
+        # Whether anybody is there is found out sooner than what to do when somebody is busy.
+        patient, self._retry = self._retry, Retry(attempts=2)
+        try:
+            return self.read(marker)
+        finally:
+            self._retry = patient
 
     def head(self, name: str) -> Stat | None:
         found = self._ask("head_object", Key=self._prefix + name, absent=True)
@@ -644,6 +659,9 @@ class Google:
         self._retry = retry or Retry(attempts=3)
         self._system: Any = None
         self._opening = _lock()
+
+    def load(self) -> None:
+        self._client()
 
     def check(self, marker: str) -> bytes | None:
         # Its 404 does not say what is not there; a listing is of the bucket.

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import artifacts, files
+from .buckets import Unreachable
 from .crash import crashpoint
 from .files import Content, Entry
 from .store import Made, Trace
@@ -121,9 +122,8 @@ class Remote:
 
     def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
         """The traces of those keys that have one; a damaged one is none.  Raises Infrastructure after `patience` seconds."""
-        self.check()
         wanted = list(dict.fromkeys(keys))
-        deadline = None if patience is None else time.monotonic() + patience
+        deadline = self._begin(patience)
         if len(wanted) > MANY:
             there = {stat.name for part in self._map(self._listed, [f"traces/{n:02x}/" for n in range(256)], deadline) for stat in part}
             wanted = [key for key in wanted if _trace_name(key) in there]
@@ -133,7 +133,7 @@ class Remote:
     def holds(self, contents: Iterable[Content], *, patience: float | None = None) -> set[Content]:
         """Which of `contents` are there, by their names."""
         wanted = list(dict.fromkeys(contents))
-        deadline = None if patience is None else time.monotonic() + patience
+        deadline = self._begin(patience)
         missing = [content for content in wanted if content not in self._known]
         for content, stat in zip(missing, self._map(lambda c: self._bucket.head(_name(c)), missing, deadline), strict=True):
             if stat is not None and _name(content) not in self._bad:
@@ -143,19 +143,23 @@ class Remote:
     # -- putting
 
     def put(self, content: Content, objects: Objects) -> int:
-        """Send a content that the local store holds, as far as it is not there; answers the bytes sent.  Raises Corrupt, Infrastructure."""
+        """Send a content that the local store holds, as far as it is not there; answers the bytes sent.  Raises Corrupt, Infrastructure.
+
+        What is sent is hashed first, whatever the local store believes of it.
+        """
         self.check()
-        if not objects.has(content) or not objects.intact(content):
-            raise Corrupt(
-                f"{objects.path(content)}: {content[:14]}… is not in the store, or damaged", fix="run again: the step that makes it will be run"
-            )
         before = self.sent
-        if content[0] == "t":
-            if not self._there(_name(content)):
-                self._put_tree(content, objects)
-        else:
-            path = str(objects.path(content))
-            self._put_file(_name(content), path, os.path.getsize(path), content[2:])
+        try:
+            if content[0] == "t":
+                if not self._there(_name(content)):
+                    self._put_tree(content, objects)
+            else:
+                path = str(objects.path(content))
+                self._put_file(_name(content), path, os.path.getsize(path), content[2:])
+        except FileNotFoundError as error:
+            raise Corrupt(f"{error.filename} is not stored here any more", fix="run again: the step that makes it will be run") from error
+        except OSError as error:
+            raise Infrastructure(f"{error.filename or objects.path(content)}: {error.strerror}") from error
         self._known[content] = objects.size(content)
         return self.sent - before
 
@@ -206,6 +210,15 @@ class Remote:
             artifacts.delete(Path(temporary))
         return self.received - before
 
+    def manifest(self, content: Content) -> list[Entry]:
+        """What a tree holds, without its files.  Raises Gone."""
+        self.check()
+        name = _name(content)
+        text = self._bucket.read(name)
+        if text is None:
+            raise self._gone(name, "is not there")
+        return self._entries(name, content, text)
+
     # -- throwing away
 
     def garbage(self, *, keep_days: float) -> Garbage:
@@ -219,6 +232,14 @@ class Remote:
         puts an output that is there already writes it anew when it is older than half of that: so what a writer relies on is too young to be taken.
         """
         return self._collect(keep_days, dry=False)
+
+    def _begin(self, patience: float | None) -> float | None:
+        """The time until which something may take, once the store was found to be one."""
+        self._bucket.load()  # which may take as long as it likes: it is done here
+        deadline = None if patience is None else time.monotonic() + patience
+        if not self._checked:
+            self._map(lambda _: self.check(), [None], deadline)
+        return deadline
 
     # -- below: traces
 
@@ -242,9 +263,11 @@ class Remote:
             with open(path, "rb") as file:
                 data = file.read()
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")
+                raise _damaged(path)
             self._bucket.write(name, data)
         else:
+            if files.scan(path)[2:] != sha256:
+                raise _damaged(path)
             self._bucket.write_file(name, path, size, lambda do, items: self._map(do, items))
         self.sent += size
         self._bad.discard(name)
@@ -320,11 +343,7 @@ class Remote:
         text, told = self._map(self._bucket.read, [name, name[: -len("json")] + "parts"])
         if text is None or told is None:
             raise self._gone(name if text is None else name[: -len("json")] + "parts", "is not there")
-        manifest = _manifest_of(text)
-        if manifest is None or files.tree_id(manifest) != content:
-            raise self._gone(name, "is not what its name says")
-        if (why := _unsafe(manifest)) is not None:
-            raise self._gone(name, why)
+        manifest = self._entries(name, content, text)
         parts = _parts_of(told)
         small, large = _split(manifest, parts.small if parts else 0)
         if parts is None or sum(count for _, count in parts.bundles) != len(small):
@@ -371,6 +390,14 @@ class Remote:
         for entry in manifest:
             if entry.kind == "l":
                 os.symlink(entry.value, f"{top}/{entry.path}")
+
+    def _entries(self, name: str, content: Content, text: bytes) -> list[Entry]:
+        manifest = _manifest_of(text)
+        if manifest is None or files.tree_id(manifest) != content:
+            raise self._gone(name, "is not what its name says")
+        if (why := _unsafe(manifest)) is not None:
+            raise self._gone(name, why)
+        return manifest
 
     def _whole(self, name: str, size: int, sha256: str) -> bytes:
         for _ in range(2):
@@ -489,7 +516,7 @@ def crew(do: Callable[[_A], _B], items: Sequence[_A], *, width: int, deadline: f
         for helper in helpers:
             helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if helper.is_alive():
-                raise Infrastructure(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
+                raise Unreachable(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
     except BaseException as error:
         failures.append(error)
         raise
@@ -631,8 +658,12 @@ def _bytes_of(path: str, entry: Entry) -> bytes:
     with open(path, "rb") as file:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != entry.value:
-        raise Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")
+        raise _damaged(path)
     return data
+
+
+def _damaged(path: str) -> Corrupt:
+    return Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")
 
 
 def _write(path: str, data: memoryview, kind: str) -> None:

@@ -479,6 +479,11 @@ class Store:
             self._db.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _trace_row(trace))
             self._db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
 
+    def learn(self, traces: Iterable[Trace]) -> None:
+        """Keep traces that were made elsewhere, of keys that have none."""
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+
     def unpublish(self, paths: Iterable[str]) -> None:
         """Forget that we have put these paths into the workspace."""
         with self._transaction():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...execution.session import Choice, Settings, look
 from ...execution.session import run as run_session
+from ...execution.sharing import share
 from ...execution.workspace import Workspace
 from .parser import add_request, color, request_of
 
@@ -46,9 +47,12 @@ def run(args: argparse.Namespace) -> int:
     choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
     dry = args.verb == "plan" or args.dry_run
     with Workspace.open(args.workspace, read_only=False) as ws:
+        share(ws, args.store)
         if dry:
             found = look(ws, request, choice)
             _warn(found, args)
+            for notice in ws.sharing.told() if ws.sharing is not None else ():
+                print(f"recipe: {notice}", file=sys.stderr)
             expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
             if args.json:
                 print(json.dumps(as_json(ws, found, expected), indent=2))
