@@ -1,0 +1,603 @@
+"""Steps in containers, with a real Podman and, where its daemon runs or can be started, a real Docker.
+
+Skipped, saying why, where an engine cannot run a container.  The images are a static busybox and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.base import Command, Exit, Job
+from drivers.local import LocalHost
+from runner.errors import CannotRun
+from runner.execution import containers
+from runner.execution.containers import Engine, Image, Mount
+from tests.support import until
+
+PLAIN: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+BARE_CGROUPS = (("--runtime", "runc", "--cgroup-manager", "cgroupfs"), ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"))
+"""What Podman needs on a machine without systemd, with cgroups of both versions and without the right to raise limits."""
+LONG = timedelta(seconds=60)
+TOKEN = "a-value-that-nobody-may-see"
+
+
+@dataclass
+class Machine:
+    """An engine that works here, how it has to be called, and its images."""
+
+    kind: str
+    flags: tuple[str, ...]
+    args: tuple[str, ...]
+    environ: dict[str, str]
+    image: str  # busybox under its usual names, with an entry point and a variable
+    bare: str  # /bin/busybox alone: no shell
+
+    def cli(self, *words: str) -> str:
+        return subprocess.run([self.kind, *self.flags, *words], env=self.environ, check=True, capture_output=True, text=True).stdout
+
+
+def _root(names: Sequence[str]) -> bytes:
+    busybox = shutil.which("busybox")
+    if busybox is None or b"ld-linux" in Path(busybox).read_bytes()[:4096]:
+        pytest.skip("there is no static busybox to make an image of")
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for folder in ("bin", "tmp"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            tar.addfile(entry)
+        entry = tarfile.TarInfo("bin/busybox")
+        entry.mode, entry.size = 0o755, os.stat(busybox).st_size
+        tar.addfile(entry, io.BytesIO(Path(busybox).read_bytes()))
+        for name in names:
+            entry = tarfile.TarInfo(f"bin/{name}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(entry)
+    return data.getvalue()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables by which Docker's client finds a daemon: the one that runs, or one of our own."""
+    if shutil.which("docker") is None:
+        pytest.skip("docker is not installed")
+    if subprocess.run(["docker", "info", "--format", "{{.ID}}"], capture_output=True, check=False).returncode == 0:
+        yield dict(os.environ)
+        return
+    if shutil.which("dockerd") is None or os.getuid() != 0:
+        pytest.skip("no docker daemon runs, and there is none to start")
+    place = tmp_path_factory.mktemp("dockerd")
+    address = f"unix://{place}/socket"
+    limits = [word for name in ("nofile", "nproc") for word in ("--default-ulimit", f"{name}=1024:1024")]
+    argv = ["dockerd", "--host", address, "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid"]
+    with open(place / "log", "wb") as log:
+        process = subprocess.Popen([*argv, "--bridge", "none", "--iptables=false", "--ip6tables=false", *limits], stdout=log, stderr=log)
+    try:
+        until(lambda: (place / "socket").exists() or process.poll() is not None, seconds=30)
+        if process.poll() is not None:
+            pytest.skip(f"a docker daemon does not start here: {(place / 'log').read_text()[-300:]}")
+        yield {**os.environ, "DOCKER_HOST": address}
+    finally:
+        process.terminate()
+        process.wait(30)
+        subprocess.run(["umount", f"{place}/exec/netns/default"], capture_output=True, check=False)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    kind = request.param
+    if shutil.which(kind) is None:
+        pytest.skip(f"{kind} is not installed")
+    environ = request.getfixturevalue("daemon") if kind == "docker" else dict(os.environ)
+    names = [f"local/recipe-{name}:{os.getpid()}" for name in ("full", "bare")]
+    applets = ("sh", "cat", "echo", "env", "id", "kill", "ls", "mkdir", "mkfifo", "sleep", "touch", "true")
+    imported = Machine(kind, (), (), environ, *names)
+    try:
+        for name, root in zip(names, (_root(applets), _root(())), strict=True):
+            changes = ["--change", "ENV FROM_IMAGE=yes", "--change", 'ENTRYPOINT ["/bin/false"]']
+            subprocess.run([kind, "import", *changes, "-", name], input=root, env=environ, check=True, capture_output=True)
+        said = ""
+        for flags, args in (PLAIN, BARE_CGROUPS) if kind == "podman" else (PLAIN, ((), BARE_CGROUPS[1])):
+            argv = [kind, *flags, "run", "--rm", "--network", "host", "--entrypoint", "", *args, names[0], "/bin/true"]
+            tried = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+            if tried.returncode == 0:
+                yield replace(imported, flags=flags, args=args)
+                return
+            said = tried.stderr
+        pytest.skip(f"{kind} cannot run a container here: {said.strip()[-300:]}")
+    finally:
+        subprocess.run([kind, "rmi", "--force", *names], env=environ, capture_output=True, check=False)
+
+
+@dataclass
+class Room:
+    """A place for attempts on this machine, whose commands run in containers."""
+
+    root: Path
+    machine: Machine
+    host: LocalHost
+    engine: Engine
+    loop: asyncio.Runner
+    attempts: list[str] = field(default_factory=list)
+
+    def do(self, doing: Coroutine[Any, Any, Any]) -> Any:
+        async def within() -> Any:
+            async with asyncio.timeout(60):
+                return await doing
+
+        return self.loop.run(within())
+
+    def command(self, *argv: str, mounts: Sequence[Mount] = (), image: str = "", engine: Engine | None = None, **more: Any) -> Command:
+        """A wrapped command in a new attempt directory."""
+        name = f"attempt-{len(self.attempts)}"
+        self.attempts.append(name)
+        cwd = self.root / "attempts" / name
+        cwd.mkdir(mode=0o700, parents=True)
+        env = {**containers.base_env((), {}), **more.pop("env", {})}
+        plain = Command(argv, str(cwd), env, log=f"{cwd}.log", **more)
+        found = self.do(containers.resolve(self.host, self.engine, image or self.machine.image))
+        return containers.wrap(plain, found, engine or self.engine, [*containers.mounts(plain, str(self.root / "objects")), *mounts])
+
+    def start(self, command: Command) -> Job:
+        job: Job = self.do(self.host.start(command, os.path.basename(command.cwd)))
+        return job
+
+    def end(self, job: Job) -> Exit:
+        exit = self.do(self.host.wait(job, LONG))
+        assert exit is not None
+        return exit  # type: ignore[no-any-return]
+
+    def log(self, job: Job) -> str:
+        return bytes(self.do(self.host.log(job, 0))).decode()
+
+    def run(self, *argv: str, **more: Any) -> tuple[Exit, str]:
+        job = self.start(self.command(*argv, **more))
+        return self.end(job), self.log(job)
+
+    def sh(self, script: str, **more: Any) -> tuple[Exit, str]:
+        return self.run("sh", "-euc", script, **more)
+
+    def begun(self, script: str, **more: Any) -> tuple[Job, Command]:
+        """A command that has come as far as to say `ready`."""
+        command = self.command("sh", "-euc", script, **more)
+        job = self.start(command)
+        until(lambda: "ready\n" in self.log(job))
+        return job, command
+
+    def left(self) -> list[str]:
+        """Containers of ours that the engine knows of."""
+        label = f"label={containers.LABEL}={self.root}/attempts"
+        return self.machine.cli("ps", "--all", "--filter", label, "--format", "{{.Names}}").split()
+
+    def processes(self, cwd: str) -> list[psutil.Process]:
+        """Living processes of the container of an attempt."""
+        mark, found = f".{os.path.basename(cwd)}", []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("RECIPE_CONTAINER", "").endswith(mark) and process.cwd() == cwd:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def room(machine: Machine, tmp_path: Path) -> Iterator[Room]:
+    with asyncio.Runner() as loop:
+        host = LocalHost(tmp_path / "supervisor")
+        engine = loop.run(containers.detect(host, engine=machine.kind, flags=machine.flags, args=machine.args, environ=machine.environ))
+        room = Room(tmp_path, machine, host, engine, loop)
+        try:
+            yield room
+        finally:
+            for name in room.attempts:
+                loop.run(containers.end(host, engine, f"{tmp_path}/attempts/{name}"))
+            loop.run(host.aclose())
+
+
+# -- a command in a container ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_writes_in_its_directory_is_there_and_ours(room: Room) -> None:
+    exit, log = room.sh("pwd; echo made > out.txt; mkdir deep; echo more > deep/file")
+    place = room.root / "attempts" / "attempt-0"
+    assert (exit.code, exit.reason, exit.strays, log) == (0, "exit", 0, f"{place}\n")
+    assert (place / "out.txt").read_text() == "made\n"
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in place.rglob("*")} == {(os.getuid(), os.getgid())}
+    assert room.left() == []
+    assert sorted(os.listdir(place.parent)) == ["attempt-0", "attempt-0.log"]
+
+
+def test_the_environment_is_the_images_and_the_steps_and_nothing_of_the_host(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_CALLER", "1")
+    own = {"WORDS": "two\nlines ' \" $x", "LD_LIBRARY_PATH": "/opt/lib", "DOCKER_HOST": "of the step", "PATH": "/own:/bin"}
+    _, log = room.sh("cat /proc/self/environ", env=own)
+    env = dict(pair.split("=", 1) for pair in log.split("\0") if pair)
+    engines = {"HOSTNAME", "TERM", "container", "PWD", "SHLVL", "OLDPWD"}
+    assert {name: value for name, value in env.items() if name not in engines} == {
+        **own,
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        "FROM_IMAGE": "yes",
+        "RECIPE_CONTAINER": env["RECIPE_CONTAINER"],
+        "RECIPE_JOB": env["RECIPE_JOB"],
+    }
+
+
+def test_path_is_the_images_unless_the_step_says_otherwise(room: Room) -> None:
+    _, log = room.sh("echo $PATH")
+    assert log == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
+
+
+def test_the_exit_code_of_a_step_is_its_own_also_where_engines_have_a_meaning_for_it(room: Room) -> None:
+    for code in (0, 3, 125, 126, 127, 143):
+        exit, log = room.sh(f"echo said; exit {code}")
+        assert (exit.code, log) == (code, "said\n")
+        assert containers.explain(exit, log.encode(), "the-image") == ""
+
+
+def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(room: Room, tmp_path: Path) -> None:
+    objects, state, data = (tmp_path / name for name in ("objects", "states", "data, set"))
+    for folder in (objects / "ab", state, data / "deep"):
+        folder.mkdir(parents=True)
+    (objects / "ab" / "123").write_text("stored")
+    (data / "deep" / "file").write_text("given")
+    outside = tmp_path / "blobs"
+    outside.write_text("blob")
+    (data / "link").symlink_to(outside)
+    cwd = tmp_path / "attempts" / "attempt-0"
+    plain = Command(("sh", "-c", "cat object data/deep/file data/link; echo x > data/new || echo x > ckpt/new"), str(cwd), {"HOME": "/tmp"})
+    cwd.mkdir(parents=True)
+    for name, target in (("object", objects / "ab" / "123"), ("data", data), ("ckpt", state)):
+        (cwd / name).symlink_to(target)
+    found = containers.mounts(plain, str(objects), [str(state)])
+    assert set(found) == {Mount(str(cwd), True), Mount(str(state), True), Mount(str(objects)), Mount(str(data)), Mount(str(outside))}
+    image = room.do(containers.resolve(room.host, room.engine, room.machine.image))
+    job = room.start(replace(containers.wrap(plain, image, room.engine, found), log=f"{cwd}.log"))
+    assert room.end(job).code == 0, room.log(job)
+    assert room.log(job).startswith("storedgivenblob")
+    assert not (data / "new").exists()
+    assert (state / "new").read_text() == "x\n"
+
+
+def test_the_script_and_the_metrics_beside_the_directory_are_seen(room: Room) -> None:
+    cwd = room.root / "attempts" / "attempt-0"
+    script = Path(f"{cwd}.sh")
+    script.parent.mkdir()
+    script.write_text('echo \'{"loss": 1}\' >> "$RECIPE_METRICS"; echo x >> "$0" || echo protected')
+    exit, log = room.run("/bin/sh", "-eu", str(script), env={"RECIPE_METRICS": f"{cwd}.metrics"})
+    assert exit.code == 0
+    assert "protected\n" in log
+    assert Path(f"{cwd}.metrics").read_text() == '{"loss": 1}\n'
+
+
+def test_no_argument_of_any_process_holds_a_secret(room: Room) -> None:
+    job, command = room.begun('echo "$TOKEN" > seen; mkfifo on; echo ready; cat on', secrets={"TOKEN": TOKEN})
+    lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert any("recipe-container" in line for line in lines if line)
+    assert not [line for line in lines if any(TOKEN in word for word in line or ())]
+    assert Path(command.cwd, "seen").read_text() == f"{TOKEN}\n"
+    assert TOKEN not in repr(command)
+    Path(command.cwd, "on").write_text("go on")
+    assert room.end(job).code == 0
+
+
+def test_a_step_may_run_as_anybody_the_engine_says(room: Room) -> None:
+    engine = replace(room.engine, args=(*room.engine.args, "--hostname", "inside"), user="1234:1234")
+    cwd = room.root / "attempts"
+    cwd.mkdir()
+    exit, log = room.run("/bin/id", "-u", engine=engine)
+    assert (exit.code, log) == (0, "1234\n")
+
+
+# -- its end ---------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_stop_asks_every_process_in_the_container_once_and_gives_it_time(room: Room) -> None:
+    script = """
+        trap 'echo outer >> told; wait; exit 7' TERM
+        sh -c 'trap "echo inner >> told; exit" TERM; echo ready; while :; do sleep 0.05; done' &
+        while :; do sleep 0.05; done
+    """
+    job, command = room.begun(script)
+    room.do(room.host.stop(job, timedelta(seconds=20)))
+    exit = room.end(job)
+    assert (exit.code, exit.reason, exit.strays) == (7, "stopped", 0)
+    assert sorted(Path(command.cwd, "told").read_text().split()) == ["inner", "outer"]
+    assert room.left() == []
+
+
+def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room) -> None:
+    job, command = room.begun("trap '' TERM; (trap '' TERM; while :; do sleep 0.05; done) & echo ready; while :; do sleep 0.05; done")
+    assert room.processes(command.cwd)
+    room.do(room.host.stop(job, timedelta(seconds=0.3)))
+    assert room.end(job).reason == "stopped"
+    room.do(containers.end(room.host, room.engine, command.cwd))
+    assert room.processes(command.cwd) == []
+    assert room.left() == []
+    assert not os.path.exists(f"{command.cwd}.box")
+
+
+def test_a_timeout_ends_the_container(room: Room) -> None:
+    exit, log = room.sh("echo ready; while :; do sleep 0.05; done", timeout=1.5)
+    assert (exit.reason, log) == ("timeout", "ready\n")
+    assert room.left() == []
+
+
+def test_a_container_does_not_outlive_its_client(room: Room) -> None:
+    job, command = room.begun("echo ready; while :; do sleep 0.05; done")
+    os.kill(_client(command), signal.SIGKILL)
+    exit = room.end(job)
+    assert exit.code == 137
+    until(lambda: not room.processes(command.cwd))
+    assert room.left() == []
+
+
+def test_a_container_does_not_outlive_the_script_that_watches_it(room: Room) -> None:
+    job, command = room.begun("echo ready; while :; do sleep 0.05; done")
+    script = psutil.Process(_client(command)).parent()
+    assert script is not None
+    os.killpg(script.pid, signal.SIGKILL)  # as a host ends a job that does not listen
+    assert room.end(job).signal == signal.SIGKILL
+    room.do(containers.end(room.host, room.engine, command.cwd))
+    assert room.processes(command.cwd) == []
+    assert room.left() == []
+
+
+def test_a_container_does_not_outlive_the_supervisor_of_its_host(room: Room) -> None:
+    job, command = room.begun("echo ready; while :; do sleep 0.05; done")
+    supervisor = psutil.Process(_client(command)).parent().parent()  # type: ignore[union-attr]
+    assert supervisor is not None
+    supervisor.kill()
+    assert room.end(job).reason == "lost"
+    room.do(containers.end(room.host, room.engine, command.cwd))
+    assert room.processes(command.cwd) == []
+    assert room.left() == []
+
+
+def test_the_guard_alone_ends_a_container_when_all_else_is_gone(room: Room, tmp_path: Path) -> None:
+    """On a host whose own supervisor looks after a group only: the group gets SIGKILL, and nobody comes to look."""
+    command = room.command("sh", "-c", "echo ready; while :; do sleep 0.05; done")
+    with open(tmp_path / "said", "wb") as log:
+        script = subprocess.Popen(command.argv, cwd=command.cwd, env=dict(command.env), stdout=log, stderr=log, start_new_session=True)
+    until(lambda: (tmp_path / "said").read_text() == "ready\n")
+    os.killpg(script.pid, signal.SIGKILL)
+    script.wait()
+    until(lambda: not os.path.exists(f"{command.cwd}.box"))
+    assert room.processes(command.cwd) == []
+    assert room.left() == []
+
+
+def test_a_sweep_ends_what_nobody_watches_and_leaves_a_living_job_alone(room: Room) -> None:
+    job, command = room.begun("mkfifo on; echo ready; cat on")
+    left = room.command("sh", "-c", "while :; do sleep 0.05; done")
+    words = list(left.argv)
+    words = words[words.index("run") :]
+    words.insert(1, "--detach")
+    subprocess.run([room.machine.kind, *room.machine.flags, *_without_files(words)], env={**os.environ, **left.env}, check=True, capture_output=True)
+    assert len(room.left()) == 2
+    assert room.do(containers.sweep(room.host, room.engine, f"{room.root}/attempts")) == [os.path.basename(left.cwd)]
+    assert [name.partition(".")[2] for name in room.left()] == [os.path.basename(command.cwd)]
+    Path(command.cwd, "on").write_text("go on")
+    assert room.end(job).code == 0
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_the_supervising_script_runs_in_any_posix_shell(room: Room, tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sh").symlink_to(str(shutil.which(shell)))
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    engine = replace(room.engine, env={**room.engine.env, "PATH": path})
+    job, _ = room.begun("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", engine=engine)
+    room.do(room.host.stop(job, timedelta(seconds=20)))
+    assert (room.end(job).code, room.left()) == (7, [])
+
+
+# -- what cannot work ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_that_is_nowhere_is_named_with_the_engines_reason(room: Room) -> None:
+    with pytest.raises(CannotRun, match=r"the image localhost:1/none:9 is not there and cannot be pulled: .*(refused|lookup|registry)") as error:
+        room.do(containers.resolve(room.host, room.engine, "localhost:1/none:9"))
+    assert "log in to its registry" in error.value.fix
+
+
+def test_an_image_is_known_by_its_digest_and_pinned_by_it(room: Room) -> None:
+    found = room.do(containers.resolve(room.host, room.engine, room.machine.image))
+    assert found.id.startswith("sha256:") and len(found.id) == 71
+    assert found.digest.startswith("sha256:") and len(found.digest) == 71
+    assert room.do(containers.resolve(room.host, room.engine, found.id)).id == found.id
+
+
+def test_an_image_without_a_shell_is_told_from_a_step_that_failed(room: Room) -> None:
+    exit, log = room.run("/bin/sh", "-c", "true", image=room.machine.bare)
+    assert exit.code != 0
+    words = containers.explain(exit, log.encode(), "the-image")
+    assert words.startswith("the image the-image does not have ") and "a script needs /bin/sh" in words
+    exit, log = room.run("/bin/busybox", "true", image=room.machine.bare)
+    assert exit.code == 0, log
+
+
+def test_a_program_that_cannot_be_run_is_told_from_one_that_is_not_there(room: Room) -> None:
+    exit, log = room.run("/tmp")
+    words = containers.explain(exit, log.encode(), "the-image")
+    assert words.startswith("the image the-image cannot run ") and "ermission denied" in words
+
+
+def test_an_engine_that_cannot_begin_says_why(room: Room) -> None:
+    engine = replace(room.engine, args=("--no-such-flag",))
+    exit, log = room.sh("true", engine=engine)
+    assert exit.code == 125
+    words = containers.explain(exit, log.encode(), "the-image")
+    assert words.startswith("the container of the-image could not be started: ")
+    assert room.left() == []
+
+
+# -- finding an engine -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _found(tmp_path: Path, docker: str = "", podman: str = "", files: str = "") -> Engine:
+    """What is detected on a machine whose engines are scripts that answer `info` with these words."""
+    folder = tmp_path / "programs"
+    folder.mkdir(exist_ok=True)
+    for name in ("sh", "sed", "env", "id", "ls", "wc", "grep", "timeout", "tr", "cat"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(str(shutil.which(name)))
+    for name, said in (("docker", docker), ("podman", podman)):
+        if said:
+            (folder / name).write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && {{ echo {name} version 1; exit; }}\ncat <<'END'\n{said}\nEND\n")
+            (folder / name).chmod(0o755)
+
+    async def detected() -> Engine:
+        host = LocalHost(tmp_path / "supervisor")
+        try:
+            return await containers.detect(host, environ={"PATH": str(folder), "HTTPS_PROXY": "http://user:hunter2@proxy"})
+        finally:
+            await host.aclose()
+
+    return asyncio.run(detected())
+
+
+def _docker(**more: Any) -> str:
+    return json.dumps({"ServerVersion": "27.0", "InitBinary": "docker-init", "SecurityOptions": [], **more})
+
+
+def _podman(*, rootless: bool) -> str:
+    return json.dumps({"host": {"security": {"rootless": rootless}}, "version": {"Version": "5.1"}}, indent=1)
+
+
+def test_docker_is_taken_where_its_daemon_answers_else_podman(tmp_path: Path) -> None:
+    found = _found(tmp_path, docker=_docker(ServerVersion="", ServerErrors=["Cannot connect"]), podman=_podman(rootless=True))
+    assert (found.kind, found.version, found.rootless, found.user) == ("podman", "5.1", True, f"{os.getuid()}:{os.getgid()}")
+    found = _found(tmp_path, docker=_docker(SecurityOptions=["name=rootless"]))
+    assert (found.kind, found.version, found.init, found.user) == ("docker", "27.0", True, "0:0")
+
+
+def test_where_no_engine_works_each_is_named_with_its_trouble(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match=r"docker does not work: Cannot connect to it; podman is not installed"):
+        _found(tmp_path, docker=_docker(ServerVersion="", ServerErrors=["Cannot connect to it"]))
+    with pytest.raises(CannotRun, match=r"podman does not work: Error: no space"):
+        _found(tmp_path, docker="permission denied", podman="Error: no space")
+
+
+def test_a_password_in_a_proxys_address_stays_out_of_what_an_engine_prints(tmp_path: Path) -> None:
+    assert "hunter2" not in repr(_found(tmp_path, podman=_podman(rootless=False)))
+
+
+# -- the words of a command, without an engine -----------------------------------------------------------------------------------------------------------
+
+PLAIN_COMMAND = Command(("true",), "/w/attempts/a", {"A": "1"}, {"TOKEN": "secret"})
+IMAGE = Image("sha256:1", "sha256:2")
+
+
+def _words(engine: Engine, mounts: Sequence[Mount] = (), gpus: float = 0, command: Command = PLAIN_COMMAND) -> list[str]:
+    argv = list(containers.wrap(command, IMAGE, engine, mounts, gpus).argv)
+    return argv[argv.index("run") :]
+
+
+def _pairs(words: Sequence[str]) -> set[tuple[str, str]]:
+    return set(itertools.pairwise(words))
+
+
+DOCKER = Engine("docker", "/usr/bin/docker", "27.0", "1000:1000")
+PODMAN = Engine("podman", "/usr/bin/podman", "5.1", "1000:1000", rootless=True)
+
+
+def test_gpus_are_given_in_the_way_the_engine_knows_and_only_where_there_are_some() -> None:
+    assert ("--gpus", "all") in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus"), gpus=1))
+    assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(DOCKER, cards=2, gpus="cdi"), gpus=1))
+    assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(PODMAN, cards=2, gpus="cdi")))
+    assert not {"--gpus", "--device"} & set(_words(DOCKER))
+
+
+def test_a_step_that_needs_a_gpu_is_refused_where_the_engine_can_give_none() -> None:
+    with pytest.raises(CannotRun, match=r"needs 1 GPU.*podman 5.1 there cannot give them") as error:
+        _words(replace(PODMAN, cards=1), gpus=1)
+    assert "nvidia-ctk cdi generate" in error.value.fix
+
+
+def test_a_rootless_podman_keeps_the_users_number() -> None:
+    assert ("--userns", "keep-id") in _pairs(_words(PODMAN))
+    assert "--userns" not in _words(replace(PODMAN, rootless=False))
+
+
+def test_the_network_is_the_hosts_unless_the_settings_say_otherwise() -> None:
+    assert ("--network", "host") in _pairs(_words(DOCKER))
+    assert ("--network", "host") not in _pairs(_words(replace(DOCKER, args=("--network=none",))))
+    assert ("--shm-size", "50") in _pairs(_words(replace(DOCKER, memory=100)))
+    assert "--shm-size" not in _words(replace(DOCKER, memory=100, args=("--ipc", "host")))
+
+
+def test_values_of_variables_stay_out_of_the_words_and_reach_the_client() -> None:
+    wrapped = containers.wrap(PLAIN_COMMAND, IMAGE, replace(DOCKER, env={"HOME": "/home/me", "HTTPS_PROXY": "p"}), ())
+    assert {("--env", "A"), ("--env", "TOKEN")} <= _pairs(wrapped.argv)
+    assert wrapped.env == {"HOME": "/home/me", "A": "1"}
+    assert wrapped.secrets == {"TOKEN": "secret"}
+    assert "secret" not in " ".join(wrapped.argv)
+
+
+def test_a_variable_that_the_client_reads_itself_goes_round_it_and_a_secret_of_such_a_name_is_refused() -> None:
+    wrapped = containers.wrap(replace(PLAIN_COMMAND, env={"PATH": "/own", "LD_PRELOAD": "x.so"}), IMAGE, replace(DOCKER, env={"PATH": "/bin"}), ())
+    assert wrapped.env == {"PATH": "/bin"}
+    assert {("--env", "PATH=/own"), ("--env", "LD_PRELOAD=x.so")} <= _pairs(wrapped.argv)
+    with pytest.raises(CannotRun, match="the secret DOCKER_HOST has a name that docker reads itself"):
+        containers.wrap(replace(PLAIN_COMMAND, secrets={"DOCKER_HOST": "secret"}), IMAGE, DOCKER, ())
+
+
+def test_a_path_that_no_flag_can_spell_is_refused() -> None:
+    assert ("--volume", "/a,b:/a,b:ro") in _pairs(_words(DOCKER, [Mount("/a,b")]))
+    assert ("--mount", "type=bind,source=/a b:c,target=/a b:c") in _pairs(_words(DOCKER, [Mount("/a b:c", True)]))
+    with pytest.raises(CannotRun, match="cannot mount '/a,b:c'"):
+        _words(DOCKER, [Mount("/a,b:c")])
+
+
+_paths = st.lists(st.text("abc", min_size=1, max_size=2), min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.lists(_paths, max_size=40), st.integers(1, 8))
+def test_few_mounts_cover_many_paths(paths: list[str], most: int) -> None:
+    found = containers.covering(paths, most)
+    assert len(found) <= most
+    assert all(any(path == top or path.startswith(top.rstrip("/") + "/") for top in found) for path in paths)
+    assert not any(a != b and b.startswith(a.rstrip("/") + "/") for a in found for b in found)
+    if len(set(paths)) <= most:
+        assert set(found) <= set(paths)
+
+
+def _client(command: Command) -> int:
+    """The engine's client of a wrapped command that runs."""
+    words = list(command.argv[10:])  # after the script, what it is told, and the number of the engine's words
+    found = [process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == words]
+    assert len(found) == 1
+    return int(found[0])
+
+
+def _without_files(words: Sequence[str]) -> list[str]:
+    """The words of a `run` without the files into which it writes numbers of processes: their folder is made by the script."""
+    left = list(words)
+    for flag in ("--pidfile", "--conmon-pidfile"):
+        if flag in left:
+            at = left.index(flag)
+            del left[at : at + 2]
+    return left
