@@ -399,6 +399,7 @@ chmod "$5" "$2" && h <"$2"
 # folder; files -> a letter for each, and a digest for each that is there
 SURVEY = r"""
 cd "$1" 2>/dev/null || { echo gone; return 0; }
+rm -f ".$W-"* # lists of batches that were cut
 : >"$T.e"
 xargs -0 sh -c 'exec 3>>"$0"
 for f; do

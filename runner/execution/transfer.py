@@ -825,8 +825,9 @@ class _Fetch:
         return False
 
     async def _round(self, meter: _Meter) -> None:
-        """Ask once for all that is missing."""
-        depot, missing = self._depot, self._missing
+        """Ask once for all that is missing, first for the file of which a part is here."""
+        depot = self._depot
+        missing = sorted(self._missing, key=lambda entry: -self._there(entry))
         offset = self._there(missing[0])
         sink = _Sink([(entry, self._at(entry)) for entry in missing], offset)
         wanted = names(f"./{entry.path}" for entry in missing) if self._tree else names((os.path.basename(self._path),))

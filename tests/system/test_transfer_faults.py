@@ -1,0 +1,127 @@
+"""Whatever breaks on the way, what gets its name is right, and little is sent twice.  Numbers are small; RECIPE_TRANSFER_FAULTS=1000 makes them large.
+
+Connections are cut, and bytes lost or flipped, at the level of `Host.call`: nothing that is flipped below it gets past the checksums of SSH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from drivers.base import NOTHING, Argv, Unreachable
+from drivers.local import LocalHost
+from runner.execution import hostwork
+from runner.execution.transfer import Depot
+from runner.storage import files
+
+FAULTS = int(os.environ.get("RECIPE_TRANSFER_FAULTS", "24"))
+CHUNK = 128 << 10
+PIPE = 192 << 10
+"""Bytes that are on their way, in pipes and in tar, when a connection breaks: sent, but nowhere."""
+
+
+class Weather:
+    """`call` of another host, to which something happens when so many bytes went `into` or `out` of it."""
+
+    def __init__(self, host: LocalHost, fault: str = "", way: str = "into", at: int = -1) -> None:
+        self.host, self.fault, self.way, self.at = host, fault, way, at
+        self.passed = {"into": 0, "out": 0}
+        self.data = 0  # bytes of files sent
+        self.struck = False
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        cut = False
+
+        async def changed(way: str, blocks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+            nonlocal cut
+            async for block in blocks:
+                begun = self.passed[way]
+                self.passed[way] += len(block)
+                if not self.struck and self.way == way and begun <= self.at < self.passed[way]:
+                    self.struck = True
+                    n = self.at - begun
+                    if self.fault == "flip":
+                        block = block[:n] + bytes((block[n] ^ 1 << self.at % 8,)) + block[n + 1 :]
+                    else:
+                        cut = self.fault in ("cut", "kill")
+                        if way == "into" and counts:
+                            self.data += n
+                        yield block[:n]
+                        return
+                if way == "into" and counts:
+                    self.data += len(block)
+                yield block
+
+        counts = any("tar -xf" in word or "dd of=" in word for word in argv)
+        inner = cast("AsyncGenerator[bytes, None]", self.host.call(argv, changed("into", stdin)))
+        async with aclosing(inner):
+            async with aclosing(cast("AsyncGenerator[bytes, None]", changed("out", inner))) as outer:
+                async for block in outer:
+                    if cut and self.fault == "kill":
+                        break
+                    yield block
+        if cut:
+            raise Unreachable("the connection broke")
+
+
+def dataset(top: Path) -> Path:
+    """Many small files, and one of several chunks."""
+    rng = random.Random(7)
+    for n in range(40):
+        path = top / f"d{n % 3}" / f"file {n}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.randbytes(rng.randrange(1, 16_000)))
+    (top / "link").symlink_to("d1/file 1")
+    (top / "empty").mkdir()
+    (top / "large").write_bytes(rng.randbytes(5 * CHUNK + 1000))
+    (top / "large").chmod(0o755)
+    return top
+
+
+async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
+    depot = Depot(cast(Any, weather), str(place))
+    depot.chunk = CHUNK
+    await depot.open()
+    await depot.send(sources)
+    for content in sources:
+        assert files.scan(depot.path(content)) == content, f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
+    assert await depot.have(sources) == set(sources)
+
+
+@pytest.mark.parametrize("way", ["into", "out"])
+@pytest.mark.parametrize("fault", ["cut", "kill", "flip", "lose"])
+def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: str, way: str, tmp_path: Path) -> None:
+    """`cut` ends the bytes and then the connection, `kill` the program there too, `lose` drops the rest of a stream without a word."""
+    top = dataset(tmp_path / "data")
+    one = tmp_path / "one"
+    one.write_bytes(random.Random(8).randbytes(3 * CHUNK))
+    sources = {files.scan(path): str(path) for path in (top, one)}
+
+    async def sweep() -> None:
+        host = LocalHost(tmp_path / "supervisor")
+        calm = Weather(host)
+        await send(tmp_path / "calm", calm, sources)
+        rng = random.Random(f"{fault} {way}")
+        for n in range(max(1, FAULTS // 8)):
+            weather = Weather(host, fault, way, rng.randrange(calm.passed[way]))
+            place = tmp_path / f"there{n}"
+            await send(place, weather, sources)
+            again = weather.data - calm.data
+            assert weather.struck
+            assert again <= CHUNK + PIPE, f"{fault} {way} at {weather.at}: {again} bytes were sent twice"
+            hosted = place / "objects"
+            assert sorted(path.name for path in hosted.glob("*/*") if not path.name.endswith(".json")) == sorted(map(hostwork.name_of, sources))
+            for folder in hosted.rglob("*"):
+                if folder.is_dir():
+                    folder.chmod(0o755)
+            shutil.rmtree(place)
+
+    asyncio.run(sweep())
