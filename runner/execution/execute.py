@@ -43,6 +43,7 @@ from . import checkpoints, launch, metrics
 from .chores import Chores
 from .ledger import Ledger
 from .scrap import Scrap
+from .sharing import Deliveries
 from .sources import chosen, fetch
 from .staging import Attempt, OutputProblem, no_space, undeclared
 from .survey import Survey, compiled, expansions, look
@@ -146,6 +147,8 @@ class Executor:
         self._scrap = Scrap(f"{ws.home}/attempts", ledger.run[-6:], GROUP_MOVES)
         self._failures_kept = "failed" in self._left
         self._tick = listener
+        self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
+        self._held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
         tasks = self._tasks(self.todo)
         self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
@@ -272,6 +275,8 @@ class Executor:
     def _judge_ready(self) -> bool:
         moved = False
         for id in self.scheduler.ready():
+            if self._deliveries is not None and (self._deliveries.awaited(id) or self._behind(id)):
+                continue
             n = self.plan.index[id]
             try:
                 verdict = self._verdict(n)
@@ -280,10 +285,15 @@ class Executor:
                 moved = True
                 continue
             self._verdicts[id] = verdict
+            if self._deliveries is not None and self._sent_for(self._deliveries, id, n, verdict):
+                moved = True
+                continue
             if verdict.answer in ("fresh", "restore"):
                 assert verdict.made is not None
                 if not self._settle(n, verdict.made):
-                    self._record(self.scheduler.judge(id, "run", "its stored output is gone"))
+                    again = Verdict("run", verdict.key, ("its stored output is gone",), None)
+                    if self._deliveries is None or not self._sent_for(self._deliveries, id, n, again):
+                        self._record(self.scheduler.judge(id, "run", "its stored output is gone"))
                     moved = True
                     continue
                 if verdict.answer == "restore":
@@ -318,14 +328,46 @@ class Executor:
 
     def _settle(self, n: int, made: Made) -> bool:
         """Note what a step left, if whoever needs it can have it."""
-        if self._wanted(n) and not all(self.ws.objects.has(Content(content)) for content in made.outputs.values()):
+        if not all(self.ws.objects.has(Content(made.outputs[name])) for name in self._taken(n) if name in made.outputs):
             return False
         self.made[n] = made
         return True
 
-    def _wanted(self, n: int) -> bool:
-        """Whether a step that has not ended takes something of this one."""
-        return any(n in (u[0] for u in self.plan.nodes[self.plan.index[id]].upstream) for id in self._below.get(n, ()))
+    def _taken(self, n: int) -> set[str]:
+        """The outputs of a step that others of this run take."""
+        return {u[1] for id in self._below.get(n, ()) for u in self.plan.nodes[self.plan.index[id]].upstream if u[0] == n}
+
+    def _sent_for(self, deliveries: Deliveries, id: str, n: int, verdict: Verdict) -> bool:
+        """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
+        node, contents = self.plan.nodes[n], dict[str, int]()
+        if verdict.made is not None:
+            shown = [output for output, path in self.survey.places.get(n, ()) if self.facts.there.get(path) != verdict.made.outputs.get(output)]
+            contents = {verdict.made.outputs[name]: n for name in {*shown, *self._taken(n)} if name in verdict.made.outputs}
+        elif verdict.answer == "run":
+            contents = {self.made[u[0]].outputs[u[1]]: u[0] for u in node.upstream if u[1] in self.made[u[0]].outputs}
+        missing = [Content(content) for content in contents if not self.ws.objects.has(Content(content))]
+        if deliveries.ask(id, node, verdict, missing):
+            return True
+        lost = {contents[content] for content in missing} if verdict.made is None else set()
+        for producer in lost:
+            self._revive(self.plan.nodes[producer].id)
+        self._held[id] = {self.plan.nodes[producer].id for producer in lost}
+        return bool(lost)
+
+    def _revive(self, id: str) -> None:
+        """What a step made cannot be had any more: it is judged again, and runs."""
+        if id in self.todo:
+            if self.scheduler.state(id) in (State.FRESH, State.DONE):
+                self._record(self.scheduler.gone(id, "its stored output is gone"))
+                self._record(self.scheduler.adopt(id, "what it needs may have to be brought"))
+            return
+        self.todo.add(id)
+        self.__dict__.pop("_consumers", None)
+        self._record(self.scheduler.extend(self._tasks({id})))
+
+    def _behind(self, id: str) -> bool:
+        """Whether a step that could be judged waits for one that was found to have to run again."""
+        return any(self.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING) for other in self._held.get(id, ()))
 
     @property
     def _below(self) -> dict[int, list[str]]:

@@ -12,6 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..errors import Infrastructure, RecipeError
@@ -104,17 +105,22 @@ class Sharing:
             self._ws.learn(traces)
         return bool(traces)
 
+    def failed(self, keys: Iterable[str], error: RecipeError) -> None:
+        """A question went without an answer: do without the store from now on.  Raises what a person who asked for it by name has to know."""
+        self._looked_up.update(keys)
+        self._stop(error)
+
     def holds(self, content: Content) -> bool:
         """Whether the store can give this content."""
-        if content not in self._there and not self._off:
-            self._there[content] = bool(self._try(lambda: self.remote.holds([content], patience=PATIENCE), set()))
+        if content not in self._there:
+            self.expect([content])
         return self._there.get(content, False) and not self._off
 
     def expect(self, contents: Iterable[Content]) -> None:
         """These will be asked for: ask for all of them at once."""
         unknown = [content for content in dict.fromkeys(contents) if content not in self._there]
         if unknown and not self._off:
-            there = self._try(lambda: self.remote.holds(unknown, patience=PATIENCE), set())
+            there: set[Content] = self._try(lambda: self.remote.holds(unknown, patience=PATIENCE), set())
             self._there |= {content: content in there for content in unknown}
 
     def outline(self, content: Content) -> None:
@@ -228,7 +234,6 @@ class Sharing:
             return otherwise
 
     def _stop(self, error: RecipeError) -> None:
-        """Do without the store from now on.  Raises what a person who asked for it by name has to know."""
         from ..storage.buckets import Unreachable
 
         self._off = True
@@ -267,8 +272,8 @@ class Deliveries:
                 try:
                     found = sharing.remote.lookup([key], patience=PATIENCE)
                 except RecipeError as error:
-                    return lambda: (sharing.learned([key], {}), sharing._stop(error))
-                return lambda: sharing.learned([key], found)
+                    return partial(sharing.failed, [key], error)
+                return partial(sharing.learned, [key], found)
 
             self._begin(id, lookup)
             return True

@@ -345,11 +345,7 @@ class S3:
 
     def check(self, marker: str) -> bytes | None:
         # Whether anybody is there is found out sooner than what to do when somebody is busy.
-        patient, self._retry = self._retry, Retry(attempts=2)
-        try:
-            return self.read(marker)
-        finally:
-            self._retry = patient
+        return self._read(marker, 0, None, Retry(attempts=2))
 
     def head(self, name: str) -> Stat | None:
         found = self._ask("head_object", Key=self._prefix + name, absent=True)
@@ -357,6 +353,9 @@ class S3:
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """A body that breaks off is asked for again from where it did."""
+        return self._read(name, start, length, self._retry)
+
+    def _read(self, name: str, start: int, length: int | None, retry: Retry) -> bytes | None:
         if length == 0:
             return b""
         found = bytearray()
@@ -383,7 +382,7 @@ class S3:
                 raise _Again(f"{name} broke off after {len(found) - begun} of {due} bytes")
             return True
 
-        there = self._patiently(ask)
+        there = self._patiently(ask, retry)
         return bytes(found) if there else None
 
     def create(self, name: str, data: bytes) -> bool:
@@ -506,9 +505,9 @@ class S3:
         """The answer to one request, tried again where that helps.  With `absent`, None when there is no such thing."""
         return self._patiently(lambda: self._once(method, absent=absent, **words))
 
-    def _patiently(self, do: Callable[[], _A]) -> _A:
+    def _patiently(self, do: Callable[[], _A], retry: Retry | None = None) -> _A:
         try:
-            return self._retry(do)
+            return (retry or self._retry)(do)
         except _Again as error:
             why = error.__cause__ or error
             raise Unreachable(
