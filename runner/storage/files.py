@@ -17,7 +17,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from struct import Struct
@@ -28,6 +28,9 @@ from ..errors import CannotRun
 
 Content = NewType("Content", str)
 """`f:`, `x:` or `t:` and 64 lowercase hex digits."""
+
+Progress: TypeAlias = "Callable[[int, int], None]"
+"""Told the bytes that are done and those that there are, now and then, from any thread but never from two at once."""
 
 FileRow: TypeAlias = "tuple[str, int, int, int, int, int, str]"
 """path, dev, ino, size, mtime_ns, ctime_ns, content: a remembered digest."""
@@ -120,12 +123,16 @@ class DigestCache:
     `rows` are those of the store's `files` table, `listings` is the folder in which the listings of large trees are; without it they are forgotten.
     """
 
+    told: Progress | None
+    """Hears how far hashing is."""
+
     def __init__(self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None) -> None:
         self._prefix = str(root).rstrip("/") + "/"
         self._rows: dict[str, FileRow] = {row[0]: row for row in rows}
         self._new: dict[str, FileRow] = {}
         self._folder = None if listings is None else str(listings)
         self._listings: dict[str, _Listing] = {}
+        self.told: Progress | None = None
         self._unsaved: set[str] = set()
 
     def content_of(self, path: str) -> Content | None:
@@ -160,7 +167,7 @@ class DigestCache:
                 doubtful.append((path, found))
         if doubtful:
             begun = time.time_ns()
-            digests = _hash_all([(self._full(path), _regular(self._full(path), found)) for path, found in doubtful])
+            digests = _hash_all([(self._full(path), _regular(self._full(path), found)) for path, found in doubtful], self.told)
             for (path, _), (found, value) in zip(doubtful, digests, strict=True):
                 answer[path] = self._remember(path, found, _content(found, value), begun)
         return answer
@@ -234,7 +241,7 @@ class DigestCache:
                 row = self._rows.get(prefix + name)
                 column.append(bytes.fromhex(row[6][2:]) if row is not None and row[1:6] == found[:5] else _UNKNOWN)
             known[folder] = b"".join(column)
-        manifest, reads, begun = _manifest(self._full(path), sight, known)
+        manifest, reads, begun = _manifest(self._full(path), sight, known, self.told)
         for folder, n, found, value in reads:
             name = _names(sight.folders[folder])[n]
             self._remember(f"{path}/{folder}/{name}" if folder else f"{path}/{name}", found, _content(found, value), begun)
@@ -257,7 +264,7 @@ class DigestCache:
                     for n, (name, stats) in enumerate(zip(_names(before), _pieces(before.stats), strict=True))
                 }
                 known[folder] = b"".join(rows.get(row, _UNKNOWN) for row in zip(_names(seen), _pieces(seen.stats), strict=True))
-        manifest, reads, begun = _manifest(self._full(path), sight, known)
+        manifest, reads, begun = _manifest(self._full(path), sight, known, self.told)
         columns = {folder: bytearray(known[folder]) for folder in {read[0] for read in reads}}
         for folder, n, found, value in reads:
             now = _identity(found)
@@ -329,7 +336,7 @@ def _regular(path: str, found: os.stat_result) -> Identity:
     return _identity(found)
 
 
-def _hash(path: str, found: Identity) -> tuple[os.stat_result, str]:
+def _hash(path: str, found: Identity, done: Callable[[int], None] = lambda _count: None) -> tuple[os.stat_result, str]:
     """SHA-256 of a regular file that was `found` there, and what it was when that was read: it did not change meanwhile, or this raises Changed."""
     try:
         # A link that is swapped for a pipe after the stat must not hang us.
@@ -339,8 +346,9 @@ def _hash(path: str, found: Identity) -> tuple[os.stat_result, str]:
             for _ in range(_TRIES):
                 if size < _CHUNK:
                     value = hashlib.sha256(os.read(handle, size + 1)).hexdigest()
+                    done(size)
                 else:
-                    value = _hash_large(handle, size)
+                    value = _hash_large(handle, size, done)
                 now = os.fstat(handle)
                 if now.st_ctime_ns == ctime_ns and now.st_mtime_ns == mtime_ns and now.st_size == size:
                     return now, value
@@ -354,7 +362,7 @@ def _hash(path: str, found: Identity) -> tuple[os.stat_result, str]:
     raise Changed(path)
 
 
-def _hash_large(handle: int, size: int) -> str:
+def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
     """Block by block; the holes of a sparse file are hashed, not read."""
     hasher = hashlib.sha256()
     if os.fstat(handle).st_blocks * 512 < size:
@@ -363,14 +371,17 @@ def _hash_large(handle: int, size: int) -> str:
             begin = _seek(handle, end, os.SEEK_DATA, size)
             for left in range(begin - end, 0, -_CHUNK):
                 hasher.update(_ZEROS[: min(left, _CHUNK)])
+                done(min(left, _CHUNK))
             end = _seek(handle, begin, os.SEEK_HOLE, size)
             os.lseek(handle, begin, os.SEEK_SET)
             while begin < end and (data := os.read(handle, min(_CHUNK, end - begin))):
                 hasher.update(data)
                 begin += len(data)
+                done(len(data))
     else:
         while data := os.read(handle, _CHUNK):
             hasher.update(data)
+            done(len(data))
     return hasher.hexdigest()
 
 
@@ -384,12 +395,25 @@ def _seek(handle: int, at: int, whence: int, size: int) -> int:
         raise
 
 
-def _hash_all(files: Sequence[tuple[str, Identity]]) -> list[tuple[os.stat_result, str]]:
+def _hash_all(files: Sequence[tuple[str, Identity]], told: Progress | None = None) -> list[tuple[os.stat_result, str]]:
     """The digests of many files, in order; on two threads where that helps (hashing lets go of the interpreter)."""
-    if len(files) < 2 or sum(found.size for _, found in files) < _WORTH_THREADS:
+    total = sum(found.size for _, found in files)
+    if total < _WORTH_THREADS:
         return [_hash(path, found) for path, found in files]
     import threading
 
+    counter = 0
+    counting = threading.Lock()
+
+    def done(count: int) -> None:
+        nonlocal counter
+        with counting:
+            counter += count
+            if told is not None:
+                told(counter, total)
+
+    if len(files) < 2:
+        return [_hash(path, found, done) for path, found in files]
     answer: list[tuple[os.stat_result, str] | None] = [None] * len(files)
     failures: list[BaseException] = []
     queue = _batches(files)
@@ -403,7 +427,7 @@ def _hash_all(files: Sequence[tuple[str, Identity]]) -> list[tuple[os.stat_resul
                 if batch is None:
                     return
                 for index in batch:
-                    answer[index] = _hash(*files[index])
+                    answer[index] = _hash(*files[index], done)
         except BaseException as error:
             failures.append(error)
 
@@ -513,7 +537,7 @@ def _see(top: str) -> _Sight:
     return _Sight(folders, links, empty, count)
 
 
-def _manifest(top: str, sight: _Sight, known: Mapping[str, bytes]) -> tuple[list[Entry], list[_Read], int]:
+def _manifest(top: str, sight: _Sight, known: Mapping[str, bytes], told: Progress | None = None) -> tuple[list[Entry], list[_Read], int]:
     """The entries of a tree, what had to be read for them, and when reading began.  `known` has the digests of some folders, as in a listing."""
     manifest: list[Entry] = []
     doubtful: list[tuple[str, int, str, Identity]] = []
@@ -531,7 +555,7 @@ def _manifest(top: str, sight: _Sight, known: Mapping[str, bytes]) -> tuple[list
     begun = time.time_ns()
     reads: list[_Read] = []
     if doubtful:
-        digests = _hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful])
+        digests = _hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], told)
         for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
             manifest.append(Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value))
             reads.append((folder, n, found, value))

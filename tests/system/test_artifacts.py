@@ -146,7 +146,7 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(root: Path, tmp_p
     assert sorted(seals) == sorted(made) and objects.changes() == []
     reads: list[str] = []
     real = artifacts.files._hash
-    monkeypatch.setattr(artifacts.files, "_hash", lambda path, found: (reads.append(path), real(path, found))[1])
+    monkeypatch.setattr(artifacts.files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1])
     assert all(Objects(root, seals.get).intact(content) for content in made) and not reads
     monkeypatch.setattr(artifacts, "_boot_id", lambda: "the next boot")
     later = Objects(root, seals.get)

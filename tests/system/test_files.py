@@ -24,7 +24,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were read, as they are read."""
     seen: list[str] = []
     real = files._hash
-    monkeypatch.setattr(files, "_hash", lambda path, found: (seen.append(os.path.basename(path)), real(path, found))[1])
+    monkeypatch.setattr(files, "_hash", lambda path, *more: (seen.append(os.path.basename(path)), real(path, *more))[1])
     return seen
 
 
@@ -198,7 +198,7 @@ def test_large_files_are_hashed_on_two_threads_with_the_same_result(tmp_path: Pa
         (tmp_path / str(n)).write_bytes(bytes([n]) * (1 << 20))
     seen: set[int] = set()
     real = files._hash
-    monkeypatch.setattr(files, "_hash", lambda path, found: (seen.add(threading.get_ident()), real(path, found))[1])
+    monkeypatch.setattr(files, "_hash", lambda *what: (seen.add(threading.get_ident()), real(*what))[1])
     answer = DigestCache(tmp_path).contents([str(n) for n in range(6)])
     assert answer == {str(n): scan(tmp_path / str(n)) for n in range(6)}
     (tmp_path / "5").unlink()
