@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +14,11 @@ CHUNK = 1 << 20
 SAID = 4096  # bytes of its last words
 
 
-async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None) -> AsyncIterator[bytes]:
-    """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails; one that is given up is killed, with its group."""
+async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None) -> AsyncGenerator[bytes, None]:
+    """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails, and whatever `stdin` raises.
+
+    One that is given up, or whose input breaks off, is killed with its group: it must not take half of the input for the whole.
+    """
     import tempfile
     from asyncio import subprocess
 
@@ -32,7 +35,7 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             )
         except (OSError, ValueError) as error:
             raise Rejected(f"cannot run {argv[0]}: {error}") from error
-        feeding = asyncio.ensure_future(_feed(process.stdin, stdin))
+        feeding = asyncio.ensure_future(_feed(process, stdin))
         try:
             assert process.stdout is not None
             while data := await process.stdout.read(CHUNK):
@@ -45,8 +48,7 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
         finally:
             feeding.cancel()
             if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
+                _kill(process)
                 await process.wait()
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
@@ -54,7 +56,8 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             raise Rejected(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
 
 
-async def _feed(pipe: asyncio.StreamWriter | None, stdin: AsyncIterable[bytes]) -> None:
+async def _feed(process: asyncio.subprocess.Process, stdin: AsyncIterable[bytes]) -> None:
+    pipe = process.stdin
     if pipe is None:
         return
     try:
@@ -63,5 +66,13 @@ async def _feed(pipe: asyncio.StreamWriter | None, stdin: AsyncIterable[bytes]) 
             await pipe.drain()
     except (BrokenPipeError, ConnectionResetError):
         pass  # its exit code says whether that matters
+    except Exception:
+        _kill(process)
+        raise
     finally:
         pipe.close()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)

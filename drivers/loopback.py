@@ -1,67 +1,274 @@
-"""Other machines that are directories of this one: real commands with an empty environment, and no file of ours in sight.  The model of a driver."""
+"""Other machines that are directories of this one: real commands, an empty environment, bytes copied both ways, and faults to order.
+
+The model of a driver, and what the engine is tried on.  `host-N` below the root is a machine's home directory; `leases/` says who has a place on one.
+What makes it another machine is what it lacks: nothing of ours is in its environment, and nobody looks at its files but through `call`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from contextlib import suppress
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
-from . import calls
-from .base import Argv, HostLost, Lease, NoCapacity, Offer, Order, Resources, Traits
-from .shell import ShellHost, _name
+from . import calls, machine
+from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled, Traits, Unreachable
+from .shell import ROOT, ShellHost, file_name
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong, and when.  Everything is counted from the beginning of the root, over all processes that use it; 0 is never.
+
+    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever travels to a host: every start, every
+    stop, every piece of log is one, and so is the one that waits share.
+    """
+
+    no_offers: int = 0  # so many times nothing is offered
+    throttled: int = 0  # so many orders are too many
+    after: float = 0.01  # seconds to stay away then
+    denied: int = 0  # so many orders are refused
+    no_capacity: int = 0  # so many orders find nothing left
+    coming: int = 0  # so many times a lease's host is asked for in vain
+    lost_on_poll: int = 0  # the host that is asked for then is lost
+    lost_on_call: int = 0  # the host that is called then is lost, with all that runs on it
+    keeps_disk: bool = False  # a lost host comes back with what was on its disk
+    unreachable_on_call: int = 0  # from that call on,
+    unreachable: int = 1  # so many do not get through
+    cut_on_call: int = 0  # that call is cut,
+    cut_after: int = 0  # when so many bytes have passed, both ways together
+    disk: int = 0  # bytes that may be sent before the disks of all hosts are full
+    bytes_per_second: int = 0  # either way
+
+    @classmethod
+    def read(cls, given: str | Mapping[str, object]) -> Faults:
+        """Faults from JSON or a table of settings.  Raises Rejected for what there is not."""
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except ValueError as error:
+                raise Rejected(f"these faults are not JSON: {error}") from error
+        if not isinstance(given, Mapping):
+            raise Rejected('faults are a table like {"no_capacity": 2}')
+        known = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                from difflib import get_close_matches
+
+                near = get_close_matches(name, known, n=1)
+                raise Rejected(f'there is no fault "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"))
+            wanted = (int, float) if known[name] is float else known[name]
+            if not isinstance(value, wanted) or (isinstance(value, bool) and known[name] is not bool) or value < 0:  # type: ignore[operator]
+                raise Rejected(f"the fault {name} is a {known[name].__name__}, not {value!r}")
+        return cls(**given)  # type: ignore[arg-type]  # looked at above
 
 
 class Loopback:
-    """`hosts` machines below `root`, each with its own home directory."""
+    """`hosts` machines below `root`, each with room for `slots` leases."""
 
-    traits = Traits(replays=True)
+    traits = Traits(replays=True, containers="on_host")
 
-    def __init__(self, root: Path, *, hosts: int = 1) -> None:
-        self._root = root.absolute()
-        self._hosts = hosts
+    def __init__(self, root: Path | str, *, hosts: int = 1, slots: int = 1, faults: Faults | str | Mapping[str, object] | None = None) -> None:
+        self._root = Path(root).absolute()
+        self._names = [f"host-{number}" for number in range(1, hosts + 1)]
+        self._slots = slots
+        self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._made: dict[str, ShellHost] = {}
 
     async def offers(self, need: Resources) -> Sequence[Offer]:
-        have = Resources(cpus=float(os.cpu_count() or 1))
-        if need.cpus is not None and need.cpus > (have.cpus or 0):
+        """The machines, those with a free place first.  All of them have what this one has."""
+        if self._count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
-        return tuple(Offer("loopback", f"host-{number}", have) for number in range(1, self._hosts + 1))
+        with _translated():
+            self._root.mkdir(parents=True, exist_ok=True)
+        question = calls.call(machine.question(str(self._root)), NOTHING, _environment(self._root), self._root)
+        have = machine.resources(machine.facts(b"".join([data async for data in question])))
+        if not machine.enough(have, need):
+            return ()
+        taken = [lease.data["host"] for lease in self._leases()]
+        free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)
+        return tuple(Offer("loopback", name, have) for name in free_first)
 
     async def acquire(self, order: Order) -> Lease:
-        lease = Lease("loopback", _name(order.key), order.key, {"host": order.offer.id})
-        leases = self._root / "leases"
-        leases.mkdir(parents=True, exist_ok=True)
-        if not order.offer.id:
-            raise NoCapacity
-        path = leases / lease.id
-        if not path.exists():
-            path.write_text(json.dumps({"key": lease.key, "data": dict(lease.data)}), encoding="utf-8")
+        """Take a place on the machine that was offered.  Raises NoCapacity when others have them all."""
+        name = order.offer.id
+        if name not in self._names:
+            raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
+        self._refuse()
+        with self._alone():
+            leases = self._leases()
+            for lease in leases:
+                if lease.key == order.key:
+                    return lease
+            if sum(lease.data["host"] == name for lease in leases) >= self._slots:
+                raise NoCapacity(f"all places of {name} are taken ({self._slots})")
+            lease = Lease("loopback", file_name(order.key), order.key, {"host": name, "root": str(self._root / name / ROOT)})
+            (self._root / name).mkdir(exist_ok=True)
+            new = self._root / "leases" / f".{lease.id}"
+            new.write_text(json.dumps([lease.id, lease.key, dict(lease.data)]), encoding="utf-8")
+            new.rename(self._root / "leases" / lease.id)
         return lease
 
     async def hosts(self, lease: Lease) -> Sequence[ShellHost] | None:
         if not (self._root / "leases" / lease.id).exists():
-            raise HostLost(f'the lease "{lease.key}" was given back')
-        home = self._root / lease.data["host"]
-        home.mkdir(exist_ok=True)
-
-        def call(argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-            return calls.call(argv, stdin, {"PATH": os.defpath, "HOME": str(home)}, home)
-
-        host = self._made.get(home.name)
-        if host is None:
-            host = self._made[home.name] = ShellHost(call)
-        return (host,)
+            raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+        if self._count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
+            return None
+        if self._count("polls", self._faults.lost_on_poll) == self._faults.lost_on_poll:
+            self._lose(lease)
+        if lease.id not in self._made:
+            self._made[lease.id] = ShellHost(partial(self._carry, lease))
+        return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
-        (self._root / "leases" / lease.id).unlink(missing_ok=True)
+        with self._alone():
+            (self._root / "leases" / lease.id).unlink(missing_ok=True)
+        self._made.pop(lease.id, None)
         return True
 
     async def leases(self) -> Sequence[Lease]:
+        return self._leases()
+
+    def _leases(self) -> list[Lease]:
+        with _translated():
+            paths = [path for path in sorted((self._root / "leases").glob("[!.]*")) if path.name != "lock"]
+            told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return [Lease("loopback", name, key, data) for name, key, data in told]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else takes or gives a place meanwhile."""
+        with _translated():
+            (self._root / "leases").mkdir(parents=True, exist_ok=True)
+            with (self._root / "leases" / "lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+
+    # --- faults
+
+    def _count(self, what: str, wanted: int, more: int = 1) -> int:
+        """How often this has happened, this time included, for a fault that is `wanted`; else more often than any fault."""
+        if not wanted:
+            return sys.maxsize
+        (self._root / "faults").mkdir(parents=True, exist_ok=True)
+        with (self._root / "faults" / what).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            count = int(file.read() or 0) + more
+            file.truncate(0)
+            file.write(str(count))
+        return count
+
+    def _refuse(self) -> None:
+        faults = self._faults
+        patience = faults.throttled + faults.denied + faults.no_capacity
+        asked = self._count("orders", patience)
+        if asked <= faults.throttled:
+            raise Throttled(after=timedelta(seconds=faults.after))
+        if asked <= faults.throttled + faults.denied:
+            raise Denied("the account may not rent here")
+        if asked <= patience:
+            raise NoCapacity
+
+    def _lose(self, lease: Lease) -> None:
+        """The machine of this lease is gone: nothing runs there any more, and nobody has a place on it."""
+        home = self._root / lease.data["host"]
+        with self._alone():
+            for other in self._leases():
+                if other.data["host"] == home.name:
+                    (self._root / "leases" / other.id).unlink()
+        _end_all(home)
+        if not self._faults.keeps_disk:
+            shutil.rmtree(home, ignore_errors=True)
+
+    async def _carry(self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """The `call` of the machine of this lease."""
+        faults, home = self._faults, self._root / lease.data["host"]
+        if not (self._root / "leases" / lease.id).exists():
+            raise HostLost(f"{home.name} is gone, or the lease was given back")
+        now = self._count("calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call))
+        if now == faults.lost_on_call:
+            self._lose(lease)
+            raise HostLost(f"{home.name} is gone")
+        if faults.unreachable_on_call <= now < faults.unreachable_on_call + faults.unreachable:
+            raise Unreachable(f"{home.name} does not answer")
+        passage = _Passage(faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None)
+        sent = stdin if stdin is NOTHING else self._sent(stdin, passage)
+        async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:
+            async for data in stream:
+                passed, cut = await passage.let(data)
+                if passed:
+                    yield passed
+                if cut:
+                    raise cut
+
+    async def _sent(self, stdin: AsyncIterable[bytes], passage: _Passage) -> AsyncIterator[bytes]:
+        async for data in stdin:
+            passed, cut = await passage.let(data)
+            over = self._count("sent", self._faults.disk, len(passed)) - self._faults.disk if self._faults.disk else 0
+            if over > 0:
+                passed, cut = passed[:-over], Denied("write error: No space left on device")
+            if passed:
+                yield passed
+            if cut:
+                raise cut
+
+
+class _Passage:
+    """What a connection lets through."""
+
+    def __init__(self, rate: int, left: int | None) -> None:
+        self._rate, self._left = rate, left
+
+    async def let(self, data: bytes) -> tuple[bytes, Exception | None]:
+        """What of `data` gets through, and what is raised then."""
+        cut = None
+        if self._left is not None:
+            data, self._left = data[: self._left], self._left - len(data)
+            cut = Unreachable("the connection was cut") if self._left <= 0 else None
+        if self._rate:
+            await asyncio.sleep(len(data) / self._rate)
+        return data, cut
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {"PATH": os.defpath, "HOME": str(home)}
+
+
+def _end_all(home: Path) -> None:
+    """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
+    marks = (f"\0HOME={home}\0".encode(), f"@{home}/".encode())
+    while True:
         found = []
-        with suppress(FileNotFoundError):
-            for path in sorted((self._root / "leases").iterdir()):
-                told = json.loads(path.read_text(encoding="utf-8"))
-                found.append(Lease("loopback", path.name, told["key"], told["data"]))
-        return found
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with suppress(OSError):
+                at = os.readlink(entry / "cwd").removesuffix(" (deleted)")
+                environ = b"\0" + (entry / "environ").read_bytes() + b"\0"
+                if at == str(home) or at.startswith(f"{home}/") or any(mark in environ for mark in marks):
+                    found.append(int(entry.name))
+        if not found:
+            return
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Denied(f"{error.filename}: {error.strerror or error}") from error

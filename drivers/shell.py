@@ -20,6 +20,8 @@ from .base import NOTHING, Argv, Command, Denied, DriverError, Exit, Job, Reject
 Call: TypeAlias = Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]]
 """`Host.call` of whatever carries the bytes.  Raises Unreachable when the connection went, HostLost when the host did."""
 
+ROOT = ".recipe-host"
+"""Where we are at home there, unless a setting says otherwise."""
 SCRIPT = Path(__file__).with_name("supervisor.sh")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin"
@@ -93,7 +95,7 @@ class ShellHost:
     def __init__(
         self,
         call: Call,
-        root: str = ".recipe-host",
+        root: str = ROOT,
         *,
         shell: str = "/bin/sh",
         reach: timedelta = timedelta(seconds=60),
@@ -123,7 +125,7 @@ class ShellHost:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, command: Command, key: str) -> Job:
-        name = _name(key)
+        name = file_name(key)
         program = self._program(name, command)
         await self._arm()
         answer = await self._answer("start", program=program)
@@ -132,7 +134,7 @@ class ShellHost:
         return Job(key, {"log": command.log} if command.log else {})
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        name = _name(job.key)
+        name = file_name(job.key)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._reset()
@@ -163,7 +165,7 @@ class ShellHost:
     async def log(self, job: Job, offset: int) -> bytes:
         read: list[bytes] = []
         try:
-            async for data in self._ask("log", _name(job.key), job.data.get("log", ""), str(offset), str(ROOM)):
+            async for data in self._ask("log", file_name(job.key), job.data.get("log", ""), str(offset), str(ROOM)):
                 read.append(data)
         except Unreachable:
             if not read:
@@ -171,7 +173,7 @@ class ShellHost:
         return b"".join(read)  # cut anywhere, it is still the beginning of the rest
 
     async def stop(self, job: Job, grace: timedelta) -> None:
-        name = _name(job.key)
+        name = file_name(job.key)
         if name not in self._over:
             await self._answer("stop", name, str(_hundredths(grace.total_seconds())))
 
@@ -416,7 +418,7 @@ def _limit(seconds: float | None) -> str:
     return "-" if seconds is None else str(_hundredths(seconds))
 
 
-def _name(key: str) -> str:
+def file_name(key: str) -> str:
     """A key as a file name and a word."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
         return key
