@@ -13,12 +13,12 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from .base import NOTHING, Argv, Command, Denied, Exit, HostLost, Job, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable
+from .base import NOTHING, Argv, Command, Denied, DriverError, Exit, HostLost, Job, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable
 
 CHUNK = 1 << 20
 FOREVER = 1e8  # seconds; a longer patience needs no alarm
@@ -86,6 +86,7 @@ class LocalHost:
         self._going: set[str] = set()
         self._over: dict[str, Exit] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._heard: dict[str, Callable[[Exit | DriverError], None]] = {}
 
     async def start(self, command: Command, key: str) -> Job:
         name = _name(key)
@@ -122,6 +123,19 @@ class LocalHost:
                         del self._waiting[name]
         return over
 
+    def hear(self, job: Job, heard: Callable[[Exit | DriverError], None]) -> None:
+        """Call `heard` once: with the job's end as soon as it is told, or with what keeps it from being known.  One listener for each job.
+
+        The same as waiting for it, without a task that waits: most of what a short job would cost its worker.
+        """
+        name = _name(job.key)
+        if (over := self._over.get(name)) is not None:
+            asyncio.get_running_loop().call_soon(heard, over)
+            return
+        self._heard[name] = heard
+        if name not in self._going:
+            self._send(_frame("wait", name))
+
     async def log(self, job: Job, offset: int) -> bytes:
         try:
             fd = os.open(job.data.get("log") or self._root / "logs" / _name(job.key), os.O_RDONLY)
@@ -141,47 +155,16 @@ class LocalHost:
         if name not in self._over:
             self._send(_frame("stop", name, f"{grace.total_seconds()}"))
 
-    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        import tempfile
-        from asyncio import subprocess
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        from . import calls
 
-        with tempfile.TemporaryFile() as said:  # a file and not a pipe: nobody has to read it while output streams
-            try:
-                process = await subprocess.create_subprocess_exec(
-                    *argv,
-                    stdin=subprocess.DEVNULL if stdin is NOTHING else subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=said,
-                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
-                    start_new_session=True,
-                )
-            except (OSError, ValueError) as error:
-                raise Rejected(f"cannot run {argv[0]}: {error}") from error
-            feeding = asyncio.ensure_future(_feed(process.stdin, stdin))
-            try:
-                assert process.stdout is not None
-                while data := await process.stdout.read(CHUNK):
-                    yield data
-                code = await process.wait()
-                if not feeding.done():
-                    feeding.cancel()  # it did not want the rest
-                with suppress(asyncio.CancelledError):
-                    await feeding
-            finally:
-                feeding.cancel()
-                if process.returncode is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, 9)
-                    await process.wait()
-            if code:
-                said.seek(max(0, said.seek(0, os.SEEK_END) - 4096))
-                words = said.read().decode("utf-8", "replace").strip()
-                raise Rejected(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
+        return calls.call(argv, stdin, {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"})
 
     async def aclose(self) -> None:
         self._disconnect()
         self._until_greeted.clear()
         self._going.clear()
+        self._heard.clear()
 
     # --- the connection
 
@@ -191,6 +174,7 @@ class LocalHost:
             self._disconnect()
             self._until_greeted.clear()
             self._going.clear()
+            self._heard.clear()
             self._loop = loop
         if self._socket is None and self._retry is None:
             self._give_up_at = loop.time() + PATIENCE
@@ -256,12 +240,15 @@ class LocalHost:
         with suppress(Denied, Unreachable, Rejected):  # told to those who wait
             self._connect()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: DriverError) -> None:
         waiting, self._waiting = self._waiting, {}
+        listening, self._heard = self._heard, {}
         self._going.clear()
         for told in (told for several in waiting.values() for told in several):
             if not told.done():
                 told.set_exception(error)
+        for heard in listening.values():
+            heard(error)
 
     def _disconnect(self) -> None:
         if self._retry is not None:
@@ -310,8 +297,8 @@ class LocalHost:
         if greeted:
             self._give_up_at = self._loop.time() + PATIENCE
             self._going.clear()
-            if self._waiting:
-                self._until_greeted += b"".join(_frame("wait", name) for name in self._waiting)
+            for name in {**self._waiting, **self._heard}:
+                self._until_greeted += _frame("wait", name)
         if self._until_greeted:
             self._again()
 
@@ -319,9 +306,11 @@ class LocalHost:
         name = str(told.pop("job"))
         if "code" in told:
             self._going.discard(name)
-            self._over[name] = Exit(**told)  # type: ignore[arg-type]  # our own supervisor's words
+            self._over[name] = exit = Exit(**told)  # type: ignore[arg-type]  # our own supervisor's words
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
+            if (heard := self._heard.pop(name, None)) is not None:
+                heard(exit)
         else:
             self._going.add(name)
         for waiting in self._waiting.pop(name, ()):
@@ -331,19 +320,6 @@ class LocalHost:
 def _resolve(told: asyncio.Future[None]) -> None:
     if not told.done():
         told.set_result(None)
-
-
-async def _feed(pipe: asyncio.StreamWriter | None, stdin: AsyncIterable[bytes]) -> None:
-    if pipe is None:
-        return
-    try:
-        async for data in stdin:
-            pipe.write(data)
-            await pipe.drain()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # its exit code says whether that matters
-    finally:
-        pipe.close()
 
 
 def _name(key: str) -> str:

@@ -13,11 +13,11 @@ import contextlib
 import errno
 import functools
 import os
-import posixpath
 import re
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -128,7 +128,9 @@ class Executor:
         self.running: dict[str, _Running] = {}
         self.resting: dict[str, float] = {}
         self.failures: list[Failure] = []
-        self.ended: asyncio.Queue[tuple[str, Exit | DriverError] | None] = asyncio.Queue()
+        self.ended: deque[tuple[str, Exit | DriverError]] = deque()
+        self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
+        self._hear = getattr(host, "hear", None)
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
@@ -141,6 +143,8 @@ class Executor:
         self._dirty = 0.0
         self._disturbed = False
         self._contended = options.contended
+        if not self._contended:
+            ws.traces.rely(survey.plan.recipe, ledger.keys.alone)
         self._pace = GROUP_SECONDS
         self._heart: asyncio.TimerHandle | None = None
         self._left = self._leftovers()
@@ -168,13 +172,13 @@ class Executor:
                 looks = self._look_after()
                 self._pulse()
                 while not self.scheduler.finished and not self._abandoned:
-                    moved = self._judge_ready() | await self._start_ready()
-                    while not self.ended.empty():
-                        await self._over(self.ended.get_nowait())
-                        moved = True
-                    if not moved:
+                    # One end at a time: what takes its place runs while the next is looked at.
+                    moved = bool(self.ended)
+                    if moved:
+                        await self._over(*self.ended.popleft())
+                    if not (self._judge_ready() | await self._start_ready() | moved | bool(self.ended)):
                         await self._rest()
-                    elif self.ledger.size >= GROUP_MOVES or (self.ledger.size and time.monotonic() - self._dirty > self._pace):
+                    if self.ledger.size and (self.ledger.size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace):
                         self._flush()
             finally:
                 if self._heart is not None:
@@ -234,17 +238,16 @@ class Executor:
                     await asyncio.to_thread(delete, Path(folder, name))
 
     async def _rest(self) -> None:
-        """Wait for one end, or until the next group, try or look at the screen is due."""
-        await self._over(await self.ended.get())
-        if self.ledger.size and time.monotonic() - self._dirty >= self._pace:
-            self._flush()
-        if self._tick:
-            self._tick()
+        """Wait for an end, or until the next group, try or look at the screen is due."""
+        self._bell = asyncio.get_running_loop().create_future()
+        await self._bell
+        self._bell = None
 
     def _pulse(self) -> None:
         """End the wait for an end now and then; one timer for all waits costs less than one each."""
-        if self.ended.empty():
-            self.ended.put_nowait(None)
+        self._wake()
+        if self._tick:
+            self._tick()
         self._heart = asyncio.get_running_loop().call_later(GROUP_SECONDS, self._pulse)
 
     def _flush(self) -> None:
@@ -459,7 +462,7 @@ class Executor:
             self.resting[id] = time.monotonic() + 0.1
             self._contended = True
             return False
-        contended = self._contended or not self.ledger.keys.alone
+        contended = self._contended or not self.ledger.keys.alone()
         if contended and key is not None:
             self._left = self._leftovers()  # whoever held the key may have died with its attempt running
         if key is not None and contended and self.facts.traces.get(key) is not None and not self._always(n, verdict):
@@ -513,7 +516,10 @@ class Executor:
             self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
             return True
         self.running[id] = running
-        self._beside(self._wait(id, running.job))
+        if self._hear is not None:
+            self._hear(running.job, functools.partial(self._heard, id))
+        else:
+            self._beside(self._wait(id, running.job))
         if self._stopping:  # asked for while this job was being started
             self._beside(self.host.stop(running.job, GRACE))
         return True
@@ -709,22 +715,23 @@ class Executor:
             return await python_of(self.ws, self._chores, Path(self.plan.homes[node.home], node.lock), content)
         return sys.executable
 
+    def _heard(self, id: str, exit: Exit | DriverError) -> None:
+        self.ended.append((id, exit))
+        self._wake()
+
     async def _wait(self, id: str, job: Job) -> None:
-        """Put the job's end into the queue, whatever happens."""
+        """Hear of the job's end, whatever happens: for a host that has to be asked."""
         try:
             exit: Exit | DriverError | None = None
             while exit is None:
                 exit = await self.host.wait(job, FOREVER)
         except DriverError as error:
             exit = error
-        self.ended.put_nowait((id, exit))
+        self._heard(id, exit)
 
     # -- ending ----------------------------------------------------------------------------------------------------------------------------------
 
-    async def _over(self, end: tuple[str, Exit | DriverError] | None) -> None:
-        if end is None:
-            return
-        id, exit = end
+    async def _over(self, id: str, exit: Exit | DriverError) -> None:
         running = self.running.pop(id)
         detail = self.plan.details()[self.plan.index[id]]
         try:
@@ -762,7 +769,7 @@ class Executor:
             kept = [path for _, path, *_ in detail["state"]]
             # Writing down what is being taken costs a cheap step more than doing it again would.
             noted = seconds >= WORTH_NOTING or running.taken_up
-            if _heavy(attempt.path, node):
+            if attempt.heavy(node):
                 outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept, noted=noted)
             else:
                 outputs = attempt.collect(node, self.ws.objects, kept, noted=noted)
@@ -857,7 +864,9 @@ class Executor:
         failed = f"{self.ws.home}/attempts/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
             delete(Path(failed))
-        if success:
+        if success and running.attempt.hollow(running.node):
+            running.attempt.retire(self._scrap)
+        elif success:
             # Not before the trace is stored: until then the directory is what a worker that comes after us would find.
             self.ledger.after_flush(functools.partial(running.attempt.retire, self._scrap))
         else:
@@ -992,7 +1001,8 @@ class Executor:
 
     def _wake(self) -> None:
         """End the wait for an end: what was asked is looked at now."""
-        self.ended.put_nowait(None)
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
 
     @property
     def interrupted(self) -> bool:
@@ -1057,18 +1067,6 @@ def _tail(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def _heavy(path: str, node: Node) -> bool:
-    """Whether taking the outputs would hold up the loop."""
-    for _, name, _ in node.outputs:
-        try:
-            found = os.stat(posixpath.join(path, name))
-        except OSError:
-            continue
-        if found.st_size > 8 << 20 or os.path.isdir(posixpath.join(path, name)):
-            return True
-    return False
 
 
 def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:

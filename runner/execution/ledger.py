@@ -46,7 +46,6 @@ class Keys:
         os.write(self._handle, b".")
         fcntl.lockf(self._handle, fcntl.LOCK_SH, 1, _PRESENT)
 
-    @property
     def alone(self) -> bool:
         """Whether no other run was alive here at any time since this was opened."""
         return self._alone and os.fstat(self._handle).st_size == 1
@@ -177,6 +176,8 @@ class Ledger:
             run_state=state,
         )
         moves, now = self._moves, time.time()
+        for trace in self._traces:
+            self.ws.traces.add(trace.key)
         self._moves, self._traces, self._attempts, self._published = [], [], [], []
         self._settle()
         if self._listener is not None and moves:

@@ -40,17 +40,22 @@ class Scrap:
         """Take a directory that holds exactly this; False when there are enough, or it holds something else."""
         if len(self._spares) >= self._room:
             return False
-        inside: dict[str, set[str]] = {"": set(), **{folder: set() for folder in folders}}
-        for name in (*folders, *files):
-            head, _, tail = name.rpartition("/")
-            inside[head].add(tail)
-        if any(set(os.listdir(f"{path}/{folder}" if folder else path)) != names for folder, names in inside.items()):
+        ours = {*folders, *files}
+        found = os.listdir(path)
+        for folder in folders:
+            found += [f"{folder}/{name}" for name in os.listdir(f"{path}/{folder}")]
+        if len(found) != len(ours) or not ours.issuperset(found):
             return False
         self._spares.append(Spare(self._named(path), folders, files))
         return True
 
-    def take(self) -> Spare | None:
-        return self._spares.pop() if self._spares else None
+    def take(self, path: str) -> Spare | None:
+        """Rename a spare to `path`; what it held is still in it.  None when there is none."""
+        if not self._spares:
+            return None
+        spare = self._spares.pop()
+        os.rename(spare.path, path)
+        return spare
 
     def give_file(self, path: str) -> None:
         """A file of a spare directory that its next attempt has no use for."""

@@ -25,6 +25,8 @@ _Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""
 SMALL = 64 << 10
 """Files up to this size are copied into an attempt, larger ones linked: bytes."""
+HEAVY = 8 << 20
+"""Bytes of an output from which on it is taken beside the loop."""
 
 
 class OutputProblem(Exception):
@@ -49,9 +51,8 @@ class Attempt:
 
     def begin(self, scrap: Scrap | None = None) -> None:
         self._scrap = scrap
-        spare = scrap.take() if scrap is not None else None
+        spare = scrap.take(self.path) if scrap is not None else None
         if spare is not None:
-            os.rename(spare.path, self.path)
             self._made[self.path] = None
             self._idle = {f"{self.path}/{folder}": None for folder in spare.folders}
             self._spare = [f"{self.path}/{name}" for name in spare.files]
@@ -160,6 +161,17 @@ class Attempt:
         """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
         return self.doubtful + [at for at, now in cache.contents(self.sources).items() if now != self.sources[at]]
 
+    def heavy(self, node: Node) -> bool:
+        """Whether taking the outputs would hold up whoever waits for it."""
+        for _, path, _ in node.outputs:
+            try:
+                found = os.stat(f"{self.path}/{path}")
+            except OSError:
+                continue
+            if found.st_size > HEAVY or stat.S_ISDIR(found.st_mode):
+                return True
+        return False
+
     def collect(self, node: Node, objects: Objects, below_state: Iterable[str] = (), *, noted: bool = False) -> dict[str, str]:
         """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
 
@@ -180,20 +192,21 @@ class Attempt:
                 if not flags & OPTIONAL:
                     wrong.append(f"declared output {path} was not made")
                 continue
-            if flags & NONEMPTY and _empty(target):
+            plain = stat.S_ISREG(here.st_mode)
+            if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):
                 wrong.append(f"declared output {path} is empty, which the recipe forbids")
                 continue
-            if flags & DIRECTORY and not os.path.isdir(target):
+            if flags & DIRECTORY and (plain or not os.path.isdir(target)):
                 wrong.append(f"declared output {path}/ is not a directory")
                 continue
             try:
-                if stat.S_ISLNK(here.st_mode) or any(path == k or path.startswith(k + "/") for k in kept):
+                if stat.S_ISLNK(here.st_mode) or (kept and any(path == k or path.startswith(k + "/") for k in kept)):
                     from ..storage.files import scan
 
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 else:
-                    content = objects.take(target, partial(self._note, name) if noted else None)
+                    content = objects.take(target, partial(self._note, name) if noted else None, here if plain else None)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
                 continue
@@ -210,6 +223,12 @@ class Attempt:
                 return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
         except FileNotFoundError:
             return {}
+
+    def hollow(self, node: Node) -> bool:
+        """Whether nobody who found this directory could make anything of it: what had to be there was moved away, and no note says where."""
+        if self._noted:
+            return False
+        return any(not flags & OPTIONAL and not os.path.lexists(f"{self.path}/{path}") for _, path, flags in node.outputs)
 
     def whole(self, node: Node) -> bool:
         """Whether every output that has to be there is, or was being taken."""

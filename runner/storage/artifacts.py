@@ -64,11 +64,14 @@ class Objects:
 
     # -- putting away
 
-    def take(self, path: str | Path, said: Callable[[Content], None] | None = None) -> Content:
-        """Put away what is at `path`, moved where that is possible, and say what it is: to `said` while it is still there."""
+    def take(self, path: str | Path, said: Callable[[Content], None] | None = None, found: os.stat_result | None = None) -> Content:
+        """Put away what is at `path`, moved where that is possible, and say what it is: to `said` while it is still there.
+
+        `found` is what the file system says of it, if that was asked already.
+        """
         name = str(path)
         try:
-            found = os.lstat(name)
+            found = found or os.lstat(name)
             if said is None and stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
                 return self._take_small(name, found)
         except OSError as error:

@@ -283,6 +283,11 @@ class Store:
         made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
         return {row[0]: (items, bool(row[3])) for row, items in zip(sound, made, strict=True)}
 
+    def traces_of_others(self, recipe: str) -> bool:
+        """Whether there is a trace of any other recipe than this one."""
+        parts = "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1", "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1"
+        return any(self._all(part, (recipe,)) for part in parts)
+
     def version(self) -> int:
         """A number that is another one once another process has stored something."""
         ((number,),) = self._all("PRAGMA data_version")
