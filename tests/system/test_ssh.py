@@ -1,0 +1,366 @@
+"""Hosts over SSH, through a real sshd: whom we believe, what breaks and is found again, and how many at once.
+
+`RECIPE_SSH_CUTS` is how many places of the start exchange the connection is cut at (default 12; 0: at every byte).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from drivers.base import Command, Denied, DriverError, HostLost, NoCapacity, Order, Rejected, Resources, Unreachable
+from drivers.ssh import Ssh, SshHost
+from drivers.sshlink import Link, Route
+from tests.servers.proxy import Fault, Proxy
+from tests.servers.sshd import Sshd, make_key
+
+CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "12"))
+AT_ONCE = timedelta(0)
+LONG = timedelta(seconds=30)
+ENV = {"PATH": os.environ["PATH"]}
+CANARY = "canary-3b1d9e"
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A machine that nobody breaks."""
+    with Sshd(tmp_path_factory.mktemp("machine") / "sshd") as sshd:
+        yield sshd
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    """A machine to break."""
+    with Sshd(tmp_path / "sshd") as server:
+        yield server
+
+
+def run(doing: Coroutine[Any, Any, T], limit: float = 60) -> T:
+    async def limited() -> T:
+        async with asyncio.timeout(limit):
+            return await doing
+
+    return asyncio.run(limited())
+
+
+def route(server: Sshd, **others: Any) -> Route:
+    given = {"known_hosts": (str(server.known_hosts),), "identity": (str(server.identity),), **others}
+    return Route(server.user, "127.0.0.1", given.pop("port", server.port), **given)
+
+
+def through(server: Sshd, proxy: Proxy, **others: Any) -> dict[str, Any]:
+    """Settings that reach the server by way of the proxy."""
+    known = server.place / "known_through"
+    known.write_text(server.known_hosts.read_text().replace(f":{server.port}", f":{proxy.port}"))
+    return server.settings(hosts=[f"{server.user}@127.0.0.1:{proxy.port}"], known_hosts=str(known), **others)
+
+
+async def said(link: Link | SshHost, *argv: str) -> str:
+    return b"".join([data async for data in link.call(argv)]).decode()
+
+
+@asynccontextmanager
+async def linked(way: Route) -> AsyncIterator[Link]:
+    link = Link(way)
+    try:
+        yield link
+    finally:
+        await link.aclose()
+
+
+@asynccontextmanager
+async def hosted(settings: dict[str, Any], key: str = "key") -> AsyncIterator[SshHost]:
+    driver = Ssh(**settings)
+    try:
+        yield await leased(driver, key)
+    finally:
+        await driver.aclose()
+
+
+async def leased(driver: Ssh, key: str) -> SshHost:
+    lease = await driver.acquire(order(await driver.offers(Resources()), key))
+    hosts = await driver.hosts(lease)
+    assert hosts is not None
+    return hosts[0]
+
+
+def order(offers: Sequence[Any], key: str, hours: float = 1) -> Order:
+    return Order(offers[0], key, datetime.now(UTC) + timedelta(hours=hours))
+
+
+def script(text: str, place: Path, **others: Any) -> Command:
+    return Command(("/bin/sh", "-euc", text), cwd=str(place), env=ENV, **others)
+
+
+# --- whom we believe
+
+
+def test_a_host_whose_key_is_not_known_is_denied_with_what_to_do(server: Sshd) -> None:
+    async def meet() -> None:
+        async with linked(route(server, known_hosts=("/nowhere",))) as link:
+            with pytest.raises(Denied) as told:
+                await said(link, "true")
+        first, second = str(told.value).split("\n")
+        shown = subprocess.run(["ssh-keygen", "-lf", str(server.place / "host_key.pub")], capture_output=True, text=True).stdout.split()[1]
+        assert f"[127.0.0.1]:{server.port} is not known here, and nothing was sent" in first
+        assert shown in first
+        assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in second
+        assert f"ssh-keyscan -p {server.port} -t ed25519 127.0.0.1 >> /nowhere" in second
+
+    run(meet())
+
+
+def test_what_the_denial_says_to_do_is_all_that_it_takes(server: Sshd, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+
+    async def meet() -> None:
+        async with linked(route(server, known_hosts=(str(known),))) as link:
+            with pytest.raises(Denied) as told:
+                await said(link, "true")
+            subprocess.run(str(told.value).rpartition(": ")[2], shell=True, check=True, stderr=subprocess.DEVNULL)
+            assert await said(link, "echo", "in") == "in\n"
+
+    run(meet())
+
+
+def test_another_machine_on_the_same_port_gets_not_one_byte(sshd: Sshd, tmp_path: Path) -> None:
+    with Proxy(sshd.port) as proxy:
+
+        async def swapped() -> None:
+            driver = Ssh(**through(sshd, proxy))
+            host = await leased(driver, "key")
+            await driver.aclose()
+            sshd.swap_host_key()
+            before = len(proxy.connections)
+            for attempt in (
+                host.start(script("true", tmp_path, secrets={"TOKEN": CANARY}), CANARY),
+                said(host, "cat", CANARY),
+                driver.acquire(order([replace_offer(driver)], CANARY)),
+                driver.leases(),
+            ):
+                with pytest.raises(Denied, match=r"has changed, and nothing was sent(.|\n)*ssh-keygen -R '\[127.0.0.1\]:"):
+                    await attempt
+            await driver.aclose()
+            assert len(proxy.connections) > before
+            for connection in proxy.connections[before:]:
+                assert set(messages(bytes(connection.up))) <= {1, 20, 30}  # DISCONNECT, KEXINIT, ECDH_INIT: no NEWKEYS, so no data after it
+
+        run(swapped())
+
+
+def replace_offer(driver: Ssh) -> Any:
+    from drivers.base import Offer
+
+    return Offer("ssh", next(iter(driver._machines)))
+
+
+def messages(sent: bytes) -> list[int]:
+    """The kinds of the plain SSH messages after the greeting; one that was encrypted would make no sense here and fail."""
+    _, _, rest = sent.partition(b"\r\n")
+    kinds = []
+    while rest:
+        size = int.from_bytes(rest[:4], "big")
+        assert 1 < size < 40_000
+        assert len(rest) >= 4 + size
+        kinds.append(rest[5])
+        rest = rest[4 + size :]
+    return kinds
+
+
+def test_a_pinned_key_is_believed_and_no_other(server: Sshd, tmp_path: Path) -> None:
+    make_key(tmp_path / "other")
+    pinned, other = server.host_key, " ".join((tmp_path / "other.pub").read_text().split()[:2])
+
+    async def meet() -> None:
+        async with linked(route(server, known_hosts=(), host_key=pinned)) as link:
+            assert await said(link, "echo", "in") == "in\n"
+        async with linked(route(server, host_key=other)) as link:
+            with pytest.raises(Denied, match="has changed.*\n.*change `host_key`"):
+                await said(link, "true")
+        async with linked(route(server, host_key="nonsense")) as link:
+            with pytest.raises(Denied, match="pinned host key"):
+                await said(link, "true")
+
+    run(meet())
+
+
+def test_a_revoked_key_is_not_believed(server: Sshd, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_text(server.known_hosts.read_text() + f"@revoked * {server.host_key}\n")
+
+    async def meet() -> None:
+        async with linked(route(server, known_hosts=(str(known),))) as link:
+            with pytest.raises(Denied):
+                await said(link, "true")
+
+    run(meet())
+
+
+HOSTILE = """\
+Host *
+    UserKnownHostsFile /dev/null
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking no
+    ForwardAgent yes
+    ForwardX11 yes
+    ProxyCommand touch {marker}; nc %h %p
+    LocalCommand touch {marker}
+    PermitLocalCommand yes
+    RemoteCommand touch {marker}
+    SendEnv *
+    SetEnv CANARY={canary}
+    IdentityAgent {marker}
+    KnownHostsCommand /bin/echo * {key}
+Match exec "touch {marker}"
+    User nobody
+"""
+
+
+@pytest.mark.parametrize("use_config", [False, True])
+def test_a_hostile_configuration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_config: bool) -> None:
+    with Sshd(tmp_path / "sshd", options=["AcceptEnv *"]) as sshd, agent(tmp_path) as socket:
+        home, marker = tmp_path / "home", tmp_path / "marker"
+        (home / ".ssh").mkdir(parents=True)
+        (home / ".ssh" / "config").write_text(HOSTILE.format(marker=marker, canary=CANARY, key=sshd.host_key))
+        for name, value in {"HOME": str(home), "CANARY": CANARY, "SSH_AUTH_SOCK": socket, "DISPLAY": ":0"}.items():
+            monkeypatch.setenv(name, value)
+
+        async def meet() -> None:
+            async with hosted(sshd.settings(use_config=use_config, agent=True, root=str(tmp_path / "root"))) as host:
+                there = await said(host, "env")
+                assert CANARY not in there
+                assert "SSH_AUTH_SOCK" not in there
+                assert "DISPLAY" not in there
+            with pytest.raises(Denied, match="not known here"):
+                await Ssh(**sshd.settings(use_config=use_config, known_hosts=str(tmp_path / "none"))).offers(Resources())
+
+        run(meet())
+        assert not marker.exists()
+
+
+# --- who we are
+
+
+@contextmanager
+def agent(place: Path) -> Iterator[str]:
+    """An agent without keys; the path of its socket."""
+    path = str(place / "agent")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it listens
+        try:
+            yield path
+        finally:
+            process.terminate()
+
+
+def test_a_key_of_the_agent_opens_the_door(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with agent(tmp_path) as socket:
+        monkeypatch.setenv("SSH_AUTH_SOCK", socket)
+
+        async def meet(**settings: Any) -> str:
+            async with hosted(server.settings(identity=(), root=str(tmp_path / "root"), **settings)) as host:
+                return await said(host, "echo", "in")
+
+        with pytest.raises(Denied, match=r"does not let us in with the keys in ~/.ssh and those of the agent: add the public key"):
+            run(meet(agent=True))
+        subprocess.run(["ssh-add", "-q", str(server.identity)], check=True, stderr=subprocess.DEVNULL)
+        assert run(meet(agent=True)) == "in\n"
+        monkeypatch.delenv("SSH_AUTH_SOCK")
+        assert run(meet(agent=socket)) == "in\n"
+        with pytest.raises(Denied):
+            run(meet(agent=False))
+
+
+def test_a_key_with_a_passphrase_is_the_agents_or_nobodys(server: Sshd, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    shutil.copy(server.identity, locked)
+    shutil.copy(server.place / "client.pub", tmp_path / "locked.pub")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "hush hush", "-f", str(locked)], check=True, stdout=subprocess.DEVNULL)
+
+    async def meet(socket: str | None) -> str:
+        async with linked(route(server, identity=(str(locked),), agent=socket)) as link:
+            return await said(link, "echo", "in")
+
+    with pytest.raises(Denied, match=r"has a passphrase: give it to the agent first \(ssh-add .*locked\)"):
+        run(meet(None))
+    with agent(tmp_path) as socket:
+        subprocess.run(["ssh-add", "-q", str(server.identity)], check=True, stderr=subprocess.DEVNULL, env={**os.environ, "SSH_AUTH_SOCK": socket})
+        assert run(meet(socket)) == "in\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("gone", None, "cannot be read: No such file"), ("rubbish", "rubbish", "is not a private key"), ("unknown", "", "does not let us in with .*unknown")],
+)
+def test_a_key_that_does_not_work_is_named(server: Sshd, tmp_path: Path, name: str, content: str | None, words: str) -> None:
+    key = tmp_path / name
+    if content:
+        key.write_text(content)
+    elif content is not None:
+        make_key(key)
+
+    async def meet() -> None:
+        async with linked(route(server, identity=(str(key),))) as link:
+            with pytest.raises(Denied, match=words):
+                await said(link, "true")
+
+    run(meet())
+
+
+def test_a_server_behind_another_is_reached_and_both_are_verified(server: Sshd, tmp_path: Path) -> None:
+    with Sshd(tmp_path / "behind") as behind, Sshd(tmp_path / "middle") as middle:
+        for each in (behind, middle):
+            each.trust((server.place / "client.pub").read_text())
+        known = tmp_path / "known"
+        lines = [each.known_hosts.read_text() for each in (server, middle, behind)]
+        settings = server.settings(
+            hosts=[behind.address], jump=f"{server.address},{middle.address}", known_hosts=str(known), root=str(tmp_path / "root")
+        )
+
+        async def meet() -> str:
+            async with hosted(settings) as host:
+                return await said(host, "sh", "-c", "echo $SSH_CONNECTION")
+
+        known.write_text("".join(lines))
+        assert run(meet()).split()[3] == str(behind.port)
+        assert "direct-tcpip" in middle.log.read_text() or "Accepted publickey" in middle.log.read_text()
+        for missing, each in enumerate((server, middle, behind)):
+            known.write_text("".join(line for n, line in enumerate(lines) if n != missing))
+            with pytest.raises(Denied, match=rf"\[127.0.0.1\]:{each.port} is not known here"):
+                run(meet())
+
+
+def test_the_configuration_gives_name_user_port_key_and_way_when_asked(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(
+        f"Host box\n HostName 127.0.0.1\n User {server.user}\n Port {server.port}\n IdentityFile {server.identity}\n ProxyJump hop\n"
+        f"Host hop\n HostName 127.0.0.1\n Port {server.port}\n User {server.user}\n IdentityFile {server.identity}\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = {"hosts": ["box"], "known_hosts": str(server.known_hosts), "agent": False, "root": str(tmp_path / "root")}
+
+    async def meet(**others: Any) -> str:
+        async with hosted({**settings, **others}) as host:
+            assert str(host.machine.route) == server.address
+            assert host.machine.route.jump is not None
+            return await said(host, "echo", "in")
+
+    assert run(meet(use_config=True)) == "in\n"
+    with pytest.raises(Unreachable, match='"box"'):
+        run(meet())
