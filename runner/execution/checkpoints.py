@@ -17,8 +17,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,25 @@ def hold(root: Path, attempt: str) -> None:
 
 def newest(folder: Path, pattern: str | None, *, world: int | None = None) -> Newest:
     """The newest checkpoint that a training by `world` processes may go on from: by the number in its name, then by time.  Reads it whole."""
-    names = newest_first(folder, pattern)
-    passed: list[tuple[str, str]] = []
-    for at, name in enumerate(names):
-        verdict = examine(folder / name, world=world, thorough=True)
-        if verdict.ok and not passed and at + 1 < len(names) and (lacks := _lacks(folder / name, folder / names[at + 1], verdict)):
-            verdict = Verdict(False, verdict.kind, verdict.step, verdict.world, f"it has no {lacks}, which {names[at + 1]} has: it was not finished")
+    passed = []
+    for name, verdict in judged(folder, pattern, world=world, thorough=True):
         if verdict.ok:
             return Newest(name, verdict, tuple(passed))
         passed.append((name, verdict.why))
     return Newest(passed=tuple(passed))
+
+
+def judged(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False) -> Iterator[tuple[str, Verdict]]:
+    """Every checkpoint there with its verdict, the newest first, each examined when it is asked for.
+
+    Where no layout says what belongs to a checkpoint, its trainer's habit does: the very newest has to have what the one before it has.
+    """
+    names = newest_first(folder, pattern)
+    for at, name in enumerate(names):
+        verdict = examine(folder / name, world=world, thorough=thorough)
+        if at == 0 and verdict.ok and len(names) > 1 and (why := unlike(folder / name, folder / names[1], verdict)):
+            verdict = replace(verdict, ok=False, why=why)
+        yield name, verdict
 
 
 def latest(folder: Path, pattern: str | None) -> str | None:
@@ -134,8 +143,7 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     if keep is None or pattern is None:
         return []
     good: dict[int | None, list[str]] = {}
-    for name in newest_first(folder, pattern):
-        verdict = examine(folder / name)
+    for name, verdict in judged(folder, pattern):
         if verdict.ok:
             good.setdefault(verdict.world, []).append(name)
     spared = {best(folder / names[0]) for names in good.values()}
@@ -172,6 +180,17 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
     if not wrong and world is not None and by is not None and by != world:
         wrong = f"it was made by {_processes(by)}, and this is {_processes(world)}: it would not give the same weights"
     return Verdict(not wrong, kind, step, by, wrong)
+
+
+def unlike(path: Path, before: Path, verdict: Verdict) -> str:
+    """Words for a file that the whole checkpoint before this one has and this one does not; empty where a layout says what belongs to it."""
+    if verdict.kind != "files" or not before.is_dir() or not examine(before).ok:
+        return ""
+    try:
+        lost = sorted(shape(files(before)) - shape(files(path)))
+    except OSError:
+        return ""
+    return f"it has no {lost[0]}, which {before.name} has: it was not finished" if lost else ""
 
 
 def best(path: Path) -> str:
@@ -295,16 +314,6 @@ def _trained(path: Path) -> int | None:
         return int(json.loads((path / "trainer_state.json").read_bytes())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return step_of(path.name)
-
-
-def _lacks(path: Path, before: Path, verdict: Verdict) -> str:
-    """A file that the checkpoint before this one has: where no layout says what belongs to it, its trainer's habit does."""
-    if verdict.kind != "files" or not before.is_dir() or not examine(before).ok:
-        return ""
-    try:
-        return next(iter(sorted(shape(files(before)) - shape(files(path)))), "")
-    except OSError:
-        return ""
 
 
 def _processes(count: int | None) -> str:

@@ -24,9 +24,11 @@ from drivers.base import DriverError, Host, Rejected, Unreachable
 
 from ..errors import RecipeError
 from ..storage.artifacts import delete
+from ..storage.files import scan
 from . import checkpoints
-from .checkpoints import Newest
+from .checkpoints import Newest, Verdict
 from .layouts import TEMPORARY
+from .transfer import Depot
 
 EVERY = 300.0
 """Seconds between rounds where a recipe does not say."""
@@ -38,6 +40,8 @@ LOW = 0.1
 """Of a disk: the free share under which we say so."""
 MARGIN = 1.1
 """Room that the next checkpoint is given, in sizes of the largest one."""
+WHOLE = "whole"
+"""What stands for the name of a state that is copied as one."""
 LISTED = 64 << 20
 """Bytes of an answer that lists files."""
 
@@ -62,11 +66,14 @@ class Away(Protocol):
         ...
 
     async def bring(self, path: str, target: Path) -> int:
-        """Copy a file or folder here, verified, to a name that does not exist.  Bytes that travelled."""
+        """Copy a file or folder here, verified, to a name that does not exist.  Its bytes.
+
+        What is left of a copy that was cut off lies at `<target>.coming`, from which the next one goes on.
+        """
         ...
 
     async def put(self, source: Path, path: str) -> int:
-        """Copy a file or folder there, verified, in place of what bears that name: whole, or not at all.  Bytes that travelled."""
+        """Copy a file or folder there, verified, in place of what bears that name: whole, or not at all.  Its bytes."""
         ...
 
     async def remove(self, paths: Sequence[str]) -> None:
@@ -96,7 +103,7 @@ class Round:
     seconds: float = 0.0
     passed: tuple[tuple[str, str], ...] = ()  # (checkpoint, why it does not count), each told once
     pruned: tuple[str, ...] = ()  # deleted there
-    warning: str = ""  # of a disk, told once
+    warning: str = ""  # of a disk, told once until it is better
     problem: str = ""  # what kept it from being done; it is tried again
 
 
@@ -106,8 +113,9 @@ class _Seen:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at
-    bad: dict[str, Listing] = field(default_factory=dict)  # as they were when they were found broken
-    warned: str = ""
+    bad: dict[str, Listing | tuple[Listing, str]] = field(default_factory=dict)
+    """Those that were found broken, as they were then; with the newest one's name where it counts that none followed it."""
+    level: int = 0  # of the disk there, when it was last spoken of
 
 
 class Keeper:
@@ -162,7 +170,8 @@ class Keeper:
                     await self._bring(state, doing, over=over)
                 except (DriverError, RecipeError, OSError) as error:
                     doing.problem = f"what was saved there is not all here: {_words(error)}"
-                    await asyncio.to_thread(delete, _incoming(state))  # half of something may be what fills our disk
+                    if not isinstance(error, DriverError):
+                        await asyncio.to_thread(delete, _incoming(state))  # half of something may be what fills our disk
                     if left and isinstance(error, Unreachable):
                         await self._pause(2.0 ** (tries - left - 1))
                         continue
@@ -180,7 +189,7 @@ class Keeper:
             there = _parts(look.files, state.pattern)
             found = await asyncio.to_thread(checkpoints.newest, state.here, state.pattern, world=self._world)
             here = await asyncio.to_thread(_listings, state.here, state.pattern)
-            wanted = [name for name in here if name == found.name or not _is_checkpoint(name, state.pattern)]
+            wanted = [name for name in here if name == found.name or state.pattern is None or not _is_checkpoint(name, state.pattern)]
             wrong = [name for name in wanted if here[name] != there.get(name)]
             need = sum(size for name in wrong for size, _ in here[name].values())
             if need > look.free:
@@ -198,9 +207,9 @@ class Keeper:
         """One round.  `over`: nobody writes there any more.  `newer`: only what is newer than all that is whole here."""
         seen = self._seen[state.name]
         incoming = _incoming(state)
-        await asyncio.to_thread(_afresh, incoming, state.here)
         look = await self._away.look(state.there)
         there = _parts(look.files, state.pattern)
+        await asyncio.to_thread(_afresh, incoming, state.here, {f"{name or WHOLE}.coming" for name in there})
         names = _newest_first([name for name in there if _is_checkpoint(name, state.pattern)])
         floor = await asyncio.to_thread(_floor, state) if newer else None
         good: list[str] = []
@@ -209,14 +218,14 @@ class Keeper:
                 break
             listing = there[name]
             if await asyncio.to_thread(_listing, _below(state.here, name)) == listing:
-                if await asyncio.to_thread(_whole, state, name):
+                if name in await asyncio.to_thread(_whole, state):
                     good.append(name)
                 continue
-            if seen.bad.get(name) == listing or (floor is not None and _age(name, listing) <= floor):
+            if seen.bad.get(name) in (listing, (listing, names[0])) or (floor is not None and _age(name, listing) <= floor):
                 continue
             if name == names[0] and not over and not await self._closed(state, name, listing):
                 continue
-            if await self._take(state, name, listing, incoming, doing, over=over):
+            if await self._take(state, name, listing, incoming, doing, over=over, last=name == names[0]):
                 good.append(name)
         if over:
             for name in sorted(set(there) - set(names)):
@@ -230,14 +239,15 @@ class Keeper:
         """Whether the newest one there is as it was a while ago."""
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
-            seen.newest = name, listing
             await self._pause(SETTLE)
-            return _parts((await self._away.look(state.there)).files, state.pattern).get(name) == listing
+            now = _parts((await self._away.look(state.there)).files, state.pattern).get(name, {})
+            seen.newest = name, now
+            return now == listing
         return True
 
-    async def _take(self, state: Kept, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool) -> bool:
-        """Bring one thing home; whether it counts."""
-        target = incoming / (name or "whole")
+    async def _take(self, state: Kept, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, last: bool = False) -> bool:
+        """Bring one thing home; whether it counts.  `last`: it is the newest checkpoint there."""
+        target = incoming / (name or WHOLE)
         try:
             doing.size += await self._away.bring(_join(state.there, name), target)
         except (Rejected, RecipeError, OSError):
@@ -248,11 +258,12 @@ class Keeper:
         checkpoint = _is_checkpoint(name, state.pattern)
         if checkpoint and not (name == "" and over):
             verdict = await asyncio.to_thread(checkpoints.examine, target, thorough=True)
-            if not verdict.ok:
+            why = verdict.why or (await asyncio.to_thread(_unlike, state, name, target, verdict) if last else "")
+            if why:
                 await asyncio.to_thread(delete, target)
                 if name:
-                    self._seen[state.name].bad[name] = listing
-                    doing.passed.append((name, verdict.why))
+                    self._seen[state.name].bad[name] = listing if verdict.why else (listing, name)
+                    doing.passed.append((name, why))
                 return False
         if not over and _parts((await self._away.look(state.there)).files, state.pattern).get(name) != listing:
             await asyncio.to_thread(delete, target)
@@ -280,8 +291,39 @@ class Keeper:
             doing.pruned += old
         await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
         seen = self._seen[state.name]
-        words = strained(look.free + sum(sizes[name] for name in old), look.total, need)
-        doing.warning, seen.warned = "" if words == seen.warned else words, words
+        level, words = strained(look.free + sum(sizes[name] for name in old), look.total, need)
+        doing.warning, seen.level = words if level > seen.level else "", level
+
+
+class OverDepot:
+    """`Away` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
+
+    def __init__(self, host: Host, depot: Depot) -> None:
+        self._host, self._depot = host, depot
+
+    async def look(self, path: str) -> Look:
+        return await look(self._host, path)
+
+    async def bring(self, path: str, target: Path) -> int:
+        folder, _, name = path.rpartition("/")
+        taken = (await self._depot.take(folder, ((name, False),))).outputs[name]
+        if not taken.content:
+            raise Rejected(taken.problem or f"{path} is gone")
+        await self._depot.fetch(path, taken, str(target))
+        await asyncio.to_thread(_ours, target)
+        return taken.size
+
+    async def put(self, source: Path, path: str) -> int:
+        content = await asyncio.to_thread(scan, source)
+        size = sum(size for size, _ in (await asyncio.to_thread(_listing, source)).values())
+        await self._depot.send({content: str(source)})
+        aside = f"{self._depot.root}/states/.arriving-{content[2:18]}"
+        async for _ in self._host.call(("sh", "-c", _MOVE, "sh", self._depot.root, self._depot.path(content), path, aside)):
+            pass
+        return size
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        await self._depot.remove(paths)
 
 
 class Janitor:
@@ -290,20 +332,19 @@ class Janitor:
     def __init__(self, folder: Path, pattern: str | None, keep: int | None) -> None:
         self._folder, self._pattern, self._keep = folder, pattern, keep
         self._newest: tuple[str, Listing] | None = None
-        self._warned = ""
+        self._level = 0
 
     def look(self) -> tuple[list[str], str]:
-        """Call it now and then: the names that were deleted, and words about the disk, told once.
+        """Call it now and then: the names that were deleted, and words about the disk, told once until it is better.
 
         The newest counts only when it is as it was at the last look; one that is being written never takes the place of a whole one.
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
         there = {name: _listing(self._folder / name) for name in checkpoints.newest_first(self._folder, self._pattern)}
-        names = list(there)
-        settled = bool(names) and self._newest == (names[0], there[names[0]])
-        self._newest = (names[0], there[names[0]]) if names else None
-        good = [name for name in (names if settled else names[1:]) if checkpoints.examine(self._folder / name).ok]
+        newest = next(iter(there.items()), None)
+        settled, self._newest = newest == self._newest, newest
+        good = [name for name, verdict in checkpoints.judged(self._folder, self._pattern) if verdict.ok and (settled or name != next(iter(there)))]
         sizes = {name: sum(size for size, _ in listing.values()) for name, listing in there.items()}
         disk = os.statvfs(self._folder)
         free, total, need = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, int(max(sizes.values(), default=0) * MARGIN)
@@ -313,18 +354,18 @@ class Janitor:
             old = [name for name in good[max(1, self._keep) :] if name != spared]
             for name in old:
                 delete(self._folder / name)
-        words = strained(free + sum(sizes[name] for name in old), total, need)
-        said, self._warned = ("" if words == self._warned else words), words
+        level, words = strained(free + sum(sizes[name] for name in old), total, need)
+        said, self._level = words if level > self._level else "", level
         return old, said
 
 
-def strained(free: int, total: int, need: int) -> str:
-    """Words for a disk on which the next checkpoint may find no room, all in bytes; empty when there is enough."""
+def strained(free: int, total: int, need: int) -> tuple[int, str]:
+    """How badly off a disk is, all in bytes: 0, 1 when it is nearly full, 2 when the next checkpoint finds no room; and words for it."""
     if need and free < need:
-        return f"the disk has {_size(free)} free, and the next checkpoint needs about {_size(need)}: free some space, or lower `keep`"
+        return 2, f"the disk has {_size(free)} free, and the next checkpoint needs about {_size(need)}: free some space, or lower `keep`"
     if total and free < LOW * total:
-        return f"the disk is nearly full: {_size(free)} of {_size(total)} are free"
-    return ""
+        return 1, f"the disk is nearly full: {_size(free)} of {_size(total)} are free"
+    return 0, ""
 
 
 @dataclass(slots=True)
@@ -398,15 +439,33 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if name else folder
 
 
-def _whole(state: Kept, name: str) -> bool:
-    return state.pattern is None or checkpoints.examine(state.here / name).ok
+def _whole(state: Kept) -> set[str]:
+    """The checkpoints here that count."""
+    return {""} if state.pattern is None else {name for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
 
 
-def _afresh(incoming: Path, here: Path) -> None:
-    if os.path.lexists(incoming):
-        delete(incoming)
-    incoming.mkdir(parents=True)
+def _unlike(state: Kept, name: str, arrived: Path, verdict: Verdict) -> str:
+    """Words for what the last one here before this one has, and this one does not."""
+    before = next((other for other in checkpoints.newest_first(state.here, state.pattern) if _order(other) < _order(name)), None)
+    return checkpoints.unlike(arrived, state.here / before, verdict) if before else ""
+
+
+def _afresh(incoming: Path, here: Path, going: set[str]) -> None:
+    """Clear what a kill left, but for what a copy can go on from."""
+    incoming.mkdir(parents=True, exist_ok=True)
     here.mkdir(parents=True, exist_ok=True)
+    for name in set(os.listdir(incoming)) - going:
+        delete(incoming / name)
+
+
+def _ours(path: Path) -> None:
+    """Let a trainer here write to what arrived."""
+    os.chmod(path, os.stat(path).st_mode | (0o700 if path.is_dir() else 0o600))
+    for folder, below, names in os.walk(path):
+        for name in (*below, *names):
+            inner = os.path.join(folder, name)
+            if not os.path.islink(inner):
+                os.chmod(inner, os.stat(inner).st_mode | (0o700 if name in below else 0o600))
 
 
 def _place(source: Path, target: Path, listing: Listing) -> None:
@@ -472,5 +531,14 @@ df -Pk "${d:-/}" 2>/dev/null | tail -n 1
 cd "$1" 2>/dev/null || exit 0
 find . \\( -type f -o -type l \\) -exec stat -c '%s %.9Y %n' {} + 2>/dev/null || :
 """
+_MOVE = """o=$2 n=${2##*/}
+[ -e "$o" ] || exit 1
+mkdir -p "${3%/*}" && rm -rf "$4" && chmod u+w "$o" && mv "$o" "$4" || exit 1
+rm -f "$o.json" "$1/seals/$n" "$1/used/$n"
+chmod -R u+w "$4"
+find "$4" -type f -links +1 -exec sh -c 'for f; do cp -p "$f" "$f.own" && mv -f "$f.own" "$f" || exit 1; done' sh {} + || exit 1
+rm -rf "$3" && mv "$4" "$3"
+"""
+"""An object becomes something of a state: out of the objects, shared with no other of them, writable."""
 _DISK = re.compile(rb" (\d+) +\d+ +(\d+) +\d+% ")
 _LINE = re.compile(rb"(\d{1,19}) (\d{1,12})(?:\.(\d{1,9}))? \./(.+)")

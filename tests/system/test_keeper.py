@@ -1,0 +1,486 @@
+"""Checkpoints of a training elsewhere: what comes home, what is put on the next host, what is deleted, and what a kill at any instant costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from drivers.base import HostLost, Unreachable
+from runner.errors import Infrastructure
+from runner.execution import checkpoints
+from runner.execution.keeper import Janitor, Keeper, Kept, Look, Round, strained
+
+EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "60"))
+PATTERN = "step-*"
+ROOM = 1 << 30
+
+
+class Elsewhere:
+    """A host whose disk is a folder that the other side never looks into: `Away` with faults."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.free, self.total = ROOM, ROOM
+        self.questions = 0
+        self.during: Callable[[str, Path], None] = lambda path, target: None  # what happens while something is on its way
+        self.fails: list[Exception] = []
+
+    async def look(self, path: str) -> Look:
+        self.questions += 1
+        if self.fails:
+            raise self.fails.pop(0)
+        return Look(self._known(Path(path)), self.free, self.total)
+
+    async def bring(self, path: str, target: Path) -> int:
+        self.during(path, target)
+        return self._copy(Path(path), target)
+
+    async def put(self, source: Path, path: str) -> int:
+        return self._copy(source, Path(path))
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            assert path.startswith(str(self.root))
+            shutil.rmtree(path)
+
+    def _known(self, top: Path) -> dict[str, tuple[int, int]]:
+        return {str(p.relative_to(top)): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in top.rglob("*") if not p.is_dir()}
+
+    def _copy(self, source: Path, target: Path) -> int:
+        if target.exists():
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target, copy_function=shutil.copy) if source.is_dir() else shutil.copy(source, target)
+        return sum(p.stat().st_size for p in target.rglob("*")) if target.is_dir() else target.stat().st_size
+
+
+class Training:
+    """A trainer's folder on some host: what it saves, whole and not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, step: int, *, size: int = 64) -> Path:
+        """The first half of a save, which looks whole: that is what makes it dangerous."""
+        path = self.folder / f"step-{step}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        (path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes([step % 251]) * size)
+        return path
+
+    def end(self, step: int) -> None:
+        """The other half, if it is not there."""
+        path = self.folder / f"step-{step}" / "optimizer.json"
+        if path.parent.is_dir() and not path.exists():
+            path.write_text(json.dumps({"step": step}))
+
+    def save(self, step: int, *, size: int = 64) -> Path:
+        path = self.begin(step, size=size)
+        self.end(step)
+        return path
+
+
+def whole(path: Path) -> bool:
+    return (path / "optimizer.json").exists() and checkpoints.examine(path).ok
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+
+
+class Scene:
+    """One state here and on hosts, and a keeper of it."""
+
+    def __init__(self, tmp: Path, *, keep: int | None = 2, pattern: str | None = PATTERN) -> None:
+        self.tmp, self.keep, self.pattern = tmp, keep, pattern
+        self.here = tmp / "home" / "1" / "ckpt"
+        self.told: list[Round] = []
+        self.paused: list[float] = []
+        self.while_paused: Callable[[], None] = lambda: None
+        self.host("a")
+
+    def host(self, name: str) -> Elsewhere:
+        self.there = Training(self.tmp / name / "states" / "id" / "ckpt")
+        self.away = Elsewhere(self.tmp / name)
+        kept = Kept("ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
+        self.keeper = Keeper(self.away, [kept], self.told.append, pause=self.pause)
+        return self.away
+
+    async def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
+        self.while_paused()
+
+    def do(self, what: Awaitable[object]) -> object:
+        async def run() -> object:
+            return await what
+
+        return asyncio.run(run())
+
+    def sync(self) -> Round:
+        self.do(self.keeper.sync())
+        return self.told[-1]
+
+    def finish(self) -> Round:
+        self.do(self.keeper.finish())
+        return self.told[-1]
+
+    def restore(self) -> checkpoints.Newest:
+        found = self.do(self.keeper.restore())
+        assert isinstance(found, dict)
+        return found["ckpt"]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_whole_checkpoints_come_home_once_and_old_ones_go_on_both_sides(scene: Scene) -> None:
+    for step in range(1, 6):
+        scene.there.save(step)
+    first = scene.sync()
+    assert sorted(first.brought) == ["step-4", "step-5"] and first.size > 0
+    assert steps(scene.here) == [4, 5] == steps(scene.there.folder)
+    assert sorted(first.pruned) == ["step-1", "step-2", "step-3"]
+    asked = scene.away.questions
+    assert scene.sync().brought == () and scene.away.questions == asked + 1
+    scene.there.save(6)
+    assert scene.sync().brought == ("step-6",)
+    assert steps(scene.here) == [5, 6] == steps(scene.there.folder)
+    assert sorted(path.name for path in scene.here.parent.iterdir() if not path.name.startswith(".")) == ["ckpt"]
+
+
+def test_the_newest_counts_only_when_it_holds_still(scene: Scene) -> None:
+    scene.there.save(1)
+    path = scene.there.begin(2)
+    scene.while_paused = lambda: (path / "optimizer.json").write_text("{}") and None
+    assert scene.sync().brought == ("step-1",)
+    scene.while_paused = lambda: None
+    assert scene.sync().brought == ("step-2",)
+    assert scene.paused == [2.0]  # the second time it had held still since the last look
+
+
+def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_round(scene: Scene) -> None:
+    path = scene.there.begin(1)
+    scene.away.during = lambda _path, _target: (path / "optimizer.json").write_text("{}") and None
+    assert scene.sync().brought == () and steps(scene.here) == []
+    scene.away.during = lambda _path, _target: None
+    assert scene.sync().brought == ("step-1",)
+
+
+def test_one_that_its_trainer_deletes_while_it_is_copied_is_no_error(scene: Scene) -> None:
+    for step in (1, 2):
+        scene.there.save(step)
+    scene.away.during = lambda path, target: shutil.rmtree(path) if path.endswith("step-1") else None
+    done = scene.sync()
+    assert (done.brought, done.problem) == (("step-2",), "")
+    assert steps(scene.here) == [2]
+
+
+def test_a_broken_one_is_said_once_and_the_one_before_it_comes_home(scene: Scene) -> None:
+    for step in (1, 2, 3):
+        scene.there.save(step)
+    os.truncate(scene.there.folder / "step-3" / "model.safetensors", 90)
+    done = scene.sync()
+    assert [name for name, _ in done.passed] == ["step-3"] and "model.safetensors" in done.passed[0][1]
+    assert steps(scene.here) == [1, 2]
+    assert scene.sync().passed == ()
+    assert steps(scene.there.folder) == [1, 2, 3]  # nothing that is broken is deleted, and nothing that is needed
+    scene.there.save(3)
+    assert scene.sync().brought == ("step-3",)
+
+
+def test_a_host_that_dies_in_the_middle_of_a_copy_leaves_nothing_half_visible(scene: Scene) -> None:
+    scene.there.save(1)
+    scene.sync()
+    scene.there.save(2)
+
+    def die(path: str, target: Path) -> None:
+        target.with_name(target.name + ".coming").mkdir()
+        (target.with_name(target.name + ".coming") / "half").write_text("x")
+        raise HostLost("gone")
+
+    scene.away.during = die
+    assert "gone" in scene.sync().problem
+    assert [path.name for path in scene.here.iterdir()] == ["step-1"]
+    # What the copy would go on from stays, until that checkpoint is no longer asked for.
+    assert (scene.here.parent / ".incoming" / "ckpt" / "step-2.coming" / "half").exists()
+    shutil.rmtree(scene.there.folder / "step-2")
+    scene.away.during = lambda _path, _target: None
+    scene.sync()
+    assert not (scene.here.parent / ".incoming" / "ckpt").exists()
+
+
+def test_a_full_disk_here_is_said_and_what_was_half_copied_makes_room(scene: Scene) -> None:
+    scene.there.save(1)
+
+    def fill(path: str, target: Path) -> None:
+        target.with_name(target.name + ".coming").mkdir()
+        raise Infrastructure("the disk is full")
+
+    scene.away.during = fill
+    assert "the disk is full" in scene.sync().problem
+    assert not (scene.here.parent / ".incoming" / "ckpt").exists()
+
+
+def test_the_last_round_takes_what_is_no_checkpoint_too_and_waits_for_nothing(scene: Scene) -> None:
+    scene.there.save(1)
+    (scene.there.folder / "log.txt").write_text("hello")
+    (scene.there.folder / ".step-2.unfinished").mkdir()
+    (scene.there.folder / ".step-2.unfinished" / "x").write_text("x")
+    assert scene.sync().brought == ("step-1",)
+    scene.there.save(2)
+    assert sorted(scene.finish().brought) == ["log.txt", "step-2"]
+    assert sorted(path.name for path in scene.here.iterdir()) == ["log.txt", "step-1", "step-2"]
+    assert scene.paused == [2.0]
+
+
+def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_says_what_is_missing(scene: Scene) -> None:
+    scene.there.save(1)
+    scene.away.fails = [Unreachable("no route")] * 2
+    assert scene.finish().brought == ("step-1",)
+    scene.there.save(2)
+    scene.away.fails = [Unreachable("no route")] * 4
+    assert "not all here: no route" in scene.finish().problem
+    assert scene.paused == [1.0, 2.0, 1.0, 2.0, 4.0]
+
+
+def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(scene: Scene) -> None:
+    for step in (1, 2, 3):
+        scene.there.save(step)
+    (scene.there.folder / "log.txt").write_text("hello")
+    scene.finish()
+    os.truncate(scene.here / "step-3" / "model.safetensors", 20)
+    scene.host("b")
+    found = scene.restore()
+    assert found.name == "step-2" and "step-3 is passed over" in found.words
+    assert steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
+    scene.there.save(3)
+    assert scene.sync().brought == ("step-3",)
+    assert whole(scene.here / "step-3")
+
+
+def test_what_a_host_still_has_comes_home_before_a_training_goes_on_there(scene: Scene) -> None:
+    scene.there.save(1)
+    scene.sync()
+    scene.there.save(2)
+    scene.keeper = Keeper(scene.away, [Kept("ckpt", scene.here, str(scene.there.folder), PATTERN, None, 2)], scene.told.append, pause=scene.pause)
+    assert scene.restore().name == "step-2"
+    assert steps(scene.here) == [1, 2] and scene.told[-1].brought == ("step-2",)
+
+
+def test_an_older_one_that_a_host_has_does_not_take_the_place_of_ours(scene: Scene) -> None:
+    scene.there.save(2)
+    scene.sync()
+    old = scene.there.folder
+    scene.host("b")
+    scene.restore()
+    for step in (2, 3):
+        scene.there.save(step)
+    scene.finish()
+    mine = (scene.here / "step-2" / "model.safetensors").stat().st_mtime_ns
+    (old / "step-2" / "optimizer.json").write_text(json.dumps({"stale": True}))
+    scene.host("a")
+    assert scene.restore().name == "step-3"
+    assert (scene.here / "step-2" / "model.safetensors").stat().st_mtime_ns == mine
+    assert json.loads((scene.here / "step-2" / "optimizer.json").read_text()) == {"step": 2}
+
+
+def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, pattern=None, keep=None)
+    (scene.there.folder / "study.json").write_text("[1]")
+    assert scene.sync().brought == ("ckpt",)
+    (scene.there.folder / "study.json").write_text("[1, 2")
+    assert scene.sync().brought == () and (scene.here / "study.json").read_text() == "[1]"  # half written: the one before stays
+    assert scene.finish().brought == ("ckpt",) and (scene.here / "study.json").read_text() == "[1, 2"
+    scene.host("b")
+    scene.restore()
+    assert (scene.there.folder / "study.json").read_text() == "[1, 2"
+    (scene.there.folder / "study.json").write_text("[1, 2, 3]")
+    scene.keeper = Keeper(scene.away, [Kept("ckpt", scene.here, str(scene.there.folder), None)], scene.told.append, pause=scene.pause)
+    scene.restore()
+    assert (scene.here / "study.json").read_text() == "[1, 2, 3]"
+
+
+def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_says_so(scene: Scene) -> None:
+    scene.keep = 3
+    scene.host("a")
+    for step in (1, 2, 3):
+        scene.there.save(step, size=10_000)
+    scene.away.free, scene.away.total = 15_000, 200_000
+    done = scene.sync()
+    assert done.pruned == () and "nearly full" in done.warning
+    scene.away.free = 5_000
+    done = scene.sync()
+    assert sorted(done.pruned) == ["step-1", "step-2"] and done.warning == ""
+    assert steps(scene.here) == [1, 2, 3] and steps(scene.there.folder) == [3]
+    done = scene.sync()
+    assert "the next checkpoint needs about" in done.warning
+    assert scene.sync().warning == ""  # once
+
+
+def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(scene: Scene) -> None:
+    scene.there.save(1, size=10_000)
+    scene.finish()
+    scene.host("b").free = 5_000
+    with pytest.raises(Exception, match=r"5 KB free, the state ckpt needs 10\.\d KB"):
+        scene.restore()
+    assert steps(scene.there.folder) == []
+
+
+def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_the_next(scene: Scene) -> None:
+    scene.there.save(1)
+    scene.away.fails = [Unreachable("no route")]
+    kept = Kept("ckpt", scene.here, str(scene.there.folder), PATTERN, 7.0, 2)
+
+    async def three() -> None:
+        turns = asyncio.Queue[float]()
+        going = asyncio.Semaphore(0)
+
+        async def pause(seconds: float) -> None:
+            turns.put_nowait(seconds)
+            if seconds == 7.0:
+                await going.acquire()
+
+        keeper = Keeper(scene.away, [kept], scene.told.append, pause=pause)
+        task = asyncio.create_task(keeper.run())
+        for _ in range(3):
+            going.release()
+        while len(scene.told) < 3:
+            await asyncio.wait_for(turns.get(), 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(three())
+    assert [bool(done.problem) for done in scene.told] == [True, False, False]
+    assert steps(scene.here) == [1]
+
+
+def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_written(tmp_path: Path) -> None:
+    here = Training(tmp_path / "ckpt")
+    janitor = Janitor(here.folder, PATTERN, 1)
+    here.save(1)
+    here.begin(2)
+    assert janitor.look() == ([], "")
+    here.save(2)
+    assert janitor.look()[0] == []
+    assert janitor.look()[0] == ["step-1"]
+    assert steps(here.folder) == [2]
+    assert Janitor(tmp_path / "none", PATTERN, 1).look() == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "need", "words"),
+    [(50, 100, 10, ""), (9, 100, 5, "nearly full"), (4, 1000, 5, "needs about 5 bytes"), (0, 0, 0, ""), (9, 0, 5, "")],
+)
+def test_a_disk_is_spoken_of_before_it_is_full(free: int, total: int, need: int, words: str) -> None:
+    level, said = strained(free, total, need)
+    assert words in said and bool(words) == bool(said) == bool(level)
+
+
+STEPS = st.one_of(
+    st.just(("save",)),
+    st.just(("begin",)),
+    st.just(("sync",)),
+    st.just(("finish",)),
+    st.just(("cut off",)),
+    st.just(("host dies",)),
+    st.just(("worker dies",)),
+    st.just(("trainer deletes",)),
+    st.tuples(st.sampled_from(["spoil there", "spoil here"]), st.sampled_from(["short", "header", "file"])),
+)
+
+
+def spoil(path: Path, how: str) -> None:
+    model = path / "model.safetensors"
+    if how == "short":
+        os.truncate(model, model.stat().st_size - 1)
+    elif how == "header":
+        data = bytearray(model.read_bytes())
+        data[9] ^= 0xFF
+        model.write_bytes(data)
+    else:
+        model.unlink()
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(story=st.lists(STEPS, max_size=25), keep=st.integers(1, 3))
+def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_that_was_closed_when_we_last_looked(
+    story: list[tuple[str, ...]], keep: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    scene = Scene(tmp_path_factory.mktemp("story"), keep=keep)
+    step, hosts = 0, 0
+    safe: set[int] = set()  # whole at home since we last looked, and not spoilt
+
+    def check() -> None:
+        nonlocal safe
+        for path in scene.here.glob("*") if scene.here.is_dir() else ():
+            assert path.name.startswith("step-")
+        home = {step for step in steps(scene.here) if whole(scene.here / f"step-{step}")}
+        assert not safe or max(safe) <= max(home, default=0)
+        safe = home
+
+    def closed() -> int:
+        """The newest that is whole there and that nobody writes any more."""
+        return max((step for step in steps(scene.there.folder) if whole(scene.there.folder / f"step-{step}")), default=0)
+
+    for kind, *how in story:
+        if kind == "save":
+            step += 1
+            scene.there.save(step)
+        elif kind == "begin":
+            step += 1
+            scene.there.begin(step)
+            scene.while_paused = partial(scene.there.end, step)
+        elif kind in ("sync", "finish"):
+            wanted = closed()
+            done = scene.sync() if kind == "sync" else scene.finish()
+            assert not done.problem
+            assert wanted <= max(steps(scene.here), default=0)
+            check()
+            assert wanted <= max(safe, default=0)
+            scene.while_paused = lambda: None
+        elif kind == "cut off":
+            scene.away.during = lambda path, target: (_ for _ in ()).throw(Unreachable("cut"))
+            scene.sync()
+            scene.away.during = lambda path, target: None
+            check()
+        elif kind == "host dies":
+            hosts += 1
+            scene.while_paused = lambda: None
+            scene.host(f"host-{hosts}")
+            found = scene.restore()
+            assert (found.step or 0) == max(safe, default=0)
+            assert not found.name or whole(scene.there.folder / found.name) or (scene.there.folder / found.name).is_dir()
+            check()
+            step = max(step, found.step or 0)
+        elif kind == "worker dies":
+            scene.keeper = Keeper(
+                scene.away, [Kept("ckpt", scene.here, str(scene.there.folder), PATTERN, None, keep)], scene.told.append, pause=scene.pause
+            )
+        elif kind == "trainer deletes":
+            for old in steps(scene.there.folder)[:-1]:
+                shutil.rmtree(scene.there.folder / f"step-{old}")
+        else:
+            folder = scene.there.folder if kind == "spoil there" else scene.here
+            if found := steps(folder):
+                path = folder / f"step-{found[-1]}"
+                if (path / "model.safetensors").exists() and checkpoints.examine(path).ok:
+                    spoil(path, how[0])
+                if folder == scene.here:
+                    safe.discard(found[-1])
+    scene.host("last")
+    found = scene.restore()
+    assert (found.step or 0) == max(safe, default=0)
+    assert steps(scene.there.folder) == ([found.step] if found.name else [])
