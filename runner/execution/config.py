@@ -17,6 +17,7 @@ from ..errors import Invalid, Location, NotFound, Problem, did_you_mean
 
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
+_PUBLIC = frozenset({"host_key", "keepalive"})
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
@@ -74,6 +75,28 @@ def load(root: Path, environ: Mapping[str, str]) -> Config:
     if not any(found):
         return NOTHING
     return _merged([file for file in found if file is not None])
+
+
+def listed(config: Config) -> list[tuple[str, Any, str]]:
+    """Every setting in force: its name, its value, and where it is from.  What looks like a credential is not shown."""
+    rows: list[tuple[str, Any, str]] = []
+    for keys, origin in sorted(config.origins.items()):
+        if keys == ("store",):
+            value: Any = config.store
+        elif keys[0] == "stores":
+            value = getattr(config.stores[keys[1]], keys[2])
+        else:
+            value = config.drivers[keys[1]][keys[2]]
+        rows.append((".".join(keys), _masked(keys[-1], value), origin))
+    return rows
+
+
+def _masked(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _masked(name, inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked("", item) for item in value]
+    return "***" if _SECRET.search(key) and key not in _PUBLIC else value
 
 
 def paths(root: Path, environ: Mapping[str, str]) -> tuple[Path, Path]:

@@ -408,6 +408,9 @@ class Tally:
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
 
+    def __iadd__(self, other: Tally) -> Tally:
+        return Tally(self.steps + other.steps, self.contents + other.contents, self.bytes + other.bytes, [*self.problems, *other.problems])
+
 
 def push(ws: Workspace, sharing: Sharing, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]) -> Tally:
     """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""

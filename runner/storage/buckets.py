@@ -338,7 +338,7 @@ class S3:
         self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": owner} if owner else {})}
         self._retry = retry or Retry()
         self._opened: tuple[Any, Any] | None = None
-        self._opening = _lock()
+        self._opening = lock()
 
     def load(self) -> None:
         _module("s3fs", self.url, "s3")
@@ -657,7 +657,7 @@ class Google:
         self._where = f"{url} at {endpoint}" if endpoint else url
         self._retry = retry or Retry(attempts=3)
         self._system: Any = None
-        self._opening = _lock()
+        self._opening = lock()
 
     def load(self) -> None:
         self._client()
@@ -824,7 +824,8 @@ def _module(name: str, url: str, extra: str) -> Any:
         raise Trouble(f"{url} needs {error.name}", fix=f"pip install 'recipe[{extra}]'") from error
 
 
-def _lock() -> Any:
+def lock() -> Any:
+    """Something that one thread holds at a time."""
     import threading
 
     return threading.Lock()

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import artifacts, files
-from .buckets import Unreachable
+from .buckets import Unreachable, lock
 from .crash import crashpoint
 from .files import Content, Entry
 from .store import Made, Trace
@@ -97,7 +97,8 @@ class Remote:
         self._checked = False
         self._known: dict[str, int] = {}  # contents that were seen to be there, and their bytes
         self._bad: set[str] = set()  # names whose bytes were wrong: their presence proves nothing
-        self.sent = 0
+        self._counting = lock()
+        self.sent = 0  # bytes of content, so far
         self.received = 0
 
     @property
@@ -269,7 +270,7 @@ class Remote:
             if files.scan(path)[2:] != sha256:
                 raise _damaged(path)
             self._bucket.write_file(name, path, size, lambda do, items: self._map(do, items))
-        self.sent += size
+        self._moved(sent=size)
         self._bad.discard(name)
 
     def _put_tree(self, content: Content, objects: Objects) -> None:
@@ -287,7 +288,7 @@ class Remote:
             name = _name(Content(f"f:{sha256}"))
             if not self._there(name, len(data)):
                 self._bucket.write(name, data)
-                self.sent += len(data)
+                self._moved(sent=len(data))
                 self._bad.discard(name)
             return sha256, len(group)
 
@@ -304,7 +305,7 @@ class Remote:
         text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
         crashpoint("remote-parts")
         self._bucket.write(name, text)
-        self.sent += len(text)
+        self._moved(sent=len(text))
         self._bad -= {name, name[: -len("json")] + "parts"}
 
     # -- below: receiving
@@ -332,7 +333,7 @@ class Remote:
                 while view:
                     done = os.pwrite(handle, view, at)
                     view, at = view[done:], at + done
-                self.received += length
+                self._moved(received=length)
 
             self._map(part, range(0, size, PART), width=8)
         finally:
@@ -348,7 +349,7 @@ class Remote:
         small, large = _split(manifest, parts.small if parts else 0)
         if parts is None or sum(count for _, count in parts.bundles) != len(small):
             raise self._gone(name[: -len("json")] + "parts", "does not fit its manifest")
-        self.received += len(text)
+        self._moved(received=len(text))
         os.makedirs(top)
         copies: dict[str, list[Entry]] = {}  # the same bytes may lie at several paths
         made = {""}
@@ -405,7 +406,7 @@ class Remote:
             if data is None:
                 raise self._gone(name, "is not there")
             if len(data) == size and hashlib.sha256(data).hexdigest() == sha256:
-                self.received += len(data)
+                self._moved(received=len(data))
                 return data
         raise self._gone(name, "is not what its name says")
 
@@ -481,6 +482,11 @@ class Remote:
     def _listed(self, prefix: str) -> list[Stat]:
         shape = _TRACE if prefix.startswith("traces") else _OBJECT
         return [stat for stat in self._bucket.names(prefix) if shape.fullmatch(stat.name)]
+
+    def _moved(self, *, sent: int = 0, received: int = 0) -> None:
+        with self._counting:
+            self.sent += sent
+            self.received += received
 
     def _map(self, do: Callable[[_A], _B], items: Iterable[_A], deadline: float | None = None, *, width: int = WIDTH) -> list[_B]:
         return crew(do, list(items), width=min(width, self._bucket.width), deadline=deadline, what=self.url)

@@ -30,6 +30,9 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "adopt": ("upkeep", "take the files that are there for what a step makes"),
     "clean": ("upkeep", "remove published results"),
     "gc": ("upkeep", "remove what is stored and no longer needed"),
+    "push": ("stores", "put results into a shared store"),
+    "pull": ("stores", "bring results from a shared store"),
+    "config": ("stores", "the settings in force, and where each comes from"),
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }

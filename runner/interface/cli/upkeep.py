@@ -40,6 +40,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         return
     parser.add_argument("--keep-days", type=_days, default=KEEP_DAYS, metavar="N", help="keep what is not older than this (default: 30)")
     parser.add_argument("--keep-runs", type=_count, default=KEEP_RUNS, metavar="N", help="keep at least so many runs (default: 20)")
+    parser.add_argument("--store", metavar="NAME", help="collect in this shared store instead of here: results older than --keep-days go")
     parser.epilog = (
         "Kept in any case: what is published, the newest result of every step, and all that a living run may need.\n\n"
         "examples:\n  recipe gc -n\n  recipe gc --keep-days 7 --keep-runs 5"
@@ -110,6 +111,8 @@ def _recipe_id(ws: Workspace, request: Request) -> str:
 
 
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
+    if args.store is not None:
+        return _gc_store(ws, args)
     from ...storage.garbage import collect, garbage
 
     plan = garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
@@ -133,6 +136,27 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     what = ", ".join(f"{count} {kind}{'' if count == 1 or kind == 'logs' else 's'}" for kind, count in counts.items() if count)
     if not args.quiet:
         print(f"{'would free' if args.dry_run else 'freed'} {size(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
+    return 0
+
+
+def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
+    from .stores import shared
+
+    sharing = shared(ws, args.store)
+    remote = sharing.remote
+    done = remote.garbage(keep_days=args.keep_days) if args.dry_run else remote.collect(keep_days=args.keep_days)
+    counts = {"trace": len(done.traces), "object": len(done.objects), "upload": done.uploads}
+    if args.json:
+        told = {"store": sharing.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}
+        print(json.dumps({**told, "dry_run": args.dry_run}, indent=2))
+        return 0
+    for name in done.objects if args.verbose else ():
+        print(shown(name))
+    what = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
+    if not args.quiet:
+        print(f"{'would free' if args.dry_run else 'freed'} {size(done.size)} in {sharing.name}" + (f": {what}" if what else ""))
+        if done.waiting:
+            print(f"{done.waiting} more objects are needed by nobody; they go when another `recipe gc --store` finds them so a day later")
     return 0
 
 

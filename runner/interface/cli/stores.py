@@ -1,0 +1,161 @@
+"""`recipe push`, `pull`, `config`: put results into a shared store, bring them from there, and show the settings in force.  Says what it did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ...errors import NotFound
+from ...execution.session import look
+from ...execution.sharing import Sharing, Tally, local_traces, pull, push, share
+from ...execution.workspace import Workspace
+from ..tail import shown
+from .chosen import add_words, opened, requests, size
+
+if TYPE_CHECKING:
+    from ...storage.store import Trace
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+    if verb == "config":
+        parser.epilog = "Credentials are in no file of recipe's, and not shown: they come from AWS_* and GOOGLE_* variables, ~/.aws and gcloud."
+        return
+    add_words(parser)
+    parser.add_argument(
+        "--store", metavar="NAME", help="the store, by its name in recipe.toml or its address (default: the one that recipe.toml says)"
+    )
+    if verb == "push":
+        parser.add_argument("--all", action="store_true", help="whatever is remembered here, of any recipe")
+        parser.epilog = "examples:\n  recipe push\n  recipe push ./pipeline.yaml lr=0.2 --store team\n  recipe push --all"
+    else:
+        parser.epilog = (
+            "Brings the bytes of every step whose result is known, here or there; `recipe run` then needs no network.\n\n"
+            "examples:\n  recipe pull\n  recipe pull sft@1 dataset=data.jsonl --store s3://our-bucket/recipes"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.verb == "config":
+        return _config(args)
+    with Workspace.open(args.workspace) as ws:
+        return _push(ws, args) if args.verb == "push" else _pull(ws, args)
+
+
+def shared(ws: Workspace, name: str | None) -> Sharing:
+    """The store that was asked for, or the default one; what is wrong with it is an error.  Raises NotFound when there is none."""
+    found = share(ws, name or ws.config.store or None)
+    if found is None:
+        raise NotFound("which store? recipe.toml names none", fix='give --store NAME, or write `store = "NAME"` and a [stores.NAME] with a url there')
+    return found
+
+
+def _push(ws: Workspace, args: argparse.Namespace) -> int:
+    traces: dict[str, tuple[Trace, frozenset[str]]] = {}
+    if args.all:
+        traces = {trace.key: (trace, frozenset()) for trace in ws.store.every_trace()}
+    else:
+        for request in requests(ws, args):
+            traces |= {trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))}
+    sharing = shared(ws, args.store)
+    with _meter(args, lambda: sharing.remote.sent) as progress:
+        tally = push(ws, sharing, list(traces.values()), progress)
+    return _told(args, sharing, tally, "put", "into")
+
+
+def _pull(ws: Workspace, args: argparse.Namespace) -> int:
+    sharing = shared(ws, args.store)
+    tally = Tally()
+    with _meter(args, lambda: sharing.remote.received) as progress:
+        for request in requests(ws, args):
+            found = look(ws, request)
+            tally += pull(ws, sharing, found, progress)
+    ws.save_cache()
+    return _told(args, sharing, tally, "brought", "from")
+
+
+def _told(args: argparse.Namespace, sharing: Sharing, tally: Tally, did: str, where: str) -> int:
+    problems = [*sharing.told(), *tally.problems]
+    if args.json:
+        told = {"store": sharing.name, "url": sharing.remote.url, "steps": tally.steps, "contents": tally.contents, "bytes": tally.bytes}
+        print(json.dumps({**told, "problems": problems}, indent=2))
+    else:
+        for problem in problems:
+            print(f"recipe: {problem}", file=sys.stderr)
+        if not args.quiet:
+            steps = f"{tally.steps} step{'' if tally.steps == 1 else 's'}"
+            print(f"{did} {size(tally.bytes)} {where} {sharing.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}")
+    return 5 if problems else 0
+
+
+@contextmanager
+def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Callable[[str, int], None]]:
+    """Tell how much has been moved and how fast: a line for each step, and on a terminal one that changes."""
+    import threading
+
+    begun, over = time.monotonic(), threading.Event()
+    live = sys.stderr.isatty() and not args.quiet and not args.json
+
+    def draw() -> None:
+        while not over.wait(0.2):
+            done, seconds = count(), time.monotonic() - begun
+            print(f"\r\x1b[K{size(done)}  {size(int(done / seconds))}/s", end="", file=sys.stderr, flush=True)
+
+    last = begun
+
+    def progress(step: str, moved: int) -> None:
+        nonlocal last
+        now, before = time.monotonic(), last
+        last = now
+        if args.json or args.quiet or not (moved or args.verbose):
+            return
+        rate = f"  {size(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
+        print(f"{chr(13) + chr(27) + '[K' if live else ''}{shown(step)}  {size(moved)}{rate}", file=sys.stderr)
+
+    drawing = threading.Thread(target=draw, daemon=True)
+    if live:
+        drawing.start()
+    try:
+        yield progress
+    finally:
+        over.set()
+        if live:
+            drawing.join()
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# -- config ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _config(args: argparse.Namespace) -> int:
+    import os
+
+    from ...execution.config import listed, paths
+
+    with opened(args.workspace) as ws:
+        config = ws.config
+        files = [str(path) for path in paths(ws.root, os.environ)]
+    rows = listed(config)
+    if args.json:
+        read = [{"path": path, "exists": os.path.exists(path)} for path in files]
+        told: dict[str, Any] = {"files": read, "settings": [{"name": name, "value": value, "from": origin} for name, value, origin in rows]}
+        print(json.dumps(told, indent=2))
+        return 0
+    names, values = max((len(name) for name, _, _ in rows), default=0), max((len(_plain(value)) for _, value, _ in rows), default=0)
+    for name, value, origin in rows:
+        print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {shown(origin)}")
+    if not rows:
+        print("nothing is set")
+    if not args.quiet:
+        for path in files:
+            print(f"{path}: {'read' if os.path.exists(path) else 'is not there'}", file=sys.stderr)
+    return 0
+
+
+def _plain(value: object) -> str:
+    return shown(value if isinstance(value, str) else json.dumps(value))
