@@ -74,14 +74,17 @@ class Faults:
 
 
 class Loopback:
-    """`hosts` machines below `root`, each with room for `slots` leases."""
+    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there."""
 
     traits = Traits(replays=True, containers="on_host")
 
-    def __init__(self, root: Path | str, *, hosts: int = 1, slots: int = 1, faults: Faults | str | Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, root: Path | str, *, hosts: int = 1, slots: int = 1, shell: str = "/bin/sh", faults: Faults | str | Mapping[str, object] | None = None
+    ) -> None:
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._slots = slots
+        self._shell = shell
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._made: dict[str, ShellHost] = {}
 
@@ -127,7 +130,7 @@ class Loopback:
         if self._count("polls", self._faults.lost_on_poll) == self._faults.lost_on_poll:
             self._lose(lease)
         if lease.id not in self._made:
-            self._made[lease.id] = ShellHost(partial(self._carry, lease))
+            self._made[lease.id] = ShellHost(partial(self._carry, lease), shell=self._shell)
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:

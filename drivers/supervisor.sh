@@ -179,7 +179,7 @@ first() { # ARGUMENT…: becomes the command
     trap - HUP INT QUIT
     cd -- "$cwd" 2>/dev/null || fail "cannot enter the directory $cwd"
     true 2>/dev/null >>"$log" || fail "cannot write to $log"
-    unset PWD OLDPWD SHLVL
+    unset PATH PWD OLDPWD SHLVL # some shells hand them on, whether somebody gave them or not
     exec >>"$log" 2>&1
     # Without job control a shell has what it starts in the background ignore SIGINT, and some cannot undo it; bash adds a variable of its own.
     case $1 in

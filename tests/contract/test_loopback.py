@@ -1,4 +1,4 @@
-"""The loopback driver keeps the contract."""
+"""The loopback driver keeps the contract, whatever shell its machines have."""
 
 from __future__ import annotations
 
@@ -13,4 +13,14 @@ class TestLoopback(DriverContract):
     measures_memory = False
 
     def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root")
+        return Loopback(place / "root", shell="dash")
+
+
+class TestBash(TestLoopback):
+    def make(self, place: Path) -> Loopback:
+        return Loopback(place / "root", shell="bash --posix")
+
+
+class TestBusybox(TestLoopback):
+    def make(self, place: Path) -> Loopback:
+        return Loopback(place / "root", shell="busybox sh")
