@@ -8,7 +8,8 @@ Trees that steps make are objects and have their manifest there; a dataset in th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ..errors import RecipeError
 from ..storage.files import Content, Entry, tree_id
@@ -22,25 +23,33 @@ MOST = 100_000
 def remember(ws: Workspace, found: Survey) -> None:
     """Keep the manifest of every tree that the plan's steps take from the caller."""
     for path, content in _trees(ws, found):
-        target = ws.home / "manifests" / f"{content[2:]}.json"
-        if target.exists() or ws.objects.has(Content(content)):
-            continue
-        entries = ws.cache.entries(path)
-        if len(entries) <= MOST and tree_id(entries) == content:
-            ws.write(target, json.dumps(entries).encode("utf-8", "surrogateescape"))
+        if not _held(ws, content):
+            entries = ws.cache.entries(path)
+            if tree_id(entries) == content:
+                keep(ws, content, entries)
+
+
+def keep(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
+    """Keep what the tree `content` holds, unless it is known or too much."""
+    if len(entries) <= MOST and not _held(ws, content):
+        ws.write(_file(ws, content), json.dumps(entries).encode("utf-8", "surrogateescape"))
 
 
 def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
     """What a tree held: path -> content; None when nobody remembers."""
+    entries = known(ws, content)
+    return None if entries is None else {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
+
+
+def known(ws: Workspace, content: str) -> list[Entry] | None:
+    """The manifest of a tree that was here; None when nobody remembers."""
     try:
-        text = (ws.home / "manifests" / f"{content[2:]}.json").read_text("utf-8", "surrogateescape")
-        entries = [Entry(*row) for row in json.loads(text)]
+        return [Entry(*row) for row in json.loads(_file(ws, content).read_text("utf-8", "surrogateescape"))]
     except (OSError, ValueError, TypeError):
         try:
-            entries = ws.objects.entries(Content(content))
+            return ws.objects.entries(Content(content))
         except RecipeError:
             return None
-    return {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
 
 
 def held(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
@@ -49,6 +58,14 @@ def held(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
         if now == content:
             return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}
     return manifest(ws, content)
+
+
+def _file(ws: Workspace, content: str) -> Path:
+    return ws.home / "manifests" / f"{content[2:]}.json"
+
+
+def _held(ws: Workspace, content: str) -> bool:
+    return _file(ws, content).exists() or ws.objects.has(Content(content))
 
 
 def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:

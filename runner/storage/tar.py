@@ -67,13 +67,13 @@ def member_size(entry: Entry) -> int:
     if len(entry.path) <= 24 and entry.kind != "l":  # at most 97 bytes of UTF-8 and a slash: one header block
         heads = BLOCK
     else:
-        heads = len(_header(entry))
+        heads = len(member_header(entry))
     return heads + (entry.size + -entry.size % BLOCK if entry.kind in "fx" else 0)
 
 
 def member(entry: Entry, data: bytes) -> bytes:
     """One small file of a tar, from memory; `END` ends the tar."""
-    return _header(entry) + data + _PADDING[len(data) % BLOCK]
+    return member_header(entry) + data + _PADDING[len(data) % BLOCK]
 
 
 def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = False) -> Iterator[bytes]:
@@ -90,7 +90,7 @@ def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = Fals
     try:
         for entry in entries:
             path, kind, size, value = entry
-            parts.append(_header(entry))
+            parts.append(member_header(entry))
             held += BLOCK
             if kind != "f" and kind != "x":
                 continue
@@ -157,7 +157,7 @@ _MAGIC = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
 _SUMS = {kind: sum(_HEADS[kind] + _TIME + b" " * 8 + _TYPES[kind] + _MAGIC) for kind in _TYPES}
 
 
-def _header(entry: Entry) -> bytes:
+def member_header(entry: Entry) -> bytes:
     """The blocks in front of an entry's bytes."""
     path, kind, size, value = entry
     name = path.encode("utf-8", "surrogateescape")
@@ -429,7 +429,7 @@ class Unpacking:
         if self._long or self._size is not None:
             self._long = {}
             self._size = None
-        path = _path(raw, kind == b"5")
+        path = member_path(raw, folder=kind == b"5")
         self._members -= 1
         if self._members < 0:
             raise BadArchive("more members than were announced")
@@ -628,8 +628,8 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length
 
 
-def _path(raw: bytes, folder: bool) -> str:
-    """A member's name as a path below the top; empty for the top itself."""
+def member_path(raw: bytes, *, folder: bool = False) -> str:
+    """A member's name as a path below the top; empty for the top itself.  Raises BadArchive for a name that leads elsewhere."""
     if raw[:2] == b"./":
         raw = raw[2:]
     if folder:

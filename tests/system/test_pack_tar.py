@@ -118,7 +118,7 @@ def test_the_bytes_of_a_tar_never_change() -> None:
 
 def test_a_size_beyond_octal_is_written_and_read_in_binary() -> None:
     size = 9 << 30
-    head = tar._header(Entry("huge", "f", size, ""))
+    head = tar.member_header(Entry("huge", "f", size, ""))
     assert tarfile.TarInfo.frombuf(head, "utf-8", "strict").size == size == tar._kind_and_size(head)[1]
 
 

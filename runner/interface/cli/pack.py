@@ -1,0 +1,220 @@
+"""`recipe pack`: name a dataset by what it holds, write it as shards, check it.  Says what differs; the formats are `storage.packed`'s."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...errors import NotFound
+from ...execution import manifests
+from ...execution.workspace import Workspace
+from ...storage import packed
+from ...storage.files import Changed, Content, Entry, entries, scan
+from ...storage.pack import Shard, shards
+from ..tail import shown
+from .chosen import opened, size
+
+TRIES = 3
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("path", nargs="?", metavar="PATH", help="the dataset: a directory, or a file, which is packed as it is, archives too")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
+    parser.add_argument(
+        "--verify", metavar="DIR|ID", help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.epilog = (
+        "The first line is the id by which keys and hosts know the dataset; with -q it is the only one.\n\n"
+        "examples:\n  recipe pack data/\n  recipe pack data/ --out packed/ && (cd packed && sha256sum -c SHA256SUMS)\n"
+        "  recipe pack --verify packed/\n  recipe pack data/ --verify packed/"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.path is None and args.verify is None:
+        raise NotFound("pack what?", fix="name a directory or a file: `recipe pack data/`")
+    if args.verify is None:
+        with Workspace.open(args.workspace) as ws:
+            return _pack(ws, args)
+    if args.out is not None:
+        raise NotFound("--verify writes nothing, so --out has nothing to do", fix="leave one of them out")
+    with opened(args.workspace) as ws:
+        return _check(ws, args) if args.path is None else _compare(ws, args)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _pack(ws: Workspace, args: argparse.Namespace) -> int:
+    path = _there(ws, args.path)
+    out = None if args.out is None else ws.absolute(str(args.out))
+    if out is not None and (out == path or path in out.parents):
+        raise NotFound(f"{out} lies in what is packed", fix="write the pack somewhere else")
+    if path in ws.home.parents:
+        raise NotFound(f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed", fix="name the directory of the data alone")
+    for attempt in range(1, TRIES + 1):
+        try:
+            with Bar(args, "hashing") as bar:
+                ws.cache.told = bar
+                content, manifest = _look(ws, path)
+            ws.save_cache()
+            cut = shards(manifest)
+            if out is not None:
+                with Bar(args, "writing") as bar:
+                    root = str(path) if content[0] == "t" else str(path.parent)
+                    packed.write(root, content, manifest, out, bar)
+            break
+        except Changed as error:
+            if attempt == TRIES:
+                raise
+            if args.quiet < 2:
+                print(f"recipe: {error}; once more", file=sys.stderr)
+    if content[0] == "t":
+        manifests.keep(ws, content, manifest)
+    doubts = packed.doubts(manifest)
+    if args.json:
+        _tell_json(content, manifest, cut, doubts, out)
+    else:
+        _tell(args, content, manifest, cut, out)
+    if args.quiet < 2:
+        for doubt in doubts:
+            print(f"recipe: warning: {shown(doubt)}", file=sys.stderr)
+    return 0
+
+
+def _there(ws: Workspace, address: str) -> Path:
+    path = ws.absolute(address)
+    if not path.exists():
+        what = "a pack is made from what is here; download it first" if "://" in address else "name a directory or a file"
+        raise NotFound(f"{address}: there is nothing here", fix=what)
+    return path
+
+
+def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
+    """What is at `path`, hashed where in doubt."""
+    if path.is_dir():
+        manifest = ws.cache.entries(str(path))
+        return packed.content_of(manifest, "t"), manifest
+    content = ws.cache.content_of(str(path))
+    if content is None or content[0] == "t":
+        raise Changed(str(path))
+    return content, packed.file_manifest(path.name, content, path.stat().st_size)
+
+
+def _tell(args: argparse.Namespace, content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], out: Path | None) -> None:
+    print(content)
+    if args.quiet:
+        return
+    files = [entry.size for entry in manifest if entry.kind in "fx"]
+    print(f"{_many(len(files), 'file')}, {size(sum(files))}, in {_many(len(cut), 'shard')}" + (f", written to {shown(str(args.out))}" if out else ""))
+    for shard in cut:
+        print(f"  {shard.name[:12]}  {size(shard.size):>8}  {_many(len(shard.entries), 'entry', 'entries'):>14}  from {shown(shard.entries[0].path)}")
+
+
+def _tell_json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], doubts: Sequence[str], out: Path | None) -> None:
+    files = [entry.size for entry in manifest if entry.kind in "fx"]
+    told = {
+        "id": content,
+        "files": len(files),
+        "bytes": sum(files),
+        "entries": len(manifest),
+        "shards": [{"name": shard.name, "size": shard.size, "entries": len(shard.entries), "first": shard.entries[0].path} for shard in cut],
+        "warnings": list(doubts),
+        "out": None if out is None else str(out),
+    }
+    print(json.dumps(told, indent=2))
+
+
+def _many(count: int, word: str, plural: str = "") -> str:
+    return f"{count:,} {word if count == 1 else plural or word + 's'}"
+
+
+# -- checking ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _check(ws: Workspace, args: argparse.Namespace) -> int:
+    """A written pack, against itself."""
+    folder = ws.absolute(args.verify)
+    pack = packed.read(folder)
+    with Bar(args, "checking") as bar:
+        wrong = list(packed.faults(folder, pack, bar))
+    if args.json:
+        print(json.dumps({"id": pack.content, "ok": not wrong, "faults": wrong}, indent=2))
+    else:
+        for fault in wrong:
+            print(shown(fault))
+        if not wrong and not args.quiet:
+            print(f"{pack.content} is intact: {_many(len(pack.manifest), 'entry', 'entries')} in {_many(len(pack.shards), 'shard')}")
+    return 1 if wrong else 0
+
+
+def _compare(ws: Workspace, args: argparse.Namespace) -> int:
+    """A dataset, read anew, against a pack or an id."""
+    path = _there(ws, args.path)
+    wanted, before = _wanted(ws, args.verify)
+    if path.is_dir():
+        now = entries(path)
+        content = packed.content_of(now, "t")
+    else:
+        content = scan(path)
+        now = packed.file_manifest(before[0].path if before else path.name, content, path.stat().st_size)
+    differ = [] if content == wanted or before is None else packed.differences(before, now)
+    if args.json:
+        rows = [{"what": what, "path": name} for what, name in differ]
+        print(json.dumps({"id": content, "expected": wanted, "ok": content == wanted, "differences": rows if before is not None else None}, indent=2))
+        return 0 if content == wanted else 1
+    for what, name in differ:
+        print(f"{what:<8} {shown(name)}")
+    if content == wanted:
+        if not args.quiet:
+            print(f"{shown(args.path)} is {content}")
+        return 0
+    print(f"{shown(args.path)} is {content}, not {wanted}", file=sys.stderr)
+    if before is None and wanted[0] == "t":
+        print("  what that one held is not remembered here, so the differences have no names", file=sys.stderr)
+    return 1
+
+
+def _wanted(ws: Workspace, word: str) -> tuple[Content, list[Entry] | None]:
+    """The content that is expected, and its manifest where it is known."""
+    if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
+        return Content(word), manifests.known(ws, word) if word[0] == "t" else None
+    pack = packed.read(ws.absolute(word))
+    return pack.content, pack.manifest
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Bar:
+    """One line on a terminal that says how far it is, how fast, and how long it will take; nothing elsewhere."""
+
+    def __init__(self, args: argparse.Namespace, what: str) -> None:
+        self._what = what
+        self._on = sys.stderr.isatty() and not args.quiet and os.environ.get("TERM") != "dumb"
+        self._begun = self._last = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        return self._told
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _told(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self._on or now - self._last < 0.1:
+            return
+        self._last = now
+        rate = done / max(now - self._begun, 1e-9)
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        print(f"\r{self._what} {size(done)} of {size(total)}, {size(int(rate))}/s{left}\x1b[K", end="", file=sys.stderr, flush=True)
+        self._drawn = True
