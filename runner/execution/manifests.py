@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import RecipeError
 from ..storage.files import Content, Entry, tree_id
-from .survey import Survey
-from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from .survey import Survey
+    from .workspace import Workspace
 
 MOST = 100_000
 """Of entries: what a larger tree held is not remembered."""
