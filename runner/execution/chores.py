@@ -1,35 +1,35 @@
 """Commands around the steps of a run: setup once per host, health while it runs, cleanup at its end.  Knows jobs and markers, not what steps need.
 
-A chore runs in an empty directory of its own with the environment of a step; `inputs` and `host` are in scope.  That a setup was done is a file named
-by the digest of its commands, `.recipe/setup/DIGEST`, so that every workspace does it once, and again when it changes.
+A chore runs in an empty directory of its own with the environment of a step; `inputs` and `host` are in scope.  That a setup was done is a note named
+by the digest of its commands below our root on that host (here `.recipe/setup/DIGEST`), so that every host does it once, and again when it changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from drivers.base import Command, Exit, Host, Job
+from drivers.base import Command, Exit, Job
 
 from ..digest import of_value
 from ..errors import CannotRun
-from ..storage.artifacts import delete
 from . import launch
-from .workspace import Workspace
+from .sites import Site
 
 GRACE = timedelta(seconds=10)
 FOREVER = timedelta(days=3650)
 TAIL = 2 << 10
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Chores:
-    """The chores of one run on one host."""
+    """The chores of one run in one site."""
 
-    def __init__(self, ws: Workspace, host: Host, run: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        self.ws, self._host, self._run, self._settings = ws, host, run, settings
-        self._scope = {"inputs": inputs, "host": {"gpus": int(ws.machine()["gpus"]), "cpus": int(ws.machine()["cpus"])}}
+    def __init__(self, site: Site, run: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        self.site, self._run, self._settings = site, run, settings
+        self._scope = {"inputs": inputs, "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}}
         self._doing: dict[str, Job] = {}
         self._count = 0
 
@@ -39,17 +39,17 @@ class Chores:
         if not commands:
             return
         digest = of_value("setup", commands)
-        marker = self.ws.home / "setup" / digest
-        if marker.exists():
+        note = f"setup/{digest}"
+        if await self.site.noted(note):
             return
-        with self.ws.locks.hold(f"setup-{digest[:32]}"):
-            if marker.exists():
+        with self.site.ws.locks.hold(f"setup-{of_value('site', [self.site.name, digest])[:32]}"):
+            if await self.site.noted(note):
                 return
             for command in commands:
                 exit, said = await self.do("setup", command)
                 if exit.code != 0:
                     raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
-            self.ws.write(marker, b"")
+            await self.site.note(note)
 
     async def cleanup(self) -> list[str]:
         """Do what is always done at the end; what failed is told, not raised."""
@@ -72,32 +72,29 @@ class Chores:
     async def stop(self) -> None:
         """End the chores that run, if any do."""
         for job in list(self._doing.values()):
-            await self._host.stop(job, GRACE)
+            await self.site.host.stop(job, GRACE)
 
-    async def do(self, kind: str, command: object, seconds: float | None = None, pass_env: Sequence[str] = ()) -> tuple[Exit, str]:
+    async def do(
+        self, kind: str, command: object, seconds: float | None = None, pass_env: Sequence[str] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[Exit, str]:
         """Run one command to its end: how it ended, and the last of what it printed, indented."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._count}"
-        path = f"{self.ws.home}/attempts/{name}"
         made = launch.render({"env": {}, "files": {}, "accelerate": None, "run": command, "shell": "sh"}, self._scope, python="python")
-        argv: Sequence[str] = made.argv
-        Path(path).mkdir(parents=True)
-        if made.script is not None:
-            argv = (*argv, f"{path}.sh")
-            self.ws.write(Path(argv[-1]), made.script.encode("utf-8", "surrogateescape"))
-        env = {**launch.base_env(list(pass_env)), "RECIPE_RUN": self._run, **made.env}
+        script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
+        paths = await self.site.scratch(name, files, script)
+        argv = made.argv if script is None else (*made.argv, paths.script)
+        env = {**self.site.env(pass_env), "RECIPE_RUN": self._run, **made.env}
         try:
-            job = await self._host.start(Command(tuple(argv), path, env, {}, seconds, None, f"{path}.log"), name)
+            job = await self.site.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)
             self._doing[name] = job
-            exit = await self._host.wait(job, FOREVER)
+            exit = await self.site.host.wait(job, FOREVER)
             assert exit is not None
-            said = (await self._host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
+            said = (await self.site.host.log(job, 0)).decode(errors="resite")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
             self._doing.pop(name, None)
-            delete(Path(path))
-            for suffix in (".sh", ".log"):
-                Path(path + suffix).unlink(missing_ok=True)
+            await self.site.clear(paths)
 
 
 def _shown(command: object) -> str:

@@ -11,46 +11,57 @@ import tomllib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
+from ..digest import of_value
 from ..errors import CannotRun
-from ..storage.artifacts import delete
-from .chores import Chores
-from .workspace import Workspace
+from .chores import NO_FILES, Chores
+from .sites import Site
 
 
-def place_of(ws: Workspace, content: str) -> Path:
-    """Where the environment of a lock with this content is, or will be; complete when it has a file of that name."""
-    return ws.home / "envs" / content[2:34]
+def name_of(content: str) -> str:
+    """The folder, below our root on a host, of the environment of a lock with this content."""
+    return f"envs/{content[2:34]}"
 
 
-async def python_of(ws: Workspace, chores: Chores, lock: Path, content: str) -> str:
+async def built(site: Site, content: str) -> bool:
+    """Whether it is there already."""
+    return await site.noted(f"{_home(site, content)}/complete")
+
+
+async def python_of(chores: Chores, lock: Path, content: str) -> str:
     """The interpreter of the environment that `lock` describes, built if it is not there.  Raises CannotRun with pip's last words."""
-    home = place_of(ws, content)
-    python = home / "bin" / "python"
-    if (home / "complete").exists():
-        os.utime(home / "complete")  # `gc` goes by when it was last wanted
-        return str(python)
-    with ws.locks.hold(f"env-{home.name}"):
-        if (home / "complete").exists():
-            return str(python)
+    site = chores.site
+    home = _home(site, content)
+    python = f"{site.root}/{home}/bin/python"
+    if await built(site, content):
+        await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+        return python
+    with site.ws.locks.hold(f"env-{os.path.basename(home)}"):
+        if await built(site, content):
+            return python
         text = _requirements(lock).encode() if lock.suffix == ".toml" else lock.read_bytes()
-        delete(home)
-        home.parent.mkdir(parents=True, exist_ok=True)
         # Our own pip, where we have one, works on the new environment from outside: giving it one of its own takes seconds.
-        ours = find_spec("pip") is not None
-        await _do(chores, [sys.executable, "-m", "venv", *(["--without-pip"] if ours else []), str(home)], lock)
-        wanted = home / "requirements.txt"
-        wanted.write_bytes(text)
-        pip = [sys.executable, "-m", "pip", "--python", str(python)] if ours else [str(python), "-m", "pip"]
-        await _do(chores, [*pip, "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", str(wanted)], lock)
-        (home / "complete").touch()
-    return str(python)
+        ours = site.python == sys.executable and find_spec("pip") is not None
+        await _do(chores, [site.python, "-m", "venv", "--clear", *(["--without-pip"] if ours else []), f"{site.root}/{home}"], lock)
+        pip = [site.python, "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
+        wanted = {"requirements.txt": text}
+        await _do(chores, [*pip, "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", "requirements.txt"], lock, wanted)
+        await site.note(f"{home}/complete")
+    return python
 
 
-async def _do(chores: Chores, argv: list[str], lock: Path) -> None:
+def _home(site: Site, content: str) -> str:
+    """Two workspaces that use one host build there at the same time, and do not see each other's locks: each has its own."""
+    home = str(site.ws.home)
+    return name_of(content) if site.root == home else f"{name_of(content)}-{of_value('workspace', [gethostname(), home])[:8]}"
+
+
+async def _do(chores: Chores, argv: list[str], lock: Path, files: Mapping[str, bytes] = NO_FILES) -> None:
     # pip finds its index, proxy, certificates and cache by the caller's environment; nothing of that gets into what it installs.
-    exit, said = await chores.do("environment", argv, pass_env=list(os.environ))
+    inherited = list(os.environ) if chores.site.root == str(chores.site.ws.home) else []
+    exit, said = await chores.do("environment", argv, pass_env=inherited, files=files)
     if exit.code != 0:
         errors = [line.strip() for line in said.splitlines() if "ERROR" in line]
         words = " ".join(errors or said.split("\n")[-5:])

@@ -44,6 +44,7 @@ from .chores import Chores
 from .ledger import Ledger
 from .scrap import Scrap
 from .sharing import Deliveries
+from .sites import Site
 from .sources import chosen, fetch
 from .staging import Attempt, OutputProblem, no_space, undeclared
 from .survey import Survey, compiled, expansions, look
@@ -122,6 +123,8 @@ class Executor:
 
     def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, host: Host, options: Options, listener: Callable[[], None] | None) -> None:
         self.ws, self.survey, self.ledger, self.host, self.options = ws, survey, ledger, host, options
+        self._top, self._attempts, self._logs = str(ws.root), f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
+        self._base: dict[tuple[str, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
         self.plan, self.facts = survey.plan, survey.facts
         self.made = dict(survey.made)
         self.todo = {self.plan.nodes[n].id for n in survey.todo}
@@ -134,7 +137,7 @@ class Executor:
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
-        self._chores = Chores(ws, host, ledger.run, survey.plan.settings, survey.plan.inputs)
+        self._chores = Chores(Site(ws, "local", host, ws.machine()), ledger.run, survey.plan.settings, survey.plan.inputs)
         self._strained = False
         self._sick: set[str] = set()
         self._out_of_time = False
@@ -148,7 +151,7 @@ class Executor:
         self._pace = GROUP_SECONDS
         self._heart: asyncio.TimerHandle | None = None
         self._left = self._leftovers()
-        self._scrap = Scrap(f"{ws.home}/attempts", ledger.run[-6:], GROUP_MOVES)
+        self._scrap = Scrap(self._attempts, ledger.run[-6:], GROUP_MOVES)
         self._failures_kept = "failed" in self._left
         self._tick = listener
         self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
@@ -219,7 +222,7 @@ class Executor:
 
     async def _sweep(self) -> None:
         """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
-        folder, own = f"{self.ws.home}/attempts", self.ledger.run[-6:]
+        folder, own = self._attempts, self.ledger.run[-6:]
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
             if (tag := _TAG.search(name)) and tag[1] != own:
@@ -490,7 +493,7 @@ class Executor:
                 self.ledger.keys.release(key)
             return False
         name = self._name(n, key)
-        log = f"{self.ws.home}/attempts/{name}.log"
+        log = f"{self._attempts}/{name}.log"
         data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
         if detail["metrics"] is not None:
             data["metrics"] = log[:-4] + ".metrics"
@@ -565,14 +568,14 @@ class Executor:
         lock: Lock | None,
         name: str,
     ) -> _Running:
-        attempt = Attempt(f"{self.ws.home}/attempts/{name}")
+        attempt = Attempt(f"{self._attempts}/{name}")
         log = attempt.path + ".log"
         secrets = self._secrets(detail)
         if key is not None and (left := self._left.pop(key[:24], None)):
             for old in left:
                 found = await self._taken_up(node, old, self._always(n, self._verdicts[node.id]))
                 if found is not None:
-                    attempt = Attempt(f"{self.ws.home}/attempts/{old}")
+                    attempt = Attempt(f"{self._attempts}/{old}")
                     log = attempt.path + ".log"
                     return _Running(node, n, key, world, attempt, found, old, log, time.time(), secrets, generation, lock, taken_up=True)
         python = await self._python(node)
@@ -588,7 +591,7 @@ class Executor:
 
     async def _taken_up(self, node: Node, name: str, always: bool) -> Job | None:
         """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
-        path = f"{self.ws.home}/attempts/{name}"
+        path = f"{self._attempts}/{name}"
         job = Job(name, {"log": path + ".log"})
         exit = await self.host.wait(job, timedelta(0))
         if exit is None:
@@ -606,7 +609,7 @@ class Executor:
         """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
         found: dict[str, list[str]] = {}
         with contextlib.suppress(FileNotFoundError):
-            for name in sorted(os.listdir(f"{self.ws.home}/attempts")):
+            for name in sorted(os.listdir(self._attempts)):
                 if "." not in name:
                     found.setdefault(name.partition("-")[0], []).append(name)
         return found
@@ -625,15 +628,17 @@ class Executor:
         self._stage(node, detail, attempt)
         state = self._link_state(detail, attempt, generation)
         attempt.prepare_outputs(node)  # after the state, below which some may lie
-        scope = judging.scope_of(detail, self.plan, n, self.made)
-        scope |= {
-            "state": state,
-            "run": {"id": self.ledger.run, "recipe": self.plan.recipe},
-            "step": {"id": node.id, "key": key or ""},
-            "node": {"rank": 0},
-            "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
-            "host": {"gpus": int(self.ws.machine()["gpus"]), "cpus": int(self.ws.machine()["cpus"])},
-        }
+        scope: dict[str, Any] = {}
+        if not launch.plain(detail):
+            scope = judging.scope_of(detail, self.plan, n, self.made)
+            scope |= {
+                "state": state,
+                "run": {"id": self.ledger.run, "recipe": self.plan.recipe},
+                "step": {"id": node.id, "key": key or ""},
+                "node": {"rank": 0},
+                "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
+                "host": {"gpus": int(self.ws.machine()["gpus"]), "cpus": int(self.ws.machine()["cpus"])},
+            }
         made = launch.render(detail, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
@@ -644,8 +649,10 @@ class Executor:
             self._scrap.write_script(script, made.script.encode("utf-8", "surrogateescape"))
             self._scrap.log(log)
             argv = (*argv, script)
-        env = launch.base_env(detail["pass_env"])
-        env |= {"RECIPE_RUN": self.ledger.run, "RECIPE_STEP": node.id, "NODE_RANK": "0", "NNODES": "1"}
+        inherits = tuple(detail["pass_env"])
+        if (base := self._base.get(inherits)) is None:
+            base = self._base[inherits] = launch.base_env(detail["pass_env"]) | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
+        env = {**base, "RECIPE_STEP": node.id}
         if python != sys.executable:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if detail["metrics"] is not None:
@@ -655,7 +662,7 @@ class Executor:
         return Command(argv, attempt.path, env, secrets, detail["timeout"], detail["idle_timeout"], log)
 
     def _stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt) -> None:
-        root, cache = str(self.ws.root), self.ws.cache
+        root, cache = self._top, self.ws.cache
         for dep in node.deps:
             for path in self.facts.matches.get(dep, (dep,)):
                 attempt.add_path(cache, path, self.facts.files.get(path), f"{root}/{path}", path)
@@ -703,16 +710,18 @@ class Executor:
         return found
 
     def _secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
+        if not detail["secrets"]:
+            return []
         return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
 
     async def _python(self, node: Node) -> str:
         if node.lock and not self.survey.request.current_python:
-            from .environments import place_of, python_of
+            from .environments import built, python_of
 
             content = str(self.facts.locks[node.home, node.lock])
-            if not (place_of(self.ws, content) / "complete").exists():
+            if not await built(self._chores.site, content):
                 self.ledger.say(f"installing the packages of {node.lock}, once")
-            return await python_of(self.ws, self._chores, Path(self.plan.homes[node.home], node.lock), content)
+            return await python_of(self._chores, Path(self.plan.homes[node.home], node.lock), content)
         return sys.executable
 
     def _heard(self, id: str, exit: Exit | DriverError) -> None:
@@ -861,10 +870,10 @@ class Executor:
                 self._scrap.give_script(path + ".sh")
             if detail["metrics"] is not None:
                 os.unlink(path + ".metrics")
-        failed = f"{self.ws.home}/attempts/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
+        failed = f"{self._attempts}/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
             delete(Path(failed))
-        if success and running.attempt.hollow(running.node):
+        if success and running.attempt.hollow:
             running.attempt.retire(self._scrap)
         elif success:
             # Not before the trace is stored: until then the directory is what a worker that comes after us would find.
@@ -890,7 +899,7 @@ class Executor:
 
     def _keep_log(self, id: str, running: _Running, detail: Mapping[str, Any]) -> str:
         """Move what the attempt printed to where logs are kept, masked; nothing printed, nothing kept.  Also its metrics."""
-        kept = f"{self.ws.home}/runs/{self.ledger.run}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
+        kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
         measured = running.attempt.path + ".metrics"
         if detail["metrics"] is not None and os.path.exists(measured):
             os.makedirs(os.path.dirname(kept), exist_ok=True)
@@ -926,7 +935,8 @@ class Executor:
                     self.facts.ours[path] = content
                 continue
             if not self.options.overwrite:
-                self.facts.there[path] = self.ws.cache.content_of(path) if os.path.lexists(self.ws.root / path) else None
+                there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
+                self.facts.there[path] = self.ws.cache.content_of(path) if there else None
                 if self.facts.strange(path):
                     why = f"{path} was changed by hand, or was put there, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")

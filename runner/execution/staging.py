@@ -45,6 +45,7 @@ class Attempt:
     doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
     _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
     _noted: bool = False
+    _emptied: bool = False
     _scrap: Scrap | None = None
     _spare: list[str] = field(default_factory=list)  # files of an earlier attempt, to be written over
     _idle: dict[str, None] = field(default_factory=dict)  # folders of an earlier attempt that nobody has asked for yet
@@ -88,11 +89,12 @@ class Attempt:
 
     def _put(self, target: str, data: bytes, *, executable: bool) -> _Mark:
         """A small file of our own making."""
-        if self._spare and not executable:
-            os.rename(self._spare.pop(), target)
-            return _mark(overwrite(target, data))
-        if self._scrap is not None and not executable and self._scrap.take_file(target):
-            return _mark(overwrite(target, data))
+        if self._scrap is not None and not executable:
+            if self._spare:
+                os.rename(self._spare.pop(), target)
+                return _mark(overwrite(target, data))
+            if self._scrap.take_file(target):
+                return _mark(overwrite(target, data))
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if executable else 0o644)
         try:
             view = memoryview(data)
@@ -206,13 +208,14 @@ class Attempt:
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 else:
-                    content = objects.take(target, partial(self._note, name) if noted else None, here if plain else None)
+                    content = objects.take(target, partial(self.note, name) if noted else None, here if plain else None)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
                 continue
             found[name] = content
         if wrong:
             raise OutputProblem("; ".join(wrong))
+        self._emptied = bool(found)
         return found
 
     def taken(self) -> dict[str, str]:
@@ -224,18 +227,18 @@ class Attempt:
         except FileNotFoundError:
             return {}
 
-    def hollow(self, node: Node) -> bool:
-        """Whether nobody who found this directory could make anything of it: what had to be there was moved away, and no note says where."""
-        if self._noted:
-            return False
-        return any(not flags & OPTIONAL and not os.path.lexists(f"{self.path}/{path}") for _, path, flags in node.outputs)
+    @property
+    def hollow(self) -> bool:
+        """Whether nobody who found this directory could make anything of it: what it made was moved away, and no note says where."""
+        return self._emptied and not self._noted
 
     def whole(self, node: Node) -> bool:
         """Whether every output that has to be there is, or was being taken."""
         taken = self.taken()
         return all(name in taken or os.path.lexists(f"{self.path}/{path}") for name, path, flags in node.outputs if not flags & OPTIONAL)
 
-    def _note(self, name: str, content: str) -> None:
+    def note(self, name: str, content: str) -> None:
+        """Write down, beside the attempt, what an output is that is about to be put away: see `taken`."""
         self._noted = True
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")

@@ -1,0 +1,252 @@
+"""The places that a run has: this machine, and leases on others, taken before it begins and given back at its end.  Knows drivers, not steps.
+
+A lease is renewed while its run lives.  One whose run is dead is given back by the next run of the same workspace that uses the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from drivers import load
+from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled
+
+from ..errors import CannotRun, Infrastructure
+from .sites import Away, Site
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from .transfer import Progress
+
+COMING_UP = 900.0
+"""Seconds in which a machine that was asked for has to be there."""
+LOOK = 0.5
+TERM = timedelta(days=1)
+"""For which a lease is asked, and asked again every `RENEW`: how long a place stays taken when a worker and its workspace are gone for good."""
+RENEW = 3600.0
+TELL = 5.0
+"""Seconds between words about a transfer."""
+
+# The command path of a login there, and the Python that was named.  $1: its name.
+_ASK = (
+    "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
+    'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
+)
+
+
+@dataclass(slots=True)
+class _Leased:
+    lease: Lease
+    order: Order
+    place: str
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Where the steps of one run may run."""
+
+    ws: Workspace
+    run: str
+    name: str
+    """Of the driver that hosts come from."""
+    hosts: Sequence[str] = ()
+    """Addresses that were named for this run, instead of those of the settings."""
+    say: Callable[[str], None] = lambda _text: None
+    here: Site = field(init=False)
+    sites: list[Site] = field(default_factory=list)
+    box: Mapping[str, Any] = field(default_factory=dict)
+    """How containers are run there: the settings `container_engine`, `engine_args` and `container_args`."""
+    _driver: Driver | None = None
+    _leased: list[_Leased] = field(default_factory=list)
+    _local: tuple[Driver, Lease] | None = None
+
+    @property
+    def away(self) -> bool:
+        return self.name != "local"
+
+    async def open(self, *, want: int) -> None:
+        """Take what there is, for at most `want` steps at once.  Raises Infrastructure when there is nothing, DriverError."""
+        local = load("local")(self.ws.home / "local")
+        lease = await local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
+        self._local = local, lease
+        found = await local.hosts(lease)
+        if not found:
+            raise Infrastructure("this machine has no host")
+        self.here = Site(self.ws, "local", found[0], self.ws.machine())
+        if not self.away:
+            self.sites = [self.here]
+            return
+        self._driver = self._made()
+        await self._give_back_dead()
+        for offer in await self._offers():
+            if sum(site.slots or 0 for site in self.sites) >= want:
+                break
+            await self._take(offer, want - sum(site.slots or 0 for site in self.sites))
+        if not self.sites:
+            raise Infrastructure(f"all places that {self.name} has are taken", fix="wait, or name another host")
+
+    async def replace(self, lost: Site) -> Site | None:
+        """Another place for one that is gone, if there is any."""
+        for leased in [leased for leased in self._leased if leased.place == lost.name]:
+            self._leased.remove(leased)
+            with contextlib.suppress(DriverError):
+                await self._of().release(leased.lease)
+        if lost in self.sites:
+            self.sites.remove(lost)
+        try:
+            for offer in await self._offers():
+                if not any(site.name == f"{self.name} {offer.id}" for site in self.sites) and (found := await self._take(offer, lost.slots or 1)):
+                    return found
+        except (DriverError, Infrastructure) as error:
+            self.say(f"there is no other host for {lost.name}: {error}")
+        return None
+
+    async def renew(self) -> None:
+        """Keep the leases, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW)
+            for leased in list(self._leased):
+                order = Order(leased.order.offer, leased.order.key, datetime.now(UTC) + TERM)
+                with contextlib.suppress(DriverError):  # there is time for many tries before it ends
+                    leased.lease = await self._of().acquire(order)
+
+    async def close(self) -> None:
+        """Give everything back."""
+        for leased in self._leased:
+            try:
+                await self._of().release(leased.lease)
+            except DriverError as error:
+                self.say(f"{leased.place} could not be given back: {error}")
+        self._leased = []
+        closing = getattr(self._driver, "aclose", None)
+        if closing is not None:
+            await closing()
+        if self._local is not None:
+            driver, lease = self._local
+            await self.here.host.aclose()
+            await driver.release(lease)
+
+    def _of(self) -> Driver:
+        assert self._driver is not None
+        return self._driver
+
+    def _made(self) -> Driver:
+        settings = self.ws.config.driver(self.name)
+        self.box = {name: settings.pop(name) for name in ("container_engine", "engine_args", "container_args") if name in settings}
+        if self.hosts:
+            settings["hosts"] = list(self.hosts)
+        if self.name == "loopback":
+            settings.setdefault("root", str(self.ws.home / "loopback"))
+        try:
+            made: Driver = load(self.name)(**settings)
+        except TypeError as error:
+            fix = "see `recipe config` and docs/remote-hosts.md"
+            raise CannotRun(f"the driver {self.name} does not take these settings: {error}", fix=fix) from error
+        except (Rejected, Denied) as error:
+            raise CannotRun(str(error)) from error
+        return made
+
+    async def _offers(self) -> Sequence[Offer]:
+        driver = self._of()
+        offers = await driver.offers(Resources())
+        for host, why in getattr(driver, "left_out", {}).items():
+            self.say(f"{host} is left out: {why}")
+        if not offers:
+            raise Infrastructure(f"the driver {self.name} offers no host", fix=f"`recipe doctor --driver {self.name}` says what there is")
+        return offers
+
+    async def _take(self, offer: Offer, want: int) -> Site | None:
+        """As many places on one machine as are free and wanted."""
+        driver, taken = self._of(), []
+        for number in range(want):
+            order = Order(offer, f"{self.run}.{offer.id}.{number}", datetime.now(UTC) + TERM)
+            try:
+                lease = await _patiently(lambda order=order: driver.acquire(order))  # type: ignore[misc]
+            except NoCapacity:
+                break
+            taken.append(_Leased(lease, order, f"{self.name} {offer.id}"))
+        if not taken:
+            return None
+        self._leased += taken
+        try:
+            host = await self._up(taken[0].lease)
+            site = await self._site(offer, taken[0].lease, host, len(taken))
+        except HostLost as error:
+            self.say(f"{self.name} {offer.id}: {error}")
+            for leased in taken:
+                self._leased.remove(leased)
+                await driver.release(leased.lease)
+            return None
+        self.sites.append(site)
+        return site
+
+    async def _up(self, lease: Lease) -> Host:
+        deadline = asyncio.get_running_loop().time() + COMING_UP
+        while True:
+            hosts = await self._of().hosts(lease)
+            if hosts:
+                return hosts[0]
+            if asyncio.get_running_loop().time() > deadline:
+                raise HostLost(f"it did not come up within {COMING_UP / 60:.0f} minutes")
+            await asyncio.sleep(LOOK)
+
+    async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
+        have = offer.resources
+        machine = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf"), "gpus": float(have.gpus or 0)}
+        if self._of().traits.shared_disk:
+            return Site(self.ws, f"{self.name} {offer.id}", host, machine, slots=slots)
+        from .transfer import Depot
+
+        name = f"{self.name} {offer.id}"
+        python = lease.data.get("python", "python3")
+        said = b"".join([data async for data in host.call(("/bin/sh", "-c", _ASK, "sh", python))]).decode("utf-8", "surrogateescape")
+        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(("PATH=", "PYTHON=")))
+        told_of = _Told(self.say)
+        depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall)
+        await depot.open()
+        python = told.get("PYTHON") or python
+        return Away(self.ws, name, host, machine, depot, slots=slots, python=python, path=told.get("PATH", "/usr/bin:/bin"), say=self.say)
+
+    def _recall(self, content: str) -> Any:
+        from ..storage.files import Content
+
+        return self.ws.objects.entries(Content(content)) if self.ws.objects.has(Content(content)) else None
+
+    async def _give_back_dead(self) -> None:
+        """Places that a run of this workspace holds whose worker is gone."""
+        known = {row.id for row in self.ws.store.runs(last=1000)}
+        for lease in await self._of().leases():
+            run = lease.key.partition(".")[0]
+            if run in known and not self.ws.store.live(run):
+                await self._of().release(lease)
+
+
+class _Told:
+    """Words about long transfers: one line now and then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: dict[str, float] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        now = asyncio.get_running_loop().time()
+        if progress.what not in self._last:
+            self._last[progress.what] = now
+        elif now - self._last[progress.what] >= TELL:
+            self._last[progress.what] = now
+            left = f", {progress.eta:.0f} s left" if progress.eta is not None else ""
+            share = f"{progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB"
+            self._say(f"{progress.what}: {share}, {progress.rate / 1e6:.0f} MB/s{left}")
+
+
+async def _patiently(acquire: Callable[[], Any]) -> Lease:
+    while True:
+        try:
+            lease: Lease = await acquire()
+            return lease
+        except Throttled as error:
+            await asyncio.sleep(error.after.total_seconds())

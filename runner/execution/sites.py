@@ -1,0 +1,435 @@
+"""Where attempts run: hosts, what they have room for, and how an attempt gets there and its results come back.  Knows contents, not order or keys.
+
+An attempt directory is always made here.  A place that shares our disk runs it where it lies.  On any other the same directory is made again, links
+and all; what the command prints comes here while it runs; what it made is hashed there, brought home, and kept there for the steps after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from drivers.base import Command, DriverError, Exit, Host, HostLost, Job, Throttled, Unreachable
+
+from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, Node
+from ..storage.artifacts import delete
+from ..storage.crash import crashpoint
+from ..storage.files import Content, Entry
+from . import launch
+from .staging import Attempt
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from .checkpoints import Newest
+    from .keeper import Keeper
+    from .transfer import Depot, Parcel
+
+_T = TypeVar("_T")
+FOREVER = timedelta(days=3650)
+GRACE = timedelta(seconds=10)
+OUT_OF_SIGHT = 900.0
+"""Seconds without a word from a host after which what runs there is given up for lost."""
+GLANCE, LONGEST_GLANCE = 0.2, 2.0
+"""Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+ROOM = 8 << 20
+"""Of a metrics file: bytes that are fetched at once."""
+_count = itertools.count(1)
+
+# The names below $1 that a pattern fits, each with a zero byte behind it: by the shell's own rules, without splitting words.
+_MATCHING = 'cd -- "$1" || exit 0; IFS=""; for name in $2; do [ ! -f "$name" ] || printf "%s\\0" "$name"; done'
+
+
+class Paths(NamedTuple):
+    """Where the parts of one attempt are, on the host that it runs on."""
+
+    cwd: str
+    script: str
+    log: str
+    metrics: str
+
+    @classmethod
+    def at(cls, path: str) -> Paths:
+        return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics")
+
+
+class Site:
+    """A host that sees our disk: attempts run where they are made."""
+
+    def __init__(
+        self, ws: Workspace, name: str, host: Host, machine: Mapping[str, float], *, slots: int | None = None, python: str = sys.executable
+    ) -> None:
+        self.ws, self.name, self.host, self.machine, self.slots, self.python = ws, name, host, machine, slots, python
+        self.lost = ""
+        """Why nothing can run here any more; empty as long as it can."""
+        self._running = 0
+        self._used: dict[str, float] = {}
+
+    def paths(self, attempt: Attempt) -> Paths:
+        return Paths.at(attempt.path)
+
+    def env(self, pass_env: Sequence[str]) -> dict[str, str]:
+        """What the environment of every command here begins with."""
+        return launch.base_env(list(pass_env))
+
+    @property
+    def root(self) -> str:
+        """The folder of ours on that host."""
+        return str(self.ws.home)
+
+    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+        """A directory with these files and nothing else, for a command that is no step's; its script lies beside it."""
+        paths = Paths.at(f"{self.root}/attempts/{name}")
+        Path(paths.cwd).mkdir(parents=True)
+        for path, data in files.items():
+            self.ws.write(Path(paths.cwd, path), data)
+        if script is not None:
+            self.ws.write(Path(paths.script), script)
+        return paths
+
+    async def clear(self, paths: Paths) -> None:
+        """Delete all that there is of an attempt or a scratch directory."""
+        for path in paths:
+            delete(Path(path))
+
+    async def noted(self, path: str) -> bool:
+        """Whether a note was made below the root."""
+        return os.path.exists(f"{self.root}/{path}")
+
+    async def note(self, path: str) -> None:
+        self.ws.write(Path(self.root, path), b"done\n")
+
+    def could(self, wants: Mapping[str, float]) -> bool:
+        """Whether a step that takes so many cpus, gpus and bytes of memory could ever run here."""
+        return not self.lost and all(amount <= self.machine[name] for name, amount in wants.items() if name in self.machine)
+
+    def has_room(self, wants: Mapping[str, float]) -> bool:
+        """Whether it may start here now."""
+        if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
+            return False
+        return all(self._used.get(name, 0.0) + amount <= self.machine[name] + 1e-9 for name, amount in wants.items() if name in self.machine)
+
+    def enter(self, wants: Mapping[str, float]) -> None:
+        self._running += 1
+        for name, amount in wants.items():
+            self._used[name] = self._used.get(name, 0.0) + amount
+
+    def leave(self, wants: Mapping[str, float]) -> None:
+        self._running -= 1
+        for name, amount in wants.items():
+            self._used[name] -= amount
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """How an attempt that ran elsewhere ended.  `changed` are inputs that it changed; `wrong` says what is wrong with its outputs."""
+
+    exit: Exit
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    changed: Sequence[str] = ()
+    wrong: str = ""
+
+
+@dataclass(slots=True)
+class Errand:
+    """One attempt that is to run on another disk than ours."""
+
+    name: str
+    node: Node
+    attempt: Attempt
+    compose: Callable[[Mapping[str, Newest]], tuple[Command, bytes | None]]
+    """Makes the attempt directory here, when it is known from which checkpoints it goes on; answers its command and its script."""
+    metrics: tuple[str, str] | None = None
+    """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Name in the attempt -> folder below the root there, of each state."""
+    keeper: Keeper | None = None
+    began: Callable[[], None] = lambda: None
+    job: Job | None = None
+    """Set where it was begun by a worker that is gone."""
+
+
+class Away(Site):
+    """A host with a disk of its own."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        depot: Depot,
+        *,
+        slots: int,
+        python: str,
+        path: str,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(ws, name, host, machine, slots=slots, python=python)
+        self.depot = depot
+        self._path, self._say = path, say
+        self._here: set[str] = set()  # contents that lie there for certain
+        self._silent = 0.0  # since when it has not answered
+
+    def paths(self, attempt: Attempt) -> Paths:
+        return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
+
+    def env(self, pass_env: Sequence[str]) -> dict[str, str]:
+        folder = os.path.dirname(self.python)
+        env = {"PATH": f"{folder}:{self._path}" if folder else self._path, "PYTHONUNBUFFERED": "1"}
+        return env | {name: os.environ[name] for name in pass_env if name in os.environ}
+
+    @property
+    def root(self) -> str:
+        return self.depot.root
+
+    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+        from .transfer import Parcel
+
+        parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
+        return Paths.at(await self._insist(lambda: self.depot.stage(name, parcel)))
+
+    async def clear(self, paths: Paths) -> None:
+        with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
+            await self.depot.remove([*paths])
+
+    async def noted(self, path: str) -> bool:
+        return bool(await self._insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
+
+    async def note(self, path: str) -> None:
+        call = self.host.call(("/bin/sh", "-c", 'mkdir -p -- "${1%/*}" && echo done >"$1"', "sh", f"{self.root}/{path}"))
+        async for _ in call:
+            pass
+
+    def holds(self, content: str) -> bool:
+        """Whether this output of a step of this run lies there."""
+        return content in self._here
+
+    async def carry(self, errand: Errand) -> Brought:
+        """Take an attempt there, run it, bring what it made.  Raises HostLost when the host is gone or out of sight for too long, RecipeError."""
+        paths = self.paths(errand.attempt)
+        if errand.job is None:
+            found = await self._insist(errand.keeper.restore) if errand.keeper is not None else {}
+            command, script = errand.compose(found)
+            await self._insist(lambda: self._put(errand, script))
+            crashpoint("attempt-carried")
+            errand.job = await self._insist(lambda: self.host.start(command, errand.name))
+            crashpoint("job-started")
+        errand.began()
+        job = errand.job
+        try:
+            exit = await self._watch(errand, job, paths)
+        finally:
+            if errand.keeper is not None:
+                await errand.keeper.finish()
+        if exit.code != 0 or exit.reason != "exit":
+            return Brought(exit)
+        return await self._insist(lambda: self._bring(errand, exit, paths))
+
+    # -- the parts of an errand
+
+    async def _put(self, errand: Errand, script: bytes | None) -> None:
+        attempt = errand.attempt
+        parcel = _parcel(attempt, errand.states)
+        if script is not None:
+            parcel.beside[".sh"] = script
+        wanted = {content for content in parcel.links.values() if content not in self._here}
+        if wanted:
+            sources, manifests = self._sources(attempt, wanted)
+            await self.depot.send(sources, manifests)
+            self._here |= wanted
+        await self.depot.stage(errand.name, parcel)
+
+    def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:
+        """Where these contents lie here, and the manifests of those that are trees."""
+        sources: dict[str, str] = {}
+        manifests: dict[str, list[Entry]] = {}
+        for name, (at, content) in attempt.links.items():
+            if content in wanted:
+                sources[content] = os.path.realpath(f"{attempt.path}/{name}")
+                if content[0] == "t":
+                    manifests[content] = self.ws.cache.entries(at)
+        for content in attempt.objects.values():
+            if content in wanted and content not in sources:
+                sources[content] = str(self.ws.objects.path(Content(content)))
+                if content[0] == "t":
+                    manifests[content] = self.ws.objects.entries(Content(content))
+        return sources, manifests
+
+    async def _watch(self, errand: Errand, job: Job, paths: Paths) -> Exit:
+        """The job's end.  Until then what it prints and measures comes here, and its checkpoints."""
+        here = Paths.at(errand.attempt.path)
+        beside = [asyncio.ensure_future(self._follow(job, here.log))]
+        if errand.metrics is not None and not any(errand.metrics):
+            beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
+        if errand.keeper is not None:
+            beside.append(asyncio.ensure_future(errand.keeper.run()))
+        try:
+            exit: Exit | None = None
+            while exit is None:
+                exit = await self._insist(lambda: self.host.wait(job, FOREVER))
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+        await self._insist(lambda: self._rest(errand, job, paths))
+        return exit
+
+    async def _follow(self, job: Job, target: str) -> None:
+        """Append what the job prints to a file here, as long as we are not cancelled."""
+        pause = GLANCE
+        while True:
+            with contextlib.suppress(Unreachable):  # who waits for the end says so
+                pause = GLANCE if await self._append(job, target) else min(LONGEST_GLANCE, pause * 1.3)
+            await asyncio.sleep(pause)
+
+    async def _append(self, job: Job, target: str) -> bool:
+        """All that is there by now; whether there was anything."""
+        grown = False
+        while data := await self.host.log(job, _size(target)):
+            _append(target, data)
+            grown = True
+        return grown
+
+    async def _follow_file(self, path: str, target: str) -> None:
+        pause = GLANCE
+        while True:
+            with contextlib.suppress(Unreachable):
+                data = await self.depot.read(path, _size(target), limit=ROOM)
+                _append(target, data)
+                pause = GLANCE if data else min(LONGEST_GLANCE, pause * 1.3)
+            await asyncio.sleep(pause)
+
+    async def _rest(self, errand: Errand, job: Job, paths: Paths) -> None:
+        """What was printed and measured since the last look."""
+        here = Paths.at(errand.attempt.path)
+        await self._append(job, here.log)
+        if errand.metrics is None or errand.metrics[1]:
+            return
+        if not errand.metrics[0]:
+            while data := await self.depot.read(paths.metrics, _size(here.metrics), limit=ROOM):
+                _append(here.metrics, data)
+            return
+        call = self.host.call(("/bin/sh", "-c", _MATCHING, "sh", paths.cwd, errand.metrics[0]))
+        names = b"".join([data async for data in call]).decode("utf-8", "surrogateescape").split("\0")
+        for name in names[:-1]:
+            data = await self.depot.read(f"{paths.cwd}/{name}", limit=ROOM)
+            _append(errand.attempt.place(name), data)
+
+    async def _bring(self, errand: Errand, exit: Exit, paths: Paths) -> Brought:
+        """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
+        outputs = errand.node.outputs
+        harvest = await self.depot.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])
+        if harvest.changed:
+            self._here.difference_update(harvest.changed)
+            return Brought(exit, changed=[_called(errand.attempt, name) for name in harvest.changed])
+        noted = errand.attempt.taken()  # by a worker that was killed while the host put them away
+        found: dict[str, str] = {}
+        wrong: list[str] = []
+        for name, path, flags in outputs:
+            taken = harvest.outputs[path]
+            if taken.problem:
+                wrong.append(taken.problem)
+            elif not taken.content and name in noted:
+                found[name] = noted[name]
+            elif not taken.content:
+                if not flags & OPTIONAL:
+                    wrong.append(f"declared output {path} was not made")
+            elif flags & NONEMPTY and not (taken.entries if taken.content[0] == "t" else taken.size):
+                wrong.append(f"declared output {path} is empty, which the recipe forbids")
+            else:
+                if not flags & TEMPORARY and not self.ws.objects.has(Content(taken.content)):
+                    target = f"{self.ws.home}/partial/{os.getpid()}-{next(_count)}-{errand.name}"
+                    try:
+                        await self.depot.fetch(f"{paths.cwd}/{path}", taken, target)
+                        await asyncio.to_thread(self.ws.objects.put, Path(target), Content(taken.content), move=True)
+                    finally:
+                        delete(Path(target))
+                found[name] = taken.content
+        if wrong:
+            return Brought(exit, wrong="; ".join(wrong))
+        for name, content in found.items():
+            if name not in noted:
+                errand.attempt.note(name, content)
+        below = {path for _, path, _ in outputs if any(path == state or path.startswith(f"{state}/") for state in errand.states)}
+        moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
+        self._here |= await self.depot.keep(paths.cwd, moved, copy=below & moved.keys())
+        return Brought(exit, found)
+
+    async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask again while the host cannot be seen: unreachable is not failed.  Raises HostLost when that takes too long."""
+        pause = 0.5
+        while True:
+            try:
+                answer = await ask()
+            except Throttled as error:
+                await asyncio.sleep(error.after.total_seconds())
+            except Unreachable as error:
+                now = time.monotonic()
+                if not self._silent:
+                    self._silent = now
+                    self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
+                if now - self._silent > OUT_OF_SIGHT:
+                    raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+                await asyncio.sleep(pause)
+                pause = min(30.0, pause * 2)
+            else:
+                if self._silent:
+                    self._say(f"{self.name} answers again")
+                    self._silent = 0.0
+                return answer
+
+
+def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
+    """An attempt directory as it lies here, in a form that can travel."""
+    from .transfer import Parcel
+
+    parcel = Parcel(states=dict(states))
+    parcel.links = {name: content for name, (_, content) in attempt.links.items()} | attempt.objects
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        empty = True
+        with os.scandir(f"{attempt.path}/{folder}") as items:
+            for item in items:
+                empty = False
+                name = f"{folder}/{item.name}" if folder else item.name
+                if name in parcel.links or name in parcel.states:
+                    continue
+                if item.is_dir():
+                    waiting.append(name)
+                else:  # a link within code that came from a repository is what it leads to
+                    with open(item.path, "rb") as file:
+                        parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
+        if empty and folder:
+            parcel.folders.append(folder)
+    return parcel
+
+
+def _called(attempt: Attempt, name: str) -> str:
+    """What a step calls an input: some are known to their host by content only."""
+    names = {content: path for path, (_, content) in attempt.links.items()} | {content: path for path, content in attempt.objects.items()}
+    return names.get(name, name)
+
+
+def _append(path: str, data: bytes) -> None:
+    if data:
+        with open(path, "ab") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
