@@ -125,8 +125,9 @@ def judged(folder: Path, pattern: str | None, *, world: int | None = None, thoro
     names = newest_first(folder, pattern)
     for at, name in enumerate(names):
         verdict = examine(folder / name, world=world, thorough=thorough)
-        if at == 0 and verdict.ok and len(names) > 1 and (why := unlike(folder / name, folder / names[1], verdict)):
-            verdict = replace(verdict, ok=False, why=why)
+        if at == 0 and verdict.ok and len(names) > 1:
+            why = unlike(_files(folder / name), _files(folder / names[1]), names[1], verdict)
+            verdict = replace(verdict, ok=not why, why=why)
         yield name, verdict
 
 
@@ -182,15 +183,10 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
     return Verdict(not wrong, kind, step, by, wrong)
 
 
-def unlike(path: Path, before: Path, verdict: Verdict) -> str:
-    """Words for a file that the whole checkpoint before this one has and this one does not; empty where a layout says what belongs to it."""
-    if verdict.kind != "files" or not before.is_dir() or not examine(before).ok:
-        return ""
-    try:
-        lost = sorted(shape(files(before)) - shape(files(path)))
-    except OSError:
-        return ""
-    return f"it has no {lost[0]}, which {before.name} has: it was not finished" if lost else ""
+def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
+    """Words for a file that the checkpoint before this one has and this one does not; empty where a layout says what belongs to it."""
+    lost = sorted(shape(before) - shape(names)) if verdict.kind == "files" else []
+    return f"it has no {lost[0]}, which {called} has: it was not finished" if lost else ""
 
 
 def best(path: Path) -> str:
@@ -236,6 +232,13 @@ def files(path: Path) -> list[str]:
         found += [name if head == "." else f"{head}/{name}" for name in names]
         found += [f"{head}/{name}".removeprefix("./") for name in below if os.path.islink(os.path.join(folder, name))]
     return sorted(found)
+
+
+def _files(path: Path) -> list[str]:
+    try:
+        return files(path) if path.is_dir() else []
+    except OSError:
+        return []
 
 
 def _raise(error: OSError) -> None:

@@ -26,7 +26,7 @@ from ..errors import RecipeError
 from ..storage.artifacts import delete
 from ..storage.files import scan
 from . import checkpoints
-from .checkpoints import Newest, Verdict
+from .checkpoints import Newest
 from .layouts import TEMPORARY
 from .transfer import Depot
 
@@ -225,7 +225,8 @@ class Keeper:
                 continue
             if name == names[0] and not over and not await self._closed(state, name, listing):
                 continue
-            if await self._take(state, name, listing, incoming, doing, over=over, last=name == names[0]):
+            before = names[1] if name == names[0] and len(names) > 1 else ""
+            if await self._take(state, name, listing, incoming, doing, over=over, before=(before, there.get(before, {}))):
                 good.append(name)
         if over:
             for name in sorted(set(there) - set(names)):
@@ -245,8 +246,10 @@ class Keeper:
             return now == listing
         return True
 
-    async def _take(self, state: Kept, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, last: bool = False) -> bool:
-        """Bring one thing home; whether it counts.  `last`: it is the newest checkpoint there."""
+    async def _take(
+        self, state: Kept, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, before: tuple[str, Listing] = ("", {})
+    ) -> bool:
+        """Bring one thing home; whether it counts.  `before`: the last checkpoint before it, if it is the newest one there."""
         target = incoming / (name or WHOLE)
         try:
             doing.size += await self._away.bring(_join(state.there, name), target)
@@ -258,7 +261,7 @@ class Keeper:
         checkpoint = _is_checkpoint(name, state.pattern)
         if checkpoint and not (name == "" and over):
             verdict = await asyncio.to_thread(checkpoints.examine, target, thorough=True)
-            why = verdict.why or (await asyncio.to_thread(_unlike, state, name, target, verdict) if last else "")
+            why = verdict.why or checkpoints.unlike(list(listing), list(before[1]), before[0], verdict)
             if why:
                 await asyncio.to_thread(delete, target)
                 if name:
@@ -442,12 +445,6 @@ def _join(folder: str, name: str) -> str:
 def _whole(state: Kept) -> set[str]:
     """The checkpoints here that count."""
     return {""} if state.pattern is None else {name for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
-
-
-def _unlike(state: Kept, name: str, arrived: Path, verdict: Verdict) -> str:
-    """Words for what the last one here before this one has, and this one does not."""
-    before = next((other for other in checkpoints.newest_first(state.here, state.pattern) if _order(other) < _order(name)), None)
-    return checkpoints.unlike(arrived, state.here / before, verdict) if before else ""
 
 
 def _afresh(incoming: Path, here: Path, going: set[str]) -> None:

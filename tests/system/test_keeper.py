@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from runner.execution.keeper import Janitor, Keeper, Kept, Look, Round, strained
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "60"))
 PATTERN = "step-*"
+PICKLE = pickle.dumps([1, 2, 3])
 ROOM = 1 << 30
 
 
@@ -64,15 +66,17 @@ class Elsewhere:
 
 
 class Training:
-    """A trainer's folder on some host: what it saves, whole and not."""
+    """A trainer's folder on some host: what it saves, whole and not.  `known`: in accelerate's layout, else in one of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, known: bool = False) -> None:
         self.folder = folder
+        self.name = "checkpoint-%d" if known else "step-%d"
+        self.rest = {"optimizer.bin": PICKLE, "random_states_0.pkl": PICKLE} if known else {"optimizer.json": b"{}"}
         folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, step: int, *, size: int = 64) -> Path:
-        """The first half of a save, which looks whole: that is what makes it dangerous."""
-        path = self.folder / f"step-{step}"
+        """The first half of a save, in which every file is whole: that is what makes it dangerous."""
+        path = self.folder / (self.name % step)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
@@ -80,30 +84,33 @@ class Training:
         return path
 
     def end(self, step: int) -> None:
-        """The other half, if it is not there."""
-        path = self.folder / f"step-{step}" / "optimizer.json"
-        if path.parent.is_dir() and not path.exists():
-            path.write_text(json.dumps({"step": step}))
+        """The other half, of what is not there yet."""
+        for name, data in self.rest.items():
+            path = self.folder / (self.name % step) / name
+            if path.parent.is_dir() and not path.exists():
+                path.write_bytes(data)
 
     def save(self, step: int, *, size: int = 64) -> Path:
         path = self.begin(step, size=size)
         self.end(step)
         return path
 
-
-def whole(path: Path) -> bool:
-    return (path / "optimizer.json").exists() and checkpoints.examine(path).ok
+    def whole(self, folder: Path) -> set[int]:
+        """The steps whose checkpoints in a folder are as they were saved."""
+        made = {int(path.name.rpartition("-")[2]): path for path in folder.glob("*-*")}
+        names = {"model.safetensors", *self.rest}
+        return {step for step, path in made.items() if names == set(checkpoints.files(path)) and checkpoints.examine(path).ok}
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+    return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("*-*") if path.name[0] != ".")
 
 
 class Scene:
     """One state here and on hosts, and a keeper of it."""
 
-    def __init__(self, tmp: Path, *, keep: int | None = 2, pattern: str | None = PATTERN) -> None:
-        self.tmp, self.keep, self.pattern = tmp, keep, pattern
+    def __init__(self, tmp: Path, *, keep: int | None = 2, pattern: str | None = PATTERN, known: bool = False) -> None:
+        self.tmp, self.keep, self.pattern, self.known = tmp, keep, pattern, known
         self.here = tmp / "home" / "1" / "ckpt"
         self.told: list[Round] = []
         self.paused: list[float] = []
@@ -111,11 +118,15 @@ class Scene:
         self.host("a")
 
     def host(self, name: str) -> Elsewhere:
-        self.there = Training(self.tmp / name / "states" / "id" / "ckpt")
+        self.there = Training(self.tmp / name / "states" / "id" / "ckpt", known=self.known)
         self.away = Elsewhere(self.tmp / name)
+        self.worker()
+        return self.away
+
+    def worker(self) -> None:
+        """Somebody else goes on with this attempt."""
         kept = Kept("ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
         self.keeper = Keeper(self.away, [kept], self.told.append, pause=self.pause)
-        return self.away
 
     async def pause(self, seconds: float) -> None:
         self.paused.append(seconds)
@@ -268,14 +279,14 @@ def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(s
     assert steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
     scene.there.save(3)
     assert scene.sync().brought == ("step-3",)
-    assert whole(scene.here / "step-3")
+    assert 3 in scene.there.whole(scene.here)
 
 
 def test_what_a_host_still_has_comes_home_before_a_training_goes_on_there(scene: Scene) -> None:
     scene.there.save(1)
     scene.sync()
     scene.there.save(2)
-    scene.keeper = Keeper(scene.away, [Kept("ckpt", scene.here, str(scene.there.folder), PATTERN, None, 2)], scene.told.append, pause=scene.pause)
+    scene.worker()
     assert scene.restore().name == "step-2"
     assert steps(scene.here) == [1, 2] and scene.told[-1].brought == ("step-2",)
 
@@ -294,7 +305,7 @@ def test_an_older_one_that_a_host_has_does_not_take_the_place_of_ours(scene: Sce
     scene.host("a")
     assert scene.restore().name == "step-3"
     assert (scene.here / "step-2" / "model.safetensors").stat().st_mtime_ns == mine
-    assert json.loads((scene.here / "step-2" / "optimizer.json").read_text()) == {"step": 2}
+    assert (scene.here / "step-2" / "optimizer.json").read_text() == "{}"
 
 
 def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> None:
@@ -308,7 +319,7 @@ def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> No
     scene.restore()
     assert (scene.there.folder / "study.json").read_text() == "[1, 2"
     (scene.there.folder / "study.json").write_text("[1, 2, 3]")
-    scene.keeper = Keeper(scene.away, [Kept("ckpt", scene.here, str(scene.there.folder), None)], scene.told.append, pause=scene.pause)
+    scene.worker()
     scene.restore()
     assert (scene.here / "study.json").read_text() == "[1, 2, 3]"
 
@@ -415,72 +426,61 @@ def spoil(path: Path, how: str) -> None:
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(story=st.lists(STEPS, max_size=25), keep=st.integers(1, 3))
-def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_that_was_closed_when_we_last_looked(
-    story: list[tuple[str, ...]], keep: int, tmp_path_factory: pytest.TempPathFactory
+@given(story=st.lists(STEPS, max_size=25), keep=st.integers(1, 3), known=st.booleans())
+def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_that_was_there_when_we_last_looked(
+    story: list[tuple[str, ...]], keep: int, known: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    scene = Scene(tmp_path_factory.mktemp("story"), keep=keep)
+    scene = Scene(tmp_path_factory.mktemp("story"), keep=keep, known=known, pattern="*-*")
     step, hosts = 0, 0
-    safe: set[int] = set()  # whole at home since we last looked, and not spoilt
+    safe: set[int] = set()  # whole here when we last looked, and not spoilt since
 
-    def check() -> None:
+    def check(at_least: int = 0) -> None:
         nonlocal safe
-        for path in scene.here.glob("*") if scene.here.is_dir() else ():
-            assert path.name.startswith("step-")
-        home = {step for step in steps(scene.here) if whole(scene.here / f"step-{step}")}
-        assert not safe or max(safe) <= max(home, default=0)
-        safe = home
+        now = scene.there.whole(scene.here) if scene.here.is_dir() else set()
+        assert max({at_least, *safe}) <= max(now, default=0)
+        safe = now
 
-    def closed() -> int:
-        """The newest that is whole there and that nobody writes any more."""
-        return max((step for step in steps(scene.there.folder) if whole(scene.there.folder / f"step-{step}")), default=0)
+    def resumed() -> int:
+        found = scene.restore()
+        check()
+        assert (found.step or 0) == max(safe, default=0)
+        assert not found.step or found.step in scene.there.whole(scene.there.folder)
+        return found.step or 0
 
     for kind, *how in story:
+        there = scene.there.whole(scene.there.folder)
         if kind == "save":
-            step += 1
-            scene.there.save(step)
-        elif kind == "begin":
-            step += 1
-            scene.there.begin(step)
+            scene.there.save(step := step + 1)
+        elif kind == "begin" and (there or known):  # of the first one in a layout of its own nobody can say whether it is whole
+            scene.there.begin(step := step + 1)
             scene.while_paused = partial(scene.there.end, step)
         elif kind in ("sync", "finish"):
-            wanted = closed()
             done = scene.sync() if kind == "sync" else scene.finish()
             assert not done.problem
-            assert wanted <= max(steps(scene.here), default=0)
-            check()
-            assert wanted <= max(safe, default=0)
-            scene.while_paused = lambda: None
+            check(max(there, default=0))
         elif kind == "cut off":
-            scene.away.during = lambda path, target: (_ for _ in ()).throw(Unreachable("cut"))
+            scene.away.during = cut
             scene.sync()
             scene.away.during = lambda path, target: None
             check()
         elif kind == "host dies":
-            hosts += 1
-            scene.while_paused = lambda: None
-            scene.host(f"host-{hosts}")
-            found = scene.restore()
-            assert (found.step or 0) == max(safe, default=0)
-            assert not found.name or whole(scene.there.folder / found.name) or (scene.there.folder / found.name).is_dir()
-            check()
-            step = max(step, found.step or 0)
+            scene.host(f"host-{(hosts := hosts + 1)}")
+            step = max(step, resumed())
         elif kind == "worker dies":
-            scene.keeper = Keeper(
-                scene.away, [Kept("ckpt", scene.here, str(scene.there.folder), PATTERN, None, keep)], scene.told.append, pause=scene.pause
-            )
+            scene.worker()
         elif kind == "trainer deletes":
-            for old in steps(scene.there.folder)[:-1]:
-                shutil.rmtree(scene.there.folder / f"step-{old}")
-        else:
+            for old in steps(scene.there.folder):
+                if old < max(there, default=0):
+                    shutil.rmtree(scene.there.folder / (scene.there.name % old))
+        elif kind.startswith("spoil"):
             folder = scene.there.folder if kind == "spoil there" else scene.here
-            if found := steps(folder):
-                path = folder / f"step-{found[-1]}"
-                if (path / "model.safetensors").exists() and checkpoints.examine(path).ok:
-                    spoil(path, how[0])
-                if folder == scene.here:
-                    safe.discard(found[-1])
+            if found := scene.there.whole(folder):
+                spoil(folder / (scene.there.name % max(found)), how[0])
+                safe -= {max(found)} if folder == scene.here else set()
     scene.host("last")
-    found = scene.restore()
-    assert (found.step or 0) == max(safe, default=0)
-    assert steps(scene.there.folder) == ([found.step] if found.name else [])
+    at = resumed()
+    assert steps(scene.there.folder) == ([at] if at else [])
+
+
+def cut(path: str, target: Path) -> None:
+    raise Unreachable("cut")
