@@ -12,14 +12,15 @@ The command sees its directory, and everything that links in it lead to, under t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import posixpath
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from drivers.base import Command, Exit, Host, Job, Rejected
 
@@ -84,6 +85,51 @@ class Mount:
     writable: bool = False
 
 
+class Containers:
+    """The containers of one run on one host, whose attempt directories are in `attempts`: nothing is looked for twice.
+
+    `settings` are the driver's: `container_engine`, `engine_args` (before the engine's verb), `container_args` (after `run`).
+    """
+
+    def __init__(
+        self, host: Host, attempts: str, say: Callable[[str], None], settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._host, self._attempts, self._say, self._environ = host, attempts, say, environ
+        self._settings = settings
+        self._engine: Engine | None = None
+        self._images: dict[str, Image] = {}
+        self._alone = asyncio.Lock()
+
+    async def image(self, name: str) -> Image:
+        """The image there.  The first time, the host's engine is looked for, and what dead workers left in containers ends.  Raises CannotRun."""
+        async with self._alone:
+            if self._engine is None:
+                told = self._settings
+                engine = await detect(
+                    self._host,
+                    engine=str(told.get("container_engine", "")),
+                    flags=tuple(map(str, told.get("engine_args", ()))),
+                    args=tuple(map(str, told.get("container_args", ()))),
+                    environ=self._environ,
+                )
+                for attempt in await sweep(self._host, engine, self._attempts):
+                    self._say(f"ended the container that {attempt} left")
+                self._engine = engine
+            if name not in self._images:
+                self._images[name] = await resolve(self._host, self._engine, name, self._say)
+            return self._images[name]
+
+    def wrap(self, command: Command, name: str, mounts: Sequence[Mount], gpus: float = 0) -> Command:
+        """`wrap` for an image that `image` has found."""
+        assert self._engine is not None
+        return wrap(command, self._images[name], self._engine, mounts, gpus)
+
+    async def over(self, attempt: str, exit: Exit) -> None:
+        """A job in a container has ended; one that did not end by itself may have left it.  `attempt` is the path of its directory."""
+        if self._engine is not None and (exit.signal is not None or exit.reason != "exit"):
+            await end(self._host, self._engine, attempt)
+
+
 # -- the host ----------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -146,10 +192,15 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str,
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory, flags, args, dict(env))  # type: ignore[arg-type]
 
 
-async def resolve(host: Host, engine: Engine, image: str) -> Image:
-    """The image there, pulled if it is not; one named by digest is that one.  Raises CannotRun with the engine's words; DriverError."""
+async def resolve(host: Host, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:
+    """The image there, pulled (which is said) if it is not; one named by digest is that one.  Raises CannotRun in the engine's words; DriverError."""
+    look = ["sh", "-c", _LOOK, "look", image, *engine.words]
     try:
-        said = await _call(host, ["sh", "-c", _RESOLVE, "resolve", image, _full_name(image), *engine.words], engine.env)
+        said = await _call(host, look, engine.env)
+        if said.split() in ([], ["[]"]):
+            if say is not None:
+                say(f"fetching the image {image}, once")
+            said = await _call(host, ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words], engine.env)
     except Rejected as error:
         words = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = next((line for line in reversed(words) if "rror" in line or "denied" in line), words[-1] if words else "")
@@ -403,11 +454,15 @@ for name in $names; do
 done
 """
 
-_RESOLVE = r"""
-image=$1 full=$2; shift 2
-"$@" image inspect "$image" 2>/dev/null && exit
-"$@" pull --quiet "$full" >/dev/null || exit 1
-"$@" image inspect "$full"
+_LOOK = r"""
+image=$1; shift
+"$@" image inspect "$image" 2>/dev/null || echo
+"""
+
+_PULL = r"""
+image=$1; shift
+"$@" pull --quiet "$image" >/dev/null || exit 1
+"$@" image inspect "$image"
 """
 
 _END = r"""
