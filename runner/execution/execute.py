@@ -22,9 +22,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from drivers.base import Command, DriverError, Exit, Host, HostLost, Job
+from drivers.base import Command, DriverError, Exit, HostLost, Job
 
 from ..digest import Digest, of_value
 from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
@@ -32,7 +32,7 @@ from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
-from ..planning.plan import ALLOW_FAILURE, SELECT, TEMPORARY, UNCACHED, Node
+from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker, Secret
 from ..storage.artifacts import delete
@@ -41,14 +41,19 @@ from ..storage.files import Content
 from ..storage.locks import Lock
 from . import checkpoints, launch, metrics
 from .chores import Chores
+from .fleet import Fleet
 from .ledger import Ledger
 from .scrap import Scrap
 from .sharing import Deliveries
-from .sites import Site
+from .sites import Away, Brought, Errand, Paths, Site
 from .sources import chosen, fetch
 from .staging import Attempt, OutputProblem, no_space, undeclared
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from .containers import Containers, Mount
+    from .keeper import Round
 
 GRACE = timedelta(seconds=10)
 PATIENCE = 3
@@ -111,7 +116,14 @@ class _Running:
     secrets: list[Secret]
     state: checkpoints.Generation | None
     lock: Lock | None
+    site: Site
+    wants: Mapping[str, float]
+    goes_on: int | None = None  # the step of the checkpoint that it goes on from
     taken_up: bool = False  # begun by an earlier worker
+    task: asyncio.Task[None] | None = None  # what carries it to another disk than ours, and back
+    errand: Errand | None = None
+    brought: Brought | None = None
+    stopped: bool = False  # we asked for its end
 
 
 _TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
@@ -121,8 +133,9 @@ _TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
 class Executor:
     """One run, from its first judgement to its last move."""
 
-    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, host: Host, options: Options, listener: Callable[[], None] | None) -> None:
-        self.ws, self.survey, self.ledger, self.host, self.options = ws, survey, ledger, host, options
+    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, fleet: Fleet, options: Options, listener: Callable[[], None] | None) -> None:
+        self.ws, self.survey, self.ledger, self.fleet, self.options = ws, survey, ledger, fleet, options
+        self.host = fleet.here.host
         self._top, self._attempts, self._logs = str(ws.root), f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
         self._base: dict[tuple[str, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
         self.plan, self.facts = survey.plan, survey.facts
@@ -131,17 +144,19 @@ class Executor:
         self.running: dict[str, _Running] = {}
         self.resting: dict[str, float] = {}
         self.failures: list[Failure] = []
-        self.ended: deque[tuple[str, Exit | DriverError]] = deque()
+        self.ended: deque[tuple[str, Exit | DriverError | RecipeError]] = deque()
         self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
-        self._hear = getattr(host, "hear", None)
+        self._hear = getattr(self.host, "hear", None)
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
-        self._chores = Chores(Site(ws, "local", host, ws.machine()), ledger.run, survey.plan.settings, survey.plan.inputs)
+        self._chores: dict[str, Chores] = {}
+        self._boxes: dict[str, Containers] = {}
         self._strained = False
         self._sick: set[str] = set()
         self._out_of_time = False
         self._stopping = False
+        self._replacing = 0
         self._refused: dict[str, tuple[str, str, str]] = {}
         self._dirty = 0.0
         self._disturbed = False
@@ -171,7 +186,8 @@ class Executor:
             limit = self.plan.settings["limits"]["time"]
             clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
             try:
-                await self._chores.setup()
+                sites = [*self.fleet.sites, *([self.fleet.here] if self.fleet.away and self._some_here() else [])]
+                await asyncio.gather(*(self._chores_of(site).setup() for site in sites))
                 looks = self._look_after()
                 self._pulse()
                 while not self.scheduler.finished and not self._abandoned:
@@ -190,14 +206,19 @@ class Executor:
                     looks.cancel()
                 if clock is not None:
                     clock.cancel()
+                if self.scheduler.finished:
+                    with contextlib.suppress(Infrastructure):  # raised again below
+                        self._flush()
+                    await asyncio.wait([*self._waits, asyncio.ensure_future(asyncio.sleep(0))], timeout=GRACE.total_seconds())
                 for task in self._waits:
                     task.cancel()
                 if not self._abandoned:
-                    for problem in await self._chores.cleanup():
-                        self.ledger.say(problem)
+                    for chores in self._chores.values():
+                        for problem in await chores.cleanup() if not chores.site.lost else ():
+                            self.ledger.say(problem)
                 if self.scheduler.finished:
                     await self._sweep()
-                await self.host.aclose()
+                await self.fleet.close()
                 self._scrap.clear()
             self._flush()
             self._scrap.clear()
@@ -210,15 +231,30 @@ class Executor:
         return asyncio.get_running_loop().create_task(self._watch(*health)) if health else None
 
     async def _watch(self, command: object, every: float) -> None:
-        bad = 0
+        bad: dict[str, int] = {}
         while True:
             await asyncio.sleep(every)
-            bad = 0 if await self._chores.healthy(command, max(every, 1.0)) else bad + 1
-            if bad == PATIENCE:
-                bad = 0
-                self._sick |= set(self.running)
-                for running in list(self.running.values()):
-                    await self.host.stop(running.job, GRACE)
+            for chores in [chores for chores in self._chores.values() if not chores.site.lost]:
+                site = chores.site
+                try:
+                    bad[site.name] = 0 if await chores.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
+                except DriverError:
+                    continue  # who waits for its jobs says what is wrong with the host
+                if bad[site.name] == PATIENCE:
+                    bad[site.name] = 0
+                    there = [running for running in self.running.values() if running.site is site]
+                    self._sick |= {running.node.id for running in there}
+                    for running in there:
+                        await self._stop(running)
+
+    def _chores_of(self, site: Site) -> Chores:
+        if site.name not in self._chores:
+            self._chores[site.name] = Chores(site, self.ledger.run, self.survey.plan.settings, self.survey.plan.inputs)
+        return self._chores[site.name]
+
+    def _some_here(self) -> bool:
+        """Whether any step says `where: local`."""
+        return any(self.plan.nodes[self.plan.index[id]].flags & LOCAL for id in self.todo)
 
     async def _sweep(self) -> None:
         """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
@@ -233,12 +269,31 @@ class Executor:
             if run.id[-6:] not in left or self.ws.store.live(run.id):
                 continue
             names = left[run.id[-6:]]
-            going = [name for name in names if "." not in name and await self.host.wait(Job(name), timedelta(0)) is None]
+            going = [name for name in names if "." not in name and await self._goes_on(name)]
             for name in going:
                 self.ledger.say(f"a job of an earlier run, which this one does not need, goes on in the background: {name}")
             for name in names:
                 if name.partition(".")[0] not in going:
                     await asyncio.to_thread(delete, Path(folder, name))
+
+    async def _goes_on(self, name: str) -> bool:
+        """Whether the job of an attempt that an earlier worker left is still running, as far as we can see."""
+        site = self._site_of(name)
+        if site is None:
+            return False
+        over = await site.host.wait(Job(name), timedelta(0))
+        if over is not None and isinstance(site, Away):
+            await site.clear(Paths.at(f"{site.root}/attempts/{name}"))
+        return over is None
+
+    def _site_of(self, name: str) -> Site | None:
+        """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
+        try:
+            with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
+                called = file.read()
+        except FileNotFoundError:
+            return self.fleet.here
+        return next((site for site in self.fleet.sites if site.name == called and not site.lost), None)
 
     async def _rest(self) -> None:
         """Wait for an end, or until the next group, try or look at the screen is due."""
@@ -434,7 +489,7 @@ class Executor:
 
     def _capacity(self) -> dict[str, float]:
         named = {pool for detail in self.plan.details() for pool in detail["resources"].get("pools", {})}
-        return {**self.ws.machine(), **dict.fromkeys(named, 1.0), **self.options.pools}
+        return {**self.fleet.machine(), **dict.fromkeys(named, 1.0), **self.options.pools}
 
     # -- starting --------------------------------------------------------------------------------------------------------------------------------
 
@@ -460,6 +515,11 @@ class Executor:
         node, detail = self.plan.nodes[n], self.plan.details()[n]
         verdict = self._verdicts[id]
         key = verdict.key
+        wants = _wants(detail)
+        site = self._site_for(node, wants)
+        if site is None:
+            self.resting[id] = time.monotonic() + 0.2
+            return self._without_room(id, node, wants)
         if key is not None and not self.ledger.hold(key):
             # Another run here is making the same thing: wait, then judge again and find it made.
             self.resting[id] = time.monotonic() + 0.1
@@ -474,7 +534,8 @@ class Executor:
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
-            generation, lock = await self._open_state(node, detail, world, key)
+            processes = self._processes(detail, n, site) if detail["state"] else None
+            generation, lock = await self._open_state(node, detail, world, key, processes)
         except OSError as error:
             self._record([self.scheduler.start(id)])
             self._fail(id, "disk", str(no_space(error, error.filename or "")))
@@ -500,8 +561,14 @@ class Executor:
         if detail["secrets"]:
             # Names, so that who follows the raw log can mask it.
             data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
-        if generation is not None and (note := generation.note or _goes_on(detail, generation)):
+        restored = self._restored(detail, generation, processes)
+        if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
+        for found in restored.values():
+            if found.passed and found.name is None:
+                self.ledger.say(f"{id}: {found.words}")
+        if site is not self.fleet.here:
+            data["site"] = site.name
         self._record([self.scheduler.start(id, data)])
         try:
             conflicts = [] if self.options.overwrite else self._conflicts(n)
@@ -509,7 +576,7 @@ class Executor:
                 raise CannotRun(
                     f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
                 )
-            running = await self._begin(n, node, detail, key, world, generation, lock, name)
+            running = await self._begin(n, node, detail, key, world, generation, lock, name, site, restored)
         except (RecipeError, OSError, DriverError) as error:
             if lock is not None:
                 lock.release()
@@ -519,19 +586,50 @@ class Executor:
             self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
             return True
         self.running[id] = running
-        if self._hear is not None:
+        running.site.enter(running.wants)
+        if running.errand is not None:
+            running.task = asyncio.get_running_loop().create_task(self._carry(id, running, running.errand))
+        elif self._hear is not None and running.site is self.fleet.here:
             self._hear(running.job, functools.partial(self._heard, id))
         else:
-            self._beside(self._wait(id, running.job))
+            self._beside(self._wait(id, running))
         if self._stopping:  # asked for while this job was being started
-            self._beside(self.host.stop(running.job, GRACE))
+            self._beside(self._stop(running))
+        return True
+
+    def _site_for(self, node: Node, wants: Mapping[str, float]) -> Site | None:
+        """Where a step may start now: where what it needs lies already, else where there is room."""
+        if not self.fleet.away or node.flags & LOCAL:
+            return self.fleet.here
+        absent = self._absent(node)
+        return next((site for site in self.fleet.sites if site.has_room(wants) and all(_holds(site, content) for content in absent)), None)
+
+    def _absent(self, node: Node) -> list[str]:
+        """What a step takes of earlier ones and that is not here: `temporary` outputs, which stayed on their host."""
+        found = [self.made[u].outputs.get(output) for u, output, *_ in node.upstream]
+        return [content for content in found if content is not None and not self.ws.objects.has(Content(content))]
+
+    def _without_room(self, id: str, node: Node, wants: Mapping[str, float]) -> bool:
+        """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
+        live = [site for site in self.fleet.sites if not site.lost]
+        for content in self._absent(node):
+            if not any(_holds(site, content) for site in live):
+                producer = next(u for u, output, *_ in node.upstream if self.made[u].outputs.get(output) == content)
+                name = self.plan.nodes[producer].id
+                self.made.pop(producer)
+                self._record(self.scheduler.gone(name, "its output stayed on a host that is lost"))
+                return True
+        if self._replacing or any(site.could(wants) for site in live):
+            return False
+        self._record([self.scheduler.start(id)])
+        self._fail(id, "error", f"there is no host left for it: {'; '.join(self.fleet.lost) or 'none is large enough'}")
         return True
 
     def _conflicts(self, n: int) -> list[str]:
         return [path for _, path in self.survey.places.get(n, ()) if self.facts.strange(path)]
 
     async def _open_state(
-        self, node: Node, detail: Mapping[str, Any], world: World, own: Digest | None
+        self, node: Node, detail: Mapping[str, Any], world: World, own: Digest | None, processes: int | None
     ) -> tuple[checkpoints.Generation | None, Lock | None]:
         if not detail["state"]:
             return None, None
@@ -543,12 +641,12 @@ class Executor:
             return None, None
         root = self.ws.home / "states" / key[:32]
         holder = checkpoints.holder(root)
-        if holder and not holder.startswith((own or "-")[:24]) and await self.host.wait(Job(holder), timedelta(0)) is None:
+        if holder and not holder.startswith((own or "-")[:24]) and (there := self._site_of(holder)) and await self._goes_on(holder):
             # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
-            await self.host.stop(Job(holder), GRACE)
+            await there.host.stop(Job(holder), GRACE)
             lock.release()
             return None, None
-        return checkpoints.choose(root, continues), lock
+        return checkpoints.choose(root, continues, world=processes), lock
 
     def _name(self, n: int, key: Digest | None) -> str:
         """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
@@ -567,37 +665,166 @@ class Executor:
         generation: checkpoints.Generation | None,
         lock: Lock | None,
         name: str,
+        site: Site,
+        restored: Mapping[str, checkpoints.Newest],
     ) -> _Running:
         attempt = Attempt(f"{self._attempts}/{name}")
-        log = attempt.path + ".log"
-        secrets = self._secrets(detail)
+        secrets, wants = self._secrets(detail), _wants(detail)
         if key is not None and (left := self._left.pop(key[:24], None)):
             for old in left:
                 found = await self._taken_up(node, old, self._always(n, self._verdicts[node.id]))
                 if found is not None:
+                    job, site = found
                     attempt = Attempt(f"{self._attempts}/{old}")
                     log = attempt.path + ".log"
-                    return _Running(node, n, key, world, attempt, found, old, log, time.time(), secrets, generation, lock, taken_up=True)
-        python = await self._python(node)
-        attempt.begin(self._scrap)
-        crashpoint("attempt-made")
-        command = self._command(n, node, detail, attempt, key, generation, log, python)
-        crashpoint("attempt-staged")
+                    running = _Running(
+                        node, n, key, world, attempt, job, old, log, time.time(), secrets, generation, lock, site, wants, taken_up=True
+                    )
+                    if isinstance(site, Away):
+                        running.errand = self._errand(running, detail, sys.executable, site)
+                        running.errand.job = job
+                    return running
+        log = attempt.path + ".log"
+        image = self._image(detail)
+        python = "python" if image else await self._python(node, site)
+        if image:
+            await self._boxes_of(site).image(image)
+        running = _Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, wants)
         if generation is not None:
             checkpoints.hold(generation.path.parent, name)
-        job = await self.host.start(command, name)
+        if isinstance(site, Away):
+            with open(f"{attempt.path}.site", "w", encoding="utf-8") as file:
+                file.write(site.name)
+            running.errand = self._errand(running, detail, python, site)
+            return running
+        attempt.begin(self._scrap)
+        crashpoint("attempt-made")
+        self._stage(node, detail, attempt)
+        self._link_state(detail, attempt, generation)
+        running.goes_on = max((found.step for found in restored.values() if found.step is not None), default=None)
+        command, script = self._command(running, detail, python, restored)
+        if script is not None:
+            self._scrap.write_script(site.paths(attempt).script, script)
+            self._scrap.log(log)
+        crashpoint("attempt-staged")
+        running.job = await site.host.start(command, name)
         crashpoint("job-started")
-        return _Running(node, n, key, world, attempt, job, name, log, time.time(), secrets, generation, lock)
+        return running
 
-    async def _taken_up(self, node: Node, name: str, always: bool) -> Job | None:
+    def _errand(self, running: _Running, detail: dict[str, Any], python: str, site: Away) -> Errand:
+        """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
+        from .keeper import Keeper, Kept, OverDepot
+
+        generation, attempt = running.state, running.attempt
+        folders = {name: f"states/{generation.id}/{name}" for name, *_ in detail["state"]} if generation is not None else {}
+        states = {path: folders[name] for name, path, *_ in detail["state"]}
+
+        def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
+            attempt.begin(self._scrap)
+            self._stage(running.node, detail, attempt, kept=lambda content: _holds(site, content))
+            running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
+            return self._command(running, detail, python, found)
+
+        errand = Errand(running.name, running.node, attempt, compose, detail["metrics"], states)
+        if generation is not None:
+            kept = [
+                Kept(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
+                for name, _, pattern, every, keep in detail["state"]
+            ]
+            for state in kept:
+                state.here.mkdir(parents=True, exist_ok=True)
+            errand.keeper = Keeper(
+                OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self._processes(detail, running.number, site)
+            )
+        return errand
+
+    def _told(self, site: Site, round: Round) -> None:
+        """What a keeper has to say that people should know."""
+        for words in (round.problem, round.warning):
+            if words:
+                self.ledger.say(f"{site.name}: {words}")
+        for name, why in round.passed:
+            self.ledger.say(f"checkpoint {name} on {site.name} is passed over: {why}")
+
+    async def _carry(self, id: str, running: _Running, errand: Errand) -> None:
+        """Put the end of an attempt elsewhere into the queue, whatever happens."""
+        assert isinstance(running.site, Away)
+        end: Exit | DriverError | RecipeError
+        try:
+            running.brought = await running.site.carry(errand)
+            end = running.brought.exit
+        except asyncio.CancelledError:
+            if not running.stopped:
+                raise
+            end = Exit(None, reason="stopped")
+        except (DriverError, RecipeError) as error:
+            end = error
+        except OSError as error:
+            end = no_space(error, error.filename or errand.name)
+        self._heard(id, end)
+
+    async def _stop(self, running: _Running) -> None:
+        """End what runs; an attempt that has not begun yet on its host never does."""
+        running.stopped = True
+        if running.errand is not None and running.errand.job is None:
+            if running.task is not None:
+                running.task.cancel()
+            return
+        job = running.errand.job if running.errand is not None and running.errand.job is not None else running.job
+        with contextlib.suppress(DriverError):  # who waits for its end hears that the host is gone, or cannot be reached
+            await running.site.host.stop(job, GRACE)
+
+    def _lose(self, site: Away, why: str) -> None:
+        """A host is gone: nothing starts there any more, and another takes its place if there is one."""
+        if site.lost:
+            return
+        site.lost = why
+        self.ledger.say(f"{site.name} is lost: {why}")
+        self._replacing += 1
+        self._beside(self._replace(site))
+
+    async def _replace(self, lost: Away) -> None:
+        try:
+            found = await self.fleet.replace(lost)
+            if found is not None:
+                await self._chores_of(found).setup()
+                self.ledger.say(f"{found.name} takes its place")
+        except RecipeError as error:
+            self.ledger.say(str(error))
+        finally:
+            self._replacing -= 1
+            self._wake()
+
+    def _image(self, detail: Mapping[str, Any]) -> str:
+        """The image that a step runs in; empty for the host's own programs."""
+        return "" if self.survey.request.current_python else str(detail["image"] or "")
+
+    def _boxes_of(self, site: Site) -> Containers:
+        from .containers import Containers
+
+        if site.name not in self._boxes:
+            local = site is self.fleet.here
+            box = self.ws.config.driver("local") if local else self.fleet.box
+            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.ledger.say, box, os.environ if local else None)
+        return self._boxes[site.name]
+
+    async def _taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
         """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
         path = f"{self._attempts}/{name}"
-        job = Job(name, {"log": path + ".log"})
-        exit = await self.host.wait(job, timedelta(0))
+        site = self._site_of(name)
+        if site is None:
+            self.ledger.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
+            _clear(path)
+            return None
+        paths = site.paths(Attempt(path))
+        job = Job(name, {"log": paths.log})
+        exit = await site.host.wait(job, timedelta(0))
         if exit is None:
-            return job
-        if exit.code == 0 and exit.reason == "exit" and not always and Attempt(path).whole(node):
-            return job
+            return job, site
+        if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node)):
+            return job, site
+        if isinstance(site, Away):
+            await site.clear(paths)
         _clear(path)
         return None
 
@@ -615,53 +842,69 @@ class Executor:
         return found
 
     def _command(
-        self,
-        n: int,
-        node: Node,
-        detail: dict[str, Any],
-        attempt: Attempt,
-        key: Digest | None,
-        generation: checkpoints.Generation | None,
-        log: str,
-        python: str,
-    ) -> Command:
-        self._stage(node, detail, attempt)
-        state = self._link_state(detail, attempt, generation)
+        self, running: _Running, detail: dict[str, Any], python: str, restored: Mapping[str, checkpoints.Newest]
+    ) -> tuple[Command, bytes | None]:
+        """What is run, and the script that has to lie beside the attempt for it."""
+        node, attempt, site = running.node, running.attempt, running.site
+        paths = site.paths(attempt)
         attempt.prepare_outputs(node)  # after the state, below which some may lie
         scope: dict[str, Any] = {}
         if not launch.plain(detail):
-            scope = judging.scope_of(detail, self.plan, n, self.made)
+            last = {name: f"{path}/{restored[name].name}" if restored[name].name else None for name, path, *_ in detail["state"]}
+            scope = judging.scope_of(detail, self.plan, running.number, self.made)
             scope |= {
-                "state": state,
+                "state": {name: Place(path, {"latest": last[name]}) for name, path, *_ in detail["state"]},
                 "run": {"id": self.ledger.run, "recipe": self.plan.recipe},
-                "step": {"id": node.id, "key": key or ""},
+                "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": 0},
                 "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
-                "host": {"gpus": int(self.ws.machine()["gpus"]), "cpus": int(self.ws.machine()["cpus"])},
+                "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])},
             }
         made = launch.render(detail, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
         attempt.ready()
-        argv = made.argv
-        if made.script is not None:
-            script = attempt.path + ".sh"
-            self._scrap.write_script(script, made.script.encode("utf-8", "surrogateescape"))
-            self._scrap.log(log)
-            argv = (*argv, script)
-        inherits = tuple(detail["pass_env"])
+        script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
+        argv = made.argv if script is None else (*made.argv, paths.script)
+        image = self._image(detail)
+        if image:
+            from .containers import base_env as boxed_env
+        inherits = (site.name, bool(image), *detail["pass_env"])
         if (base := self._base.get(inherits)) is None:
-            base = self._base[inherits] = launch.base_env(detail["pass_env"]) | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
+            base = boxed_env(detail["pass_env"], os.environ) if image else site.env(detail["pass_env"])
+            base = self._base[inherits] = base | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
         env = {**base, "RECIPE_STEP": node.id}
-        if python != sys.executable:
+        if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if detail["metrics"] is not None:
-            env["RECIPE_METRICS"] = attempt.path + ".metrics"
+            env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in self._secrets(detail)}
-        return Command(argv, attempt.path, env, secrets, detail["timeout"], detail["idle_timeout"], log)
+        secrets = {secret.name: secret.reveal for secret in running.secrets}
+        command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log)
+        if image:
+            command = self._boxes_of(site).wrap(command, image, self._mounts(running, detail, command), detail["resources"].get("gpus", 0))
+        return command, script
 
-    def _stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt) -> None:
+    def _mounts(self, running: _Running, detail: Mapping[str, Any], command: Command) -> list[Mount]:
+        """What a container has to see: the attempt, and all that it leads to."""
+        from .containers import Mount, mounts
+
+        site, generation = running.site, running.state
+        if not isinstance(site, Away):
+            states = [str(generation.folder(name)) for name, *_ in detail["state"]] if generation is not None else []
+            return mounts(command, f"{site.root}/objects", states)
+        paths = site.paths(running.attempt)
+        states = [f"{site.root}/states/{generation.id}/{name}" for name, *_ in detail["state"]] if generation is not None else []
+        return [
+            Mount(paths.cwd, True),
+            Mount(paths.script),
+            Mount(paths.metrics, True),
+            Mount(f"{site.root}/objects"),
+            *(Mount(state, True) for state in states),
+        ]
+
+    def _stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
+        """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
         root, cache = self._top, self.ws.cache
         for dep in node.deps:
             for path in self.facts.matches.get(dep, (dep,)):
@@ -695,56 +938,76 @@ class Executor:
             if below:
                 source = f"{self.ws.objects.path(Content(made))}/{below}"
                 attempt.add_path(cache, source, None, source, name)
+            elif kept(made) and not self.ws.objects.has(Content(made)):
+                attempt.objects[name] = made
             else:
                 attempt.add_object(self.ws.objects, made, name)
 
-    def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, path, pattern, _, _ in detail["state"]:
+    def _restored(self, detail: Mapping[str, Any], generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
+        """From which checkpoint each state goes on, as far as what is here shows."""
+        if generation is None:
+            return {}
+        return {name: checkpoints.newest(generation.folder(name), pattern, world=world) for name, _, pattern, *_ in detail["state"]}
+
+    def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> None:
+        for name, path, *_ in detail["state"]:
             assert generation is not None
             folder = generation.folder(name)
             folder.mkdir(parents=True, exist_ok=True)
             os.symlink(folder.resolve(), attempt.place(path))
-            last = checkpoints.latest(folder, pattern)
-            found[name] = Place(path, {"latest": f"{path}/{last}" if last else None})
-        return found
+
+    def _processes(self, detail: Mapping[str, Any], n: int, site: Site) -> int | None:
+        """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
+        if detail["accelerate"] is None:
+            return None
+        scope = judging.scope_of(detail, self.plan, n, self.made) | {"host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}}
+        return launch.processes(detail["accelerate"], scope)
 
     def _secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
         if not detail["secrets"]:
             return []
         return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
 
-    async def _python(self, node: Node) -> str:
+    async def _python(self, node: Node, site: Site) -> str:
         if node.lock and not self.survey.request.current_python:
             from .environments import built, python_of
 
-            content = str(self.facts.locks[node.home, node.lock])
-            if not await built(self._chores.site, content):
-                self.ledger.say(f"installing the packages of {node.lock}, once")
-            return await python_of(self._chores, Path(self.plan.homes[node.home], node.lock), content)
-        return sys.executable
+            content, chores = str(self.facts.locks[node.home, node.lock]), self._chores_of(site)
+            if not await built(site, content):
+                self.ledger.say(f"installing the packages of {node.lock}{'' if site is self.fleet.here else f' on {site.name}'}, once")
+            return await python_of(chores, Path(self.plan.homes[node.home], node.lock), content)
+        return site.python
 
-    def _heard(self, id: str, exit: Exit | DriverError) -> None:
+    def _heard(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
         self.ended.append((id, exit))
         self._wake()
 
-    async def _wait(self, id: str, job: Job) -> None:
+    async def _wait(self, id: str, running: _Running) -> None:
         """Hear of the job's end, whatever happens: for a host that has to be asked."""
         try:
             exit: Exit | DriverError | None = None
             while exit is None:
-                exit = await self.host.wait(job, FOREVER)
+                exit = await running.site.host.wait(running.job, FOREVER)
         except DriverError as error:
             exit = error
         self._heard(id, exit)
 
     # -- ending ----------------------------------------------------------------------------------------------------------------------------------
 
-    async def _over(self, id: str, exit: Exit | DriverError) -> None:
+    async def _over(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
         running = self.running.pop(id)
+        running.site.leave(running.wants)
         detail = self.plan.details()[self.plan.index[id]]
+        image = self._image(detail)
         try:
-            if isinstance(exit, DriverError):
+            if image and isinstance(exit, Exit):
+                with contextlib.suppress(DriverError):
+                    await self._boxes_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
+            if isinstance(exit, HostLost) and isinstance(running.site, Away):
+                self._lose(running.site, str(exit))
+            if isinstance(exit, RecipeError):
+                self._failed(id, running, detail, "error", f"{exit}{f' ({exit.fix})' if exit.fix else ''}")
+            elif isinstance(exit, DriverError):
                 self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
             elif exit.reason == "stopped" and self._out_of_time:
                 limit = self.plan.settings["limits"]["time"]
@@ -755,7 +1018,7 @@ class Executor:
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
-                self._failed(id, running, detail, _reason(exit), _said(exit, detail))
+                self._failed(id, running, detail, _reason(exit), (image and _of_engine(exit, running.log, image)) or _said(exit, detail))
             else:
                 await self._succeeded(id, running, detail, exit)
         finally:
@@ -770,7 +1033,7 @@ class Executor:
         n = self.plan.index[id]
         seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
         try:
-            tampered = attempt.tampered(self.ws.cache, self.ws.objects)
+            tampered = running.brought.changed if running.brought is not None else attempt.tampered(self.ws.cache, self.ws.objects)
             if tampered:
                 who = "it, or somebody meanwhile, changed" if tampered[0] in attempt.links else "it changed"
                 self._failed(id, running, detail, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
@@ -778,7 +1041,11 @@ class Executor:
             kept = [path for _, path, *_ in detail["state"]]
             # Writing down what is being taken costs a cheap step more than doing it again would.
             noted = seconds >= WORTH_NOTING or running.taken_up
-            if attempt.heavy(node):
+            if running.brought is not None:
+                if running.brought.wrong:
+                    raise OutputProblem(running.brought.wrong)
+                outputs = dict(running.brought.outputs)
+            elif attempt.heavy(node):
                 outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept, noted=noted)
             else:
                 outputs = attempt.collect(node, self.ws.objects, kept, noted=noted)
@@ -790,6 +1057,8 @@ class Executor:
             return
         crashpoint("outputs-stored")
         values = self._metrics(running, detail)
+        if running.goes_on is not None and (words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics")))):
+            self.ledger.say(f"{id}: {words}")
         made = Made(True, outputs, values)
         self.made[n] = made
         stale = attempt.stale(self.ws.cache)
@@ -834,7 +1103,7 @@ class Executor:
         hint = ""
         if reason in ("exit", "output"):
             declared = [*attempt.staged, *attempt.links, *attempt.objects, *(path for _, path, _ in running.node.outputs)]
-            missing = undeclared(tail.decode(errors="replace"), self.ws.root, attempt.path, declared)
+            missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
         image = {"author": detail["author"], "world": running.world}
         self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
@@ -862,12 +1131,18 @@ class Executor:
         for name, _, pattern, _, keep in detail["state"]:
             if running.state is not None:
                 checkpoints.prune(running.state.folder(name), pattern, keep)
+        path, errand = running.attempt.path, running.errand
         if success and running.state is not None and not detail["continues"]:
             self.ledger.after_flush(lambda: delete(running.state.path) if running.state else None)
-        path = running.attempt.path
+        if errand is not None and isinstance(running.site, Away) and not running.site.lost:
+            spent = list(errand.states.values()) if success and not detail["continues"] else []
+            self.ledger.after_flush(functools.partial(self._clear_away, running.site, errand, spent))
         with contextlib.suppress(OSError):
-            if isinstance(detail["run"], str):
+            if errand is not None:
+                os.unlink(path + ".site")
+            elif isinstance(detail["run"], str):
                 self._scrap.give_script(path + ".sh")
+        with contextlib.suppress(OSError):
             if detail["metrics"] is not None:
                 os.unlink(path + ".metrics")
         failed = f"{self._attempts}/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
@@ -882,6 +1157,10 @@ class Executor:
             self._failures_kept = True
             with contextlib.suppress(OSError):
                 os.rename(path, failed)
+
+    def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
+        """What an attempt used on another disk is not needed there any more."""
+        self._beside(site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states]))
 
     def _metrics(self, running: _Running, detail: Mapping[str, Any]) -> dict[str, Any]:
         if detail["metrics"] is None:
@@ -998,9 +1277,10 @@ class Executor:
 
     def _stop_all(self) -> None:
         self._stopping = True
-        self._beside(self._chores.stop())
+        for chores in self._chores.values():
+            self._beside(chores.stop())
         for running in self.running.values():
-            self._beside(self.host.stop(running.job, GRACE))
+            self._beside(self._stop(running))
         self._wake()
 
     def _beside(self, doing: Coroutine[Any, Any, None]) -> None:
@@ -1019,17 +1299,27 @@ class Executor:
         return self._interrupts > 0
 
 
-def _goes_on(detail: Mapping[str, Any], generation: checkpoints.Generation) -> str:
-    """From which checkpoints an attempt goes on, for people; empty when it begins at the beginning."""
-    found = [checkpoints.latest(generation.folder(name), pattern) for name, _, pattern, _, _ in detail["state"]]
-    last = [name for name in found if name]
-    return f"goes on from {', '.join(last)}" if last else ""
+def _wants(detail: Mapping[str, Any]) -> dict[str, float]:
+    """What an attempt takes of a host's cpus, gpus and bytes of memory."""
+    wants = detail["resources"]
+    return {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)}
+
+
+def _holds(site: Site, content: str) -> bool:
+    """Whether an output that is not here lies there."""
+    return isinstance(site, Away) and site.holds(content)
+
+
+def _of_engine(exit: Exit, log: str, image: str) -> str:
+    from .containers import explain
+
+    return explain(exit, _tail(log), image)
 
 
 def _clear(path: str) -> None:
     """Delete all that there is of an attempt."""
     delete(Path(path))
-    for suffix in (".log", ".sh", ".metrics", ".taken"):
+    for suffix in (".log", ".sh", ".metrics", ".taken", ".site"):
         with contextlib.suppress(OSError):
             os.unlink(path + suffix)
 

@@ -64,9 +64,17 @@ class Fleet:
     _leased: list[_Leased] = field(default_factory=list)
     _local: tuple[Driver, Lease] | None = None
 
+    lost: list[str] = field(default_factory=list)
+    """Why places that were ours are not any more."""
+
     @property
     def away(self) -> bool:
+        """Whether steps run elsewhere than on this machine."""
         return self.name != "local"
+
+    def machine(self) -> dict[str, float]:
+        """What all places have together: cpus, memory in bytes, gpus."""
+        return {name: sum(site.machine[name] for site in self.sites) for name in ("cpus", "memory", "gpus")}
 
     async def open(self, *, want: int) -> None:
         """Take what there is, for at most `want` steps at once.  Raises Infrastructure when there is nothing, DriverError."""
@@ -91,6 +99,7 @@ class Fleet:
 
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any."""
+        self.lost.append(f"{lost.name}: {lost.lost}")
         for leased in [leased for leased in self._leased if leased.place == lost.name]:
             self._leased.remove(leased)
             with contextlib.suppress(DriverError):

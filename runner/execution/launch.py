@@ -80,6 +80,16 @@ def base_env(pass_env: list[str]) -> dict[str, str]:
     return env
 
 
+def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
+    """How many processes an `accelerate` block starts on one node: as many as it says, else one for each GPU.  Raises CannotRun."""
+    from ..language.template import render
+
+    try:
+        return int(str(render(block.get("processes"), scope) or max(1, int(scope["host"]["gpus"]))))
+    except (TemplateError, ValueError) as error:
+        raise CannotRun(f"accelerate.processes: {error}") from error
+
+
 def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str) -> tuple[list[str], dict[str, str]]:
     from ..language.template import args, render
 
@@ -87,7 +97,7 @@ def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str)
     assert isinstance(fields, dict)
     gpus = int(scope["host"]["gpus"])
     nodes, rank = int(scope["nodes"]["count"]), int(scope["node"]["rank"])
-    each = int(str(fields.get("processes") or max(1, gpus)))
+    each = processes(block, scope)
     world = each * nodes
     words = [python, "-m", "accelerate.commands.launch"]
     if fields.get("config"):
@@ -129,7 +139,7 @@ def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str)
         from ..language.template import argv as render_argv
 
         words += render_argv(list(given), scope)
-    env = {"RECIPE_WORLD_SIZE": str(world), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // each)))}
+    env = {"RECIPE_WORLD_SIZE": str(world), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(scope["host"]["cpus"]) // each)))}
     if gpus == 0:
         env["ACCELERATE_USE_CPU"] = "true"
     return words, env

@@ -96,9 +96,9 @@ class Site:
             self.ws.write(Path(paths.script), script)
         return paths
 
-    async def clear(self, paths: Paths) -> None:
-        """Delete all that there is of an attempt or a scratch directory."""
-        for path in paths:
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        """Delete all that there is of an attempt or a scratch directory, and other things of ours."""
+        for path in (*paths, *others):
             delete(Path(path))
 
     async def noted(self, path: str) -> bool:
@@ -198,9 +198,9 @@ class Away(Site):
         parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
         return Paths.at(await self._insist(lambda: self.depot.stage(name, parcel)))
 
-    async def clear(self, paths: Paths) -> None:
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
-            await self.depot.remove([*paths])
+            await self.depot.remove([*paths, *others])
 
     async def noted(self, path: str) -> bool:
         return bool(await self._insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
@@ -242,6 +242,8 @@ class Away(Site):
         parcel = _parcel(attempt, errand.states)
         if script is not None:
             parcel.beside[".sh"] = script
+        if errand.metrics is not None:
+            parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
         wanted = {content for content in parcel.links.values() if content not in self._here}
         if wanted:
             sources, manifests = self._sources(attempt, wanted)
