@@ -235,9 +235,9 @@ def _atoms(file: BinaryIO) -> Iterator[str | int]:
                 memo[len(memo)] = last
                 continue
             if name in ("PUT", "BINPUT", "LONG_BINPUT"):
-                memo[value] = last
+                memo[int(value or 0)] = last
                 continue
-            last = memo.get(value) if name in ("GET", "BINGET", "LONG_BINGET") else None
+            last = memo.get(int(value or 0)) if name in ("GET", "BINGET", "LONG_BINGET") else None
             if last is None and ("UNICODE" in name or "INT" in name or "LONG" in name) and type(value) in (str, int):
                 last = value
             if last is not None:

@@ -166,6 +166,15 @@ def test_a_digest_that_a_checkpoint_brings_is_believed_over_its_form(tmp_path: P
     assert "not as it was saved" in examine(path, thorough=True).why
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = made(tmp_path, "step-1") / "step-1"
+    os.mkfifo(path / "model.safetensors")
+    assert examine(path).why == "model.safetensors is neither a file nor a folder"
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to("nowhere")
+    assert "cannot be read" in examine(path).why
+
+
 @given(
     field=st.sampled_from(["dtype", "shape", "data_offsets"]), value=st.from_type(type(None)) | st.integers() | st.text() | st.lists(st.integers())
 )
