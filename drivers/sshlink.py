@@ -30,6 +30,7 @@ PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
 NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
+REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
 KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
@@ -98,6 +99,7 @@ class Link:
             await session.leave()
             if session.pid and not session.over:
                 await self._kill(session.pid)
+            session.give_room()
         if session.failure is not None:
             raise session.failure
         _judge(session, noise, mark, argv, self.route)
@@ -105,8 +107,9 @@ class Link:
     async def aclose(self) -> None:
         """Let go of the connection.  The next call makes another."""
         connection, self._connection = self._connection, None
+        self._room.left = True
         if connection is not None and self._loop is asyncio.get_running_loop():
-            connection.abort() if connection.is_closed() else connection.close()
+            connection.close()
             with suppress(asyncssh.Error, OSError, TimeoutError):
                 async with asyncio.timeout(1):
                     await connection.wait_closed()
@@ -191,6 +194,7 @@ class Link:
 
     async def _session(self, command: bytes) -> _Session:
         """A channel that runs `command`, as soon as there is room for one."""
+        refused = 0
         while True:
             connection = await self.connection()
             room = self._room
@@ -205,14 +209,17 @@ class Link:
                 opening.add_done_callback(session.unwanted)
                 raise
             except asyncssh.ChannelOpenError as error:
-                session.closed()
+                session.give_room()
                 if connection.is_closed():
                     raise Unreachable(f"{self.route} broke the connection") from error
+                room.limit = max(1.0, room.taken)  # it allows fewer at once than is usual, or has not noticed yet that one ended
                 if not room.taken:
-                    raise Denied(f"{self.route} lets nobody run commands: {error}") from error
-                room.limit = room.taken  # it allows fewer at once than is usual: wait for one of them to end
+                    refused += 1
+                    if refused > REFUSALS:
+                        raise Denied(f"{self.route} lets nobody run commands: {error}") from error
+                    await asyncio.sleep(0.02 * refused)
             except (asyncssh.Error, OSError, ValueError) as error:
-                session.closed()
+                session.give_room()
                 raise _foreign(error, self.route) from error
             else:
                 return session
@@ -222,11 +229,12 @@ class _Room:
     """How many channels of one connection are in use."""
 
     def __init__(self) -> None:
-        self.limit, self.taken = CHANNELS, 0
+        self.limit, self.taken = float(CHANNELS), 0
+        self.left = False  # nobody wants the connection any more
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        while self.taken >= self.limit:
+        while self.taken >= int(self.limit):
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
@@ -238,6 +246,7 @@ class _Room:
 
     def give(self) -> None:
         self.taken -= 1
+        self.limit = min(CHANNELS, self.limit + 1 / 16)  # after a refusal, slowly up again
         self._wake()
 
     def _wake(self) -> None:
@@ -264,13 +273,15 @@ class _Session(asyncssh.SSHClientSession[bytes]):
     def __init__(self, room: _Room) -> None:
         self.pid = 0  # of the command, which leads its group; known when its own output begins
         self.failure: BaseException | None = None  # of whoever gave us its input
+        self.whole = False  # we have all that it printed
         self.code: int | None = None
         self.signal = ""
         self.words = bytearray()
         self._room = room
+        self._has_room = True
         self._channel: asyncssh.SSHClientChannel[bytes] | None = None
         self._feeding: asyncio.Future[None] | None = None
-        self.over = self._left = self._paused = False
+        self.over = self._left = self._unwanted = self._paused = False
         self._printed: list[bytes] = []
         self._size = 0
         self._news, self._may_write = asyncio.Event(), asyncio.Event()
@@ -295,6 +306,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self._news.set()
 
     def eof_received(self) -> bool:
+        self.whole = True
         return True  # it may still want to read
 
     def exit_status_received(self, status: int) -> None:
@@ -310,13 +322,16 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self._may_write.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # Some servers close a channel without an end of output before it; a connection that we close looks the same.
+        self.whole = self.whole or (exc is None and not self._room.left)
         self.closed()
 
     def closed(self) -> None:
         """The channel is no more."""
         if not self.over:
             self.over = True
-            self._room.give()
+            if self._unwanted:
+                self.give_room()
             self._news.set()
             self._may_write.set()
 
@@ -350,10 +365,17 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
     def unwanted(self, opening: asyncio.Task[Any]) -> None:
         """Whoever opened it went away before it was there."""
-        if opening.cancelled() or opening.exception() is not None:
-            self.closed()
+        if opening.cancelled() or opening.exception() is not None or self.over:
+            self.give_room()
         else:
+            self._unwanted = True
             self._abandon()
+
+    def give_room(self) -> None:
+        """Another may open its channel."""
+        if self._has_room:
+            self._has_room = False
+            self._room.give()
 
     def _abandon(self) -> None:
         self._left = True
@@ -415,7 +437,7 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
     before, found, words = bytes(session.words).rpartition(mark)
     words = words.partition(b"\n")[2] if found else words
     said = words.decode("utf-8", "replace").strip()[-WORDS:]
-    if session.code is None and not session.signal:
+    if not session.whole or (session.code is None and not session.signal):  # the code is often told before the last of the output
         raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
     if not session.pid:
         told = (noise + before + words).decode("utf-8", "replace").strip()[-WORDS:]

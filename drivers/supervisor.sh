@@ -24,6 +24,7 @@ keep_ends=1000   # jobs that are over and still known
 linger=500       # the keeper goes this long after the last job
 beat_every=500   # between heartbeats
 stray_grace=100  # between SIGTERM and SIGKILL for what a job left behind
+shy_grace=20     # the same for what is in its group and has no cookie: often only the remains of a process, which nobody has fetched yet
 lost_grace=200   # the same for what nobody looks after any more
 limit_grace=1000 # the same for a job that ran out of time
 hopeless=500     # after SIGKILL, when we stop waiting for a process that cannot die
@@ -91,7 +92,7 @@ owned() { # NAME: keeper and keeper_born, first and first_born, at_boot; false w
 pids() { # NAME: every living process that bears its cookie
     pids=''
     [ -n "$proc" ] || return 0
-    for file in $(grep -lsF -e "RECIPE_JOB=$1@$root:" /proc/[0-9]*/environ 2>/dev/null); do
+    for file in $(grep -lszF -e "RECIPE_JOB=$1@$root:" /proc/[0-9]*/environ 2>/dev/null); do
         file=${file#/proc/}
         pids="$pids ${file%/*}"
     done
@@ -209,9 +210,10 @@ write_end() { # NAME FIELDS
 end_rest() { # NAME GROUP GRACE: nothing of the job is alive afterwards.  With its `pids` found
     for pid in $pids; do kill -TERM "$pid" 2>/dev/null && kill -CONT "$pid" 2>/dev/null; done
     now
-    kill_at=$((now + $3)) killed=''
+    kill_at=$((now + $3)) killed='' shy=$((now + shy_grace))
     while [ -n "$pids" ] || { [ -z "$killed" ] && kill -0 -- "-$2" 2>/dev/null; }; do
         now
+        [ -n "$pids" ] || [ -z "$proc" ] || [ "$now" -lt "$shy" ] || kill_at=$now
         if [ "$now" -ge "$kill_at" ]; then
             [ -z "$killed" ] || return 0
             killed=yes kill_at=$((now + hopeless))
@@ -351,7 +353,7 @@ look_after() { # NAME
         fi
         [ "$idle" = - ] || look_idle "$1"
     fi
-    [ -z "$beat" ] || show_life "$1"
+    if [ -n "$beat" ] || [ ! -e "$here/latest.json" ]; then show_life "$1"; fi
 }
 
 soon() { # TIME: the next look is not long after it

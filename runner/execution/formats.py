@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickletools
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -32,7 +33,10 @@ BITS = {
 def flaw(path: Path, *, thorough: bool = False) -> str:
     """What is wrong with a file, in words; empty when its form shows nothing.  `thorough` also reads checksums and all of its JSON."""
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a folder"  # a link may lead to a folder
+        size = found.st_size
         if size == 0:
             return "" if path.suffix not in (*ARCHIVES, ".safetensors", ".json", ".npz") and not _is_torch_bin(path) else "is empty"
         if path.suffix == ".safetensors":
@@ -231,9 +235,9 @@ def _atoms(file: BinaryIO) -> Iterator[str | int]:
                 memo[len(memo)] = last
                 continue
             if name in ("PUT", "BINPUT", "LONG_BINPUT"):
-                memo[value] = last
+                memo[int(value or 0)] = last
                 continue
-            last = memo.get(value) if name in ("GET", "BINGET", "LONG_BINGET") else None
+            last = memo.get(int(value or 0)) if name in ("GET", "BINGET", "LONG_BINGET") else None
             if last is None and ("UNICODE" in name or "INT" in name or "LONG" in name) and type(value) in (str, int):
                 last = value
             if last is not None:

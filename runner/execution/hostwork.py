@@ -1,8 +1,8 @@
 """Put together the small sh programs that a depot has a host run, and read their answers.  Knows sh, names and manifests, not hosts.
 
-Every program answers `<word> <sha256> <bytes>` and then so many bytes with that digest: noise of a login shell, a lost end and a flipped bit are told
-from an answer.  Names travel as lists with a zero byte behind each, and only on stdin.  What is asked of a host: POSIX sh, coreutils, find,
-xargs -0, sort -z, tar.  Nothing here touches a disk or a process.
+Every program answers `<word> <sha256>` and then bytes with that digest: noise of a login shell, a lost end and a flipped bit are told from an answer.
+Names travel as lists with a zero byte behind each, and only on stdin.  What is asked of a host: POSIX sh, coreutils, find, xargs -0, sort -z, tar.
+Nothing here touches a disk or a process.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def answer(received: bytes, word: str) -> bytes:
     """What a program said, behind whatever a login shell printed first.  Raises Garbled when it is not whole."""
     mark = f"\n{word} ".encode()
     at = received.find(mark)
-    head, newline, body = received[at + len(mark) :].partition(b"\n") if at >= 0 else (b"", b"", b"")
-    digest, _, size = head.partition(b" ")
-    if not newline or size != str(len(body)).encode() or hashlib.sha256(body).hexdigest().encode() != digest:
+    digest, newline, body = received[at + len(mark) :].partition(b"\n") if at >= 0 else (b"", b"", b"")
+    if not newline or hashlib.sha256(body).hexdigest().encode() != digest:
         raise Garbled
     return body
 
@@ -194,7 +193,8 @@ def _decode(data: bytes) -> str:
 # -- programs ----------------------------------------------------------------------------------------------------------------------------------------
 
 # Every program is given: the word that begins its answer, the root, who sends, the boot.  T is ours while it runs.
-# H: a list of names -> a digest a line.  h: bytes -> a digest.  L: what is below here, a kind and a name each.  K: where the links among it point.
+# H: a list of names -> a digest a line.  h: bytes -> a digest.  s: the same for a few, where starting costs more than hashing.
+# L: what is below here, a kind and a name each.  K: where the links among it point.
 _HEAD = r"""
 export LC_ALL=C
 umask 022
@@ -202,8 +202,6 @@ W=$1 R=$2 S=partial/$3 B=$4
 shift 4
 cd "$R" || exit 9
 T=$R/partial/.$W.$$
-trap 'rm -f "$T" "$T".?' EXIT
-trap 'exit 1' HUP INT TERM PIPE
 [ ! -d "$S" ] || : >"$S/.alive"
 L() {
   find . \( -type d -exec sh -c 'printf "d%s\0" "$@"' sh {} + \) -o \( -type l -exec sh -c 'printf "l%s\0" "$@"' sh {} + \) \
@@ -228,8 +226,16 @@ sealed() {
 seal() {
   echo "$B" >"$T.s" && mv -f "$T.s" "seals/$1" && : >"used/$1"
 }
+s() {
+  if d=$(sha256sum 2>/dev/null); then echo "${d%% *}"; else h; fi
+}
 free() {
   find "$1" -type d -exec chmod u+rwx {} +
+}
+tidy() {
+  [ -d "$S" ] || return 0
+  rm -f "$S/.alive"
+  rmdir "$S" 2>/dev/null || : >"$S/.alive"
 }
 words() {
   tail -c 2000 "$T.w" | tr '\0\n' '  '
@@ -279,21 +285,34 @@ HASHES: Mapping[str, str] = {
 }
 """Ways of hashing, the fastest first: what coreutils has does not use the processor's instructions for it."""
 
-_TAIL = r"""
-main "$@" >"$T" || exit $?
-printf '\n%s %s %s\n' "$W" "$(h <"$T")" "$(($(wc -c <"$T")))"
+# What is said is kept until its digest is known: words in a variable, everything else in a file.
+_WORDS = r"""
+a=$(main "$@" && echo .) || exit 1
+a=${a%.}
+printf '\n%s %s\n%s' "$W" "$(printf %s "$a" | s)" "$a"
+"""
+_BYTES = r"""
+main "$@" >"$T" || exit 1
+printf '\n%s %s\n' "$W" "$(s <"$T")"
 cat "$T"
+"""
+_CLEAN = r"""
+trap 'rm -f "$T" "$T".?' EXIT
+trap 'exit 1' HUP INT TERM PIPE
 """
 
 
 def program(hashes: str, body: str) -> str:
     """A program whose `main` is `body`, on a host that hashes in this way."""
-    return f"{_HEAD}{HASHES[hashes]}main() {{\n{body}\n}}\n{_TAIL}"
+    tail = _BYTES if body in _NOT_WORDS else _WORDS
+    clean = _CLEAN if "$T" in body + tail else ""
+    return f"{_HEAD}{clean}{HASHES[hashes]}main() {{\n{body}\n}}\n{tail}"
 
 
 # Root as it was said -> where it is, how to hash, whether tar can do what is needed, the boot, what is free, the time there.
 OPENING = r"""
 umask 077
+case $1 in /*) ;; *) cd "${HOME:-.}" || exit 1 ;; esac
 mkdir -p "$1" && cd "$1" && chmod 700 . && mkdir -p objects attempts partial seals used states || exit 1
 known=PROBE
 how=
@@ -332,15 +351,18 @@ while read -r n; do
   elif [ -e "$D/$n" ]; then
     echo "doubtful $n"
   else
+    echo "absent $n"
     for q in partial/*/"$n"; do
       [ -e "$q" ] && q=${q#partial/} && echo "theirs ${q%%/*} $n"
     done
-    echo "absent $n"
   fi
 done
-find partial -name .alive -mmin +10 | sed 's/^/silent /'
-echo "free $(df -Pk . | tail -n 1)"
-ls -t used | grep '[.]t$' | head -n 20 | sed 's/^/tree /'
+echo silent
+find partial -name .alive -mmin +10
+echo free
+df -Pk .
+echo trees
+ls -t used | head -n 100
 return 0
 """
 
@@ -364,36 +386,66 @@ rm -f "seals/$1"
 echo retracted
 """
 
-# folder; folders
-FOLDERS = r"""
-mkdir -p "$1" && cd "$1" && xargs -0 sh -c '[ $# -eq 0 ] || mkdir -p "$@"' sh && echo made
-"""
-
-# name, an older tree; what that has and the new one does not: the new one begins with the rest
+# name, an older tree, files whose bytes will be changed; what that has and the new one does not: the new one begins with the rest
 BASE = r"""
 [ ! -e "$S/$1" ] || { free "$S/$1" && rm -rf "$S/$1"; }
-sealed "$2" || { echo cannot; return 0; }
-cp -al "$D/$2" "$S/$1" 2>"$T.w" || { rm -rf "$S/$1"; echo cannot; return 0; }
+sealed "$2" && cp -al "$D/$2" "$S/$1" 2>/dev/null || { free "$S/$1"; rm -rf "$S/$1"; echo cannot; return 0; }
 cd "$S/$1" && free . || return 1
+shift 2
 xargs -0 sh -c '[ $# -eq 0 ] || rm -rf "$@"' sh
+for f; do
+  cp "$f" "$f.$W" && mv -f "$f.$W" "$f" && chmod u+w "$f" || rm -f "$f.$W" "$f"
+done
 echo linked
 """
 
-# folder, name of the list that comes first; a tar -> digest of the digests of the files in the list
-BATCH = r"""
-cd "$1" 2>/dev/null || { echo gone; return 0; }
-(umask 0222 && tar -xf - -o -m --no-same-permissions) 2>"$T.w" || echo "tar $(words)"
-[ -f "$2" ] || return 0
-H <"$2" | h
-rm -f "$2"
+# tree, digest of its names and links: it gets its name
+_PLACE = r"""
+place() {
+  shelf "$1"
+  cd "$R/$S/$1" 2>/dev/null || { echo gone; return 0; }
+  [ "$({ L; K; } | h)" = "$2" ] || { echo differs; return 0; }
+  find . -type f -perm -0200 -exec chmod a-w {} + -o -type d ! -name . -exec chmod 0555 {} +
+  cd "$R" && mkdir -p "$D" || return 1
+  [ ! -f "$S/$1.json" ] || mv -f "$S/$1.json" "$D/"
+  if mv "$S/$1" "$D/" 2>"$T.w"; then
+    chmod 0555 "$D/$1"
+    seal "$1" && echo "placed $1"
+  elif [ -d "$D/$1" ]; then
+    free "$S/$1"
+    rm -rf "${S:?}/$1"
+    echo "placed $1"
+  else
+    cat "$T.w" >&2
+    return 1
+  fi
+  tidy
+}
 """
 
-# folder, file, bytes of a chunk, which chunk, mode; bytes from there on -> digest of the file
+PLACE_TREE = f"{_PLACE}place $1 $2"
+
+# folder, name of the list that comes first, tree, digests of its bytes and names if it may get its name now; a tar -> digest of the files' digests
+BATCH = (
+    _PLACE
+    + r"""
+mkdir -p "$S/$1" && cd "$S/$1" || return 1
+tar -xf - -o -m --no-same-permissions 2>"$T.w" || echo "tar $(words)"
+[ -f "$2" ] || return 0
+d=$(H <"$2" | h)
+echo "$d"
+[ ! -f "$2.json" ] || mv -f "$2.json" "$R/$S/$3.json"
+rm -f "$2"
+[ "$d" != "$4" ] || place "$3" "$5"
+"""
+)
+
+# folder, file, bytes of a chunk, which chunk, mode, whether it is whole now; bytes from there on -> digest of the file
 WRITE = r"""
-cd "$1" 2>/dev/null || { echo gone; return 0; }
+mkdir -p "$1/${2%/*}" && cd "$1" || return 1
 [ ! -e "$2" ] || chmod u+w "$2"
 dd of="$2" bs="$3" seek="$4" conv=notrunc 2>"$T.w" || echo "dd $(words)"
-chmod "$5" "$2" && h <"$2"
+[ "$6" = part ] || { chmod "$5" "$2" && h <"$2"; }
 """
 
 # folder; files -> a letter for each, and a digest for each that is there
@@ -441,28 +493,6 @@ xargs -0 sh -c '[ $# -eq 0 ] || rm -rf "$@"' sh
 echo deleted
 """
 
-# tree, digest of its names and links: it gets its name
-PLACE_TREE = r"""
-shelf "$1"
-cd "$S/$1" 2>/dev/null || { echo gone; return 0; }
-d=$({ L; K; } | h)
-[ "$d" = "$2" ] || { echo differs; return 0; }
-find . -type d ! -name . -exec chmod 0555 {} +
-cd "$R" && mkdir -p "$D" || return 1
-[ ! -f "$S/$1.json" ] || mv -f "$S/$1.json" "$D/"
-if mv "$S/$1" "$D/" 2>"$T.w"; then
-  chmod 0555 "$D/$1"
-  seal "$1" && echo "placed $1"
-elif [ -d "$D/$1" ]; then
-  free "$S/$1"
-  rm -rf "${S:?}/$1"
-  echo "again $1"
-else
-  cat "$T.w" >&2
-  return 1
-fi
-"""
-
 # files: they get their names
 PLACE_FILES = r"""
 while read -r n; do
@@ -470,7 +500,7 @@ while read -r n; do
   case $n in *.x) m=0555 ;; *) m=0444 ;; esac
   mkdir -p "$D" && chmod $m "$S/$n" && mv -f "$S/$n" "$D/" && seal "$n" && echo "$n"
 done
-return 0
+tidy
 """
 
 # objects that were found to be right where they lie
@@ -626,3 +656,5 @@ cd "$2" && printf '\n%s\n' "$1" && xargs -0 sh -c 'at=$0
 [ "$at" = 0 ] || [ $# -eq 0 ] || { tail -c +$((at + 1)) "$1"; shift; }
 [ $# -eq 0 ] || cat "$@"' "$3"
 """
+
+_NOT_WORDS = frozenset((SURVEY, LIST, TAKE, READ))

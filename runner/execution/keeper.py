@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from drivers.base import DriverError, Host, Rejected, Unreachable
 
@@ -28,7 +28,9 @@ from ..storage.files import scan
 from . import checkpoints
 from .checkpoints import Newest
 from .layouts import TEMPORARY
-from .transfer import Depot
+
+if TYPE_CHECKING:
+    from .transfer import Depot
 
 EVERY = 300.0
 """Seconds between rounds where a recipe does not say."""

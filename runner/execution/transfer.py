@@ -105,7 +105,9 @@ class _Cargo:
     missing: dict[str, Entry] = field(default_factory=dict)
     loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
     holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first chunk, chunks) that are not there
-    links: list[Entry] = field(default_factory=list)
+    links: list[Entry] = field(default_factory=list)  # and empty folders
+    bare: bool = False  # neither links nor the manifest are there yet
+    placed: bool = False
 
     def owed(self) -> int:
         return sum(entry.size for entry in self.missing.values())
@@ -326,7 +328,8 @@ class Depot:
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
         cargo = _Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
-        cargo.links = [entry for entry in manifest if entry.kind == "l"]
+        cargo.links = [entry for entry in manifest if entry.kind in "ld"]
+        cargo.bare = True
         return cargo
 
     def _files(self, sources: Mapping[str, str], *, here: bool) -> _Cargo:
@@ -364,27 +367,32 @@ class Depot:
             await self._survey(cargo)
             return
         await self._build_on(cargo, standing.trees)
-        await self._ask(work.FOLDERS, cargo.folder, stdin=names(f"./{folder}" for folder in _folders(cargo.manifest)))
 
     async def _build_on(self, cargo: _Cargo, trees: Sequence[str]) -> None:
         """Begin with what the likest tree there has in common with this one."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
+        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self.chunk}
         best, common = "", 0
         for name in trees:
             older = await self._manifest(name)
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
+            shared += sum(min(entry.size, large.get(entry.path, 0)) // 2 for entry in older)  # they may have chunks in common
             if shared > common:
                 best, common = name, shared
         if not best or common * 10 < cargo.size:
             return
         older = await self._manifest(best)
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
-        superfluous = [entry.path for entry in older if entry.path not in same]
+        alike = [entry.path for entry in older if entry.path in large and entry.path not in same and entry.size > self.chunk]
+        superfluous = [entry.path for entry in older if entry.path not in same and entry.path not in alike]
         superfluous += sorted(set(_folders(older)) - set(_folders(cargo.manifest)))
-        said = await self._ask(work.BASE, cargo.name, best, stdin=names(f"./{path}" for path in superfluous))
+        listed = names(f"./{path}" for path in superfluous)
+        said = await self._ask(work.BASE, cargo.name, best, *(f"./{path}" for path in alike), stdin=listed)
         if said == b"linked\n":
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
+            for path in alike:
+                await self._compare(cargo, cargo.missing[path])
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
         """What a tree that the host has holds; nothing when that cannot be told."""
@@ -409,16 +417,14 @@ class Depot:
     async def _deliver(self, cargo: _Cargo, meter: _Meter) -> None:
         """Send what is missing, and again what did not arrive, until all of it is there and right."""
         idle = 0
-        while cargo.missing or cargo.links:
-            owed = cargo.owed(), len(cargo.missing), len(cargo.links)
+        while cargo.missing or cargo.bare:
+            owed = cargo.owed(), len(cargo.missing), cargo.bare
             trouble = await self._round(cargo, meter)
-            if not cargo.missing and not cargo.links:
+            if not cargo.missing and not cargo.bare:
                 return
-            if trouble is None and not cargo.missing:
-                continue
             await self._patiently(lambda: self._survey(cargo))
             meter.done = meter.total - cargo.owed()
-            idle = 0 if (cargo.owed(), len(cargo.missing), len(cargo.links)) < owed else idle + 1
+            idle = 0 if (cargo.owed(), len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
                 self._give_up(cargo, trouble)
             if idle > 1:
@@ -458,49 +464,57 @@ class Depot:
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
         for entry in large:
             yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
-        batch: list[Entry] = []
+        batches: list[list[Entry]] = [[]]
         size = 0
         for entry in small:
-            batch.append(entry)
+            if size >= BATCH_BYTES or len(batches[-1]) >= BATCH_FILES:
+                batches.append([])
+                size = 0
+            batches[-1].append(entry)
             size += entry.size
-            if size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
-                yield lambda batch=batch: self._batch(cargo, batch, (), meter)  # type: ignore[misc]
-                batch, size = [], 0
-        if batch or cargo.links:
-            yield lambda: self._batch(cargo, batch, cargo.links, meter)
+        alone = not large and len(batches) == 1
+        for batch in batches:
+            if batch or cargo.bare:
+                last = batch is batches[-1] and cargo.bare
+                yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
 
-    async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], links: Sequence[Entry], meter: _Meter) -> None:
-        listed = names(f"./{entry.path}" for entry in batch)
+    async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: _Meter) -> None:
+        """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
         title = f".{self._word}-{next(_count)}"
+        data = _text(cargo.manifest) if last else b""
+        digests = [*batch, Entry(f"{title}.json", "f", len(data), hashlib.sha256(data).hexdigest())] if last else batch
+        listed = names(f"./{entry.path}" for entry in digests)
 
         def pieces() -> Iterator[bytes]:
             yield tar.member(Entry(title, "f", len(listed), ""), listed)
+            if last:
+                yield tar.member(digests[-1], data)
             if cargo.root:
-                yield from tar.tar_stream(cargo.root, [*batch, *links])
+                yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
                 return
             for entry in batch:
                 yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
             yield tar.END
 
-        said = (await self._once(work.BATCH, cargo.folder, title, stdin=meter.counted(pieces()))).decode("utf-8", "replace")
-        if said == work.bytes_digest(batch) + "\n":
-            for entry in batch:
-                cargo.missing.pop(entry.path, None)
-            if links:
-                cargo.links = []
-            return
-        if said == "gone\n":
-            raise _Gone
-        self._complain(said)
-        if links:
-            cargo.links = list(links)
-        raise Garbled
+        expected = work.bytes_digest(digests)
+        place = (cargo.name, expected, work.tree_digest(cargo.manifest)) if alone and cargo.root else (cargo.name, "later", "")
+        folder = cargo.name if cargo.root else "."
+        said = (await self._once(work.BATCH, folder, title, *place, stdin=meter.counted(pieces()))).decode("utf-8", "replace")
+        digest, _, more = said.partition("\n")
+        if digest != expected:
+            self._complain(said)
+            raise Garbled
+        for entry in batch:
+            cargo.missing.pop(entry.path, None)
+        cargo.bare = cargo.bare and not last
+        cargo.placed = more == f"placed {cargo.name}\n"
 
     async def _write(self, cargo: _Cargo, entry: Entry, meter: _Meter) -> None:
         mode = "0555" if entry.kind == "x" else "0444"
-        for first, count in cargo.holes.get(entry.path) or [(0, -(-entry.size // self.chunk))]:
+        holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // self.chunk))]
+        for first, count in holes:
             pieces = _part(cargo.origin(entry), entry.size, first * self.chunk, min(count * self.chunk, entry.size - first * self.chunk))
-            arguments = (cargo.folder, f"./{entry.path}", str(self.chunk), str(first), mode)
+            arguments = (cargo.folder, f"./{entry.path}", str(self.chunk), str(first), mode, "whole" if (first, count) == holes[-1] else "part")
             said = (await self._once(work.WRITE, *arguments, stdin=meter.counted(pieces))).decode("utf-8", "replace")
             if said == f"{entry.value}\n":
                 cargo.missing.pop(entry.path, None)
@@ -509,6 +523,8 @@ class Depot:
             if said == "gone\n":
                 raise _Gone
             self._complain(said)
+            if said:
+                break
         raise Garbled
 
     async def _survey(self, cargo: _Cargo) -> None:
@@ -530,7 +546,10 @@ class Depot:
 
     async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
         """Which chunks of a large file are not there as they are here."""
-        said = (await self._ask(work.CHUNKS, cargo.folder, f"./{entry.path}", str(self.chunk))).decode().split("\n")
+        asked = self._ask(work.CHUNKS, cargo.folder, f"./{entry.path}", str(self.chunk))
+        hashed = asyncio.to_thread(_chunks, cargo.origin(entry), entry.size, self.chunk)
+        answer, ours = await asyncio.gather(asked, hashed)
+        said = answer.decode().split("\n")
         if said[0] == "gone":
             raise _Gone
         size, theirs = int(said[0]), said[1:-1]
@@ -540,10 +559,9 @@ class Depot:
         if not theirs:
             cargo.holes[entry.path] = []
             return
-        ours, whole = await asyncio.to_thread(_chunks, cargo.origin(entry), entry.size, self.chunk)
-        if whole != entry.value:
-            raise Changed(cargo.origin(entry))
         wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
+        if not wrong and await asyncio.to_thread(_digest, cargo.origin(entry)) != entry.value:
+            raise Changed(cargo.origin(entry))
         if not wrong:
             del cargo.missing[entry.path]
             cargo.holes.pop(entry.path, None)
@@ -557,7 +575,7 @@ class Depot:
         cargo.holes[entry.path] = holes
 
     async def _tidy(self, cargo: _Cargo) -> None:
-        """Delete what does not belong into a tree, make its folders, and see which links are missing."""
+        """Delete what does not belong into a tree, and see which links and empty folders are missing."""
         below, pointing = work.listing(await self._ask(work.LIST, cargo.folder))
         folders = set(_folders(cargo.manifest))
         wanted = {entry.path: entry for entry in cargo.manifest}
@@ -569,9 +587,9 @@ class Depot:
                 wrong.append(path)
         if wrong:
             await self._ask(work.DELETE, cargo.folder, stdin=names(f"./{path}" for path in wrong))
-        await self._ask(work.FOLDERS, cargo.folder, stdin=names(f"./{folder}" for folder in folders))
         gone = set(wrong)
-        cargo.links = [entry for entry in cargo.manifest if entry.kind == "l" and (entry.path not in below or entry.path in gone)]
+        cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
+        cargo.bare = True
 
     async def _same(self, cargo: _Cargo) -> bool:
         """Whether a tree has exactly the names, kinds and links that it should."""
@@ -586,13 +604,11 @@ class Depot:
         if not cargo.root:
             await self._place_files(cargo)
             return
-        text = json.dumps(cargo.manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-        arguments = (f"partial/{self._sender}", f"./{cargo.name}.json", str(self.chunk), "0", "0444")
-        await self._ask(work.WRITE, *arguments, stdin=text)
         digest = work.tree_digest(cargo.manifest)
         for _ in range(TRIES):
-            said = (await self._ask(work.PLACE_TREE, cargo.name, digest)).decode()
-            if said in (f"placed {cargo.name}\n", f"again {cargo.name}\n"):
+            if not cargo.placed:
+                said = (await self._ask(work.PLACE_TREE, cargo.name, digest)).decode()
+            if cargo.placed or said == f"placed {cargo.name}\n":
                 self._remember(cargo.content, cargo.manifest)
                 return
             if said == "gone\n":
@@ -679,22 +695,19 @@ class _Standing:
     def __init__(self, wanted: Collection[str], said: str) -> None:
         self.how: dict[str, str] = {}
         self.theirs: dict[str, list[str]] = {}
-        self.silent: set[str] = set()
-        self.trees: list[str] = []
-        self.free = 0
-        for line in said.split("\n"):
-            word, _, rest = line.partition(" ")
-            if word in ("here", "partial", "doubtful", "absent") and rest in wanted:
-                self.how[rest] = word
-            elif word == "theirs":
-                sender, _, name = rest.partition(" ")
+        objects, _, rest = said.partition("silent\n")
+        silent, _, rest = rest.partition("free\n")
+        free, _, trees = rest.partition("trees\n")
+        for line in objects.splitlines():
+            word, _, name = line.partition(" ")
+            if word == "theirs":
+                sender, _, name = name.partition(" ")
                 self.theirs.setdefault(sender, []).append(name)
-            elif word == "silent":
-                self.silent.add(rest.split("/")[1])
-            elif word == "free":
-                self.free = _free(rest.encode())
-            elif word == "tree":
-                self.trees.append(rest)
+            elif name in wanted:
+                self.how[name] = word
+        self.silent = {line.split("/")[1] for line in silent.splitlines()}
+        self.free = _free(free.encode())
+        self.trees = [name for name in trees.splitlines() if name.endswith(".t")][:20]
         if len(self.how) != len(wanted):
             raise Garbled
 
@@ -955,6 +968,11 @@ def _folders(manifest: Iterable[Entry]) -> list[str]:
     return list(found)
 
 
+def _text(manifest: Sequence[Entry]) -> bytes:
+    """A manifest as it lies beside a tree."""
+    return json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+
+
 def _lines(texts: Iterable[str]) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode()
 
@@ -981,17 +999,15 @@ def _whole(path: str, size: int) -> bytes:
     return data
 
 
-def _chunks(path: str, size: int, chunk: int) -> tuple[list[str], str]:
-    """A digest for every chunk of a file, and that of all of it."""
+def _chunks(path: str, size: int, chunk: int) -> list[str]:
+    """A digest for every chunk of a file."""
     found = []
-    whole = hashlib.sha256()
     for start in range(0, size, chunk):
         hasher = hashlib.sha256()
         for data in _part(path, size, start, min(chunk, size - start)):
             hasher.update(data)
-            whole.update(data)
         found.append(hasher.hexdigest())
-    return found, whole.hexdigest()
+    return found
 
 
 def _digest(path: str) -> str:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -485,6 +486,10 @@ _Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
 
 
 def _see(top: str) -> _Sight:
+    if sys.getfilesystemencoding() != "utf-8":
+        raise CannotRun(
+            f"file names are read as {sys.getfilesystemencoding()} here: a tree would get another id than elsewhere", fix="set PYTHONUTF8=1"
+        )
     folders: dict[str, _Folder] = {}
     links: dict[str, str] = {}
     empty: set[str] = set()

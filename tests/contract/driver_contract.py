@@ -16,18 +16,20 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from drivers.base import Command, Driver, Exit, Host, Job, Order, Rejected, Resources
+from drivers.base import Command, Driver, Exit, Host, HostLost, Job, Order, Rejected, Resources
 
 AT_ONCE = timedelta(0)
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
 SH = "/bin/sh"
+
+SIZE = int(os.environ.get("RECIPE_LOG_MB", "64")) * 1_000_000  # bytes of a huge log
 
 # A worker that begins one job, says so, and is killed as it waits.
 WORKER = """
@@ -78,16 +80,19 @@ class DriverContract:
 
         asyncio.run(acting())
 
-    def killed_worker(self, place: Path, script: str) -> Job:
-        """The job that a worker began just before it was killed."""
+    def killed_workers(self, place: Path, script: str, several: int) -> list[Job]:
+        """The jobs that workers, all at once, began under one key just before they were killed."""
         paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
         argv = [sys.executable, "-c", WORKER, json.dumps(paths), type(self).__module__, type(self).__name__, str(place), script]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as worker:
-            assert worker.stdout is not None
-            said = worker.stdout.readline()
-            worker.send_signal(signal.SIGKILL)
-        key, data = json.loads(said)
-        return Job(key, data)
+        with ExitStack() as stack:
+            workers = [stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE)) for _ in range(several)]
+            said = [worker.stdout.readline() for worker in workers if worker.stdout is not None]
+            for worker in workers:
+                worker.send_signal(signal.SIGKILL)
+        return [Job(key, data) for key, data in map(json.loads, said)]
+
+    def killed_worker(self, place: Path, script: str) -> Job:
+        return self.killed_workers(place, script, 1)[0]
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
@@ -110,6 +115,17 @@ class DriverContract:
             assert await driver.release(lease)
             assert await driver.release(lease)
             assert lease not in await driver.leases()
+
+        asyncio.run(rent())
+
+    def test_a_lease_that_was_given_back_has_no_hosts(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            order = Order((await driver.offers(Resources()))[0], "short", datetime.now(UTC) + timedelta(hours=1))
+            lease = await driver.acquire(order)
+            await driver.release(lease)
+            with pytest.raises(HostLost):
+                await driver.hosts(lease)
 
         asyncio.run(rent())
 
@@ -173,6 +189,24 @@ class DriverContract:
 
         self.on_host(place, act)
 
+    def test_a_command_that_cannot_begin_is_over_and_says_why(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            nowhere = await over(host, await host.start(Command(("true",), cwd=str(place / "nowhere"), env=ENV), "cwd"))
+            mute = await over(host, await host.start(self.command("true", place, log=str(place / "no" / "log")), "log"))
+            assert nowhere.code == mute.code == 126
+            assert "nowhere" in nowhere.detail and "no/log" in mute.detail
+
+        self.on_host(place, act)
+
+    def test_a_job_can_be_interrupted(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            kept = "import signal; print([number for number in signal.Signals if signal.getsignal(number) == signal.SIG_IGN])"
+            job = await host.start(Command((sys.executable, "-c", kept), cwd=str(place), env=ENV), "ignores")
+            await over(host, job)
+            assert (await printed(host, job)).decode() == "[<Signals.SIGPIPE: 13>, <Signals.SIGXFSZ: 25>]\n"  # which Python itself ignores
+
+        self.on_host(place, act)
+
     def test_keys_may_hold_any_characters(self, place: Path) -> None:
         async def act(host: Host) -> None:
             keys = ["train[lr=0.0001,seed=1]", "a/../../b", ".", "x" * 500, 'q"\\\n', "ключ"]
@@ -187,6 +221,18 @@ class DriverContract:
             ends = await asyncio.gather(*(over(host, job) for job in jobs))
             assert [end.code for end in ends] == list(range(50))
             assert [await printed(host, job) for job in jobs] == [b"%d\n" % number for number in range(50)]
+
+        self.on_host(place, act)
+
+    def test_workers_that_race_for_one_key_begin_one_job(self, place: Path) -> None:
+        script = "echo ran >> count; read line < gate; exit 4"
+        jobs = self.killed_workers(place, script, 3)
+
+        async def act(host: Host) -> None:
+            assert jobs[0] == jobs[1] == jobs[2] == await host.start(self.command(script, place), "job")
+            release(place)
+            assert (await over(host, jobs[0])).code == 4
+            assert (place / "count").read_text() == "ran\n"
 
         self.on_host(place, act)
 
@@ -311,6 +357,24 @@ class DriverContract:
 
         self.on_host(place, act)
 
+    def test_a_stop_of_what_never_began_does_nothing(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            await host.stop(Job("never"), AT_ONCE)
+            assert (await over(host, await host.start(self.command("exit 6", place), "never"))).code == 6
+
+        self.on_host(place, act)
+
+    def test_what_a_command_leaves_behind_is_ended_with_it_and_counted(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            os.mkfifo(place / "held")
+            with reading(place / "held") as held:
+                script = "exec 3> held; sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &) ; echo left; exit 5"
+                end = await over(host, await host.start(self.command(script, place), "leaves"))
+                assert (end.code, end.reason, end.strays) == (5, "exit", 3)
+                assert await heard(held) == b""
+
+        self.on_host(place, act)
+
     # --- logs
 
     def test_a_log_from_any_offset_is_the_rest_of_it(self, place: Path) -> None:
@@ -324,6 +388,7 @@ class DriverContract:
             for offset in (0, 1, 511, 513, 1023):
                 assert await host.log(job, offset) == data[offset:]
             assert await host.log(job, 1024) == await host.log(job, 5000) == b""
+            assert await host.log(Job("never"), 0) == b""
 
         self.on_host(place, act)
 
@@ -340,16 +405,14 @@ class DriverContract:
         self.on_host(place, act)
 
     def test_a_flood_of_output_does_not_fill_memory(self, place: Path) -> None:
-        size = 100_000_000
-
         async def act(host: Host) -> None:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            job = await host.start(self.command(f"head -c {size} /dev/zero", place), "flood")
+            job = await host.start(self.command(f"head -c {SIZE} /dev/zero", place), "flood")
             await over(host, job)
             read = 0
             while data := await host.log(job, read):
                 read += len(data)
-            assert read == size
+            assert read == SIZE
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # kilobytes
 
         self.on_host(place, act)
@@ -380,6 +443,17 @@ class DriverContract:
                 await gathered(host.call((SH, "-c", "echo its own words >&2; exit 4")))
             with pytest.raises(Rejected, match="no-such-program"):
                 await gathered(host.call(("no-such-program",)))
+
+        self.on_host(place, act)
+
+    def test_a_call_whose_input_breaks_off_raises_what_broke_it(self, place: Path) -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise LookupError("the source is gone")
+
+        async def act(host: Host) -> None:
+            with pytest.raises(LookupError, match="the source is gone"):
+                await gathered(host.call(("cat",), broken()))
 
         self.on_host(place, act)
 

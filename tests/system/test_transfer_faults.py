@@ -62,12 +62,11 @@ class Weather:
 
         counts = any("tar -xf" in word or "dd of=" in word for word in argv)
         inner = cast("AsyncGenerator[bytes, None]", self.host.call(argv, changed("into", stdin)))
-        async with aclosing(inner):
-            async with aclosing(cast("AsyncGenerator[bytes, None]", changed("out", inner))) as outer:
-                async for block in outer:
-                    if cut and self.fault == "kill":
-                        break
-                    yield block
+        async with aclosing(inner), aclosing(cast("AsyncGenerator[bytes, None]", changed("out", inner))) as outer:
+            async for block in outer:
+                if cut and self.fault == "kill":
+                    break
+                yield block
         if cut:
             raise Unreachable("the connection broke")
 

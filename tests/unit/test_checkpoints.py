@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -163,6 +164,15 @@ def test_a_digest_that_a_checkpoint_brings_is_believed_over_its_form(tmp_path: P
     (path / "checkpoint.json").write_text(json.dumps(record))
     assert examine(path).ok and examine(path).kind == "recipe" and not examine(path, world=1).ok
     assert "not as it was saved" in examine(path, thorough=True).why
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = made(tmp_path, "step-1") / "step-1"
+    os.mkfifo(path / "model.safetensors")
+    assert examine(path).why == "model.safetensors is neither a file nor a folder"
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to("nowhere")
+    assert "cannot be read" in examine(path).why
 
 
 @given(

@@ -22,3 +22,10 @@ def test_a_pattern_finds_its_named_groups_in_the_last_line_that_matches(tmp_path
     log = tmp_path / "log"
     log.write_bytes(b"step 1 loss=3\n\xff\nstep 20 loss=2.5 name=abc\n")
     assert metrics.match(log, r"step (?P<step>\d+) loss=(?P<loss>[\d.]+)(?: name=(?P<name>\w+))?") == {"step": 20, "loss": 2.5, "name": "abc"}
+
+
+def test_the_first_step_that_was_told_is_found_behind_lines_that_tell_none(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(b'{"eval_loss": 3}\nnoise\n{"step": 7, "loss": 2}\n{"step": 8}\n')
+    assert metrics.first_step(path) == 7
+    assert metrics.first_step(tmp_path / "absent") is None

@@ -1,38 +1,25 @@
-"""Hosts over SSH, through a real sshd: whom we believe, what breaks and is found again, and how many at once.
-
-`RECIPE_SSH_CUTS` is how many places of the start exchange the connection is cut at (default 12; 0: at every byte).
-"""
+"""Hosts over SSH, through a real sshd: whom we believe, and who we are.  What breaks is in test_ssh_faults."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
 import shutil
-import signal
 import subprocess
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from drivers.base import Command, Denied, DriverError, HostLost, NoCapacity, Order, Rejected, Resources, Unreachable
-from drivers.ssh import Ssh, SshHost
-from drivers.sshlink import Link, Route
-from tests.servers.proxy import Fault, Proxy
+from drivers.base import Denied, Offer, Resources, Unreachable
+from drivers.ssh import Ssh
+from drivers.sshlink import Route
+from tests.servers.logins import hosted, leased, linked, order, route, run, said, script, through
+from tests.servers.proxy import Proxy
 from tests.servers.sshd import Sshd, make_key
 
-CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "12"))
-AT_ONCE = timedelta(0)
-LONG = timedelta(seconds=30)
-ENV = {"PATH": os.environ["PATH"]}
 CANARY = "canary-3b1d9e"
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -42,103 +29,38 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         yield sshd
 
 
-@pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[Sshd]:
-    """A machine to break."""
-    with Sshd(tmp_path / "sshd") as server:
-        yield server
-
-
-def run(doing: Coroutine[Any, Any, T], limit: float = 60) -> T:
-    async def limited() -> T:
-        async with asyncio.timeout(limit):
-            return await doing
-
-    return asyncio.run(limited())
-
-
-def route(server: Sshd, **others: Any) -> Route:
-    given = {"known_hosts": (str(server.known_hosts),), "identity": (str(server.identity),), **others}
-    return Route(server.user, "127.0.0.1", given.pop("port", server.port), **given)
-
-
-def through(server: Sshd, proxy: Proxy, **others: Any) -> dict[str, Any]:
-    """Settings that reach the server by way of the proxy."""
-    known = server.place / "known_through"
-    known.write_text(server.known_hosts.read_text().replace(f":{server.port}", f":{proxy.port}"))
-    return server.settings(hosts=[f"{server.user}@127.0.0.1:{proxy.port}"], known_hosts=str(known), **others)
-
-
-async def said(link: Link | SshHost, *argv: str) -> str:
-    return b"".join([data async for data in link.call(argv)]).decode()
-
-
-@asynccontextmanager
-async def linked(way: Route) -> AsyncIterator[Link]:
-    link = Link(way)
-    try:
-        yield link
-    finally:
-        await link.aclose()
-
-
-@asynccontextmanager
-async def hosted(settings: dict[str, Any], key: str = "key") -> AsyncIterator[SshHost]:
-    driver = Ssh(**settings)
-    try:
-        yield await leased(driver, key)
-    finally:
-        await driver.aclose()
-
-
-async def leased(driver: Ssh, key: str) -> SshHost:
-    lease = await driver.acquire(order(await driver.offers(Resources()), key))
-    hosts = await driver.hosts(lease)
-    assert hosts is not None
-    return hosts[0]
-
-
-def order(offers: Sequence[Any], key: str, hours: float = 1) -> Order:
-    return Order(offers[0], key, datetime.now(UTC) + timedelta(hours=hours))
-
-
-def script(text: str, place: Path, **others: Any) -> Command:
-    return Command(("/bin/sh", "-euc", text), cwd=str(place), env=ENV, **others)
-
-
 # --- whom we believe
 
 
-def test_a_host_whose_key_is_not_known_is_denied_with_what_to_do(server: Sshd) -> None:
-    async def meet() -> None:
-        async with linked(route(server, known_hosts=("/nowhere",))) as link:
-            with pytest.raises(Denied) as told:
-                await said(link, "true")
-        first, second = str(told.value).split("\n")
-        shown = subprocess.run(["ssh-keygen", "-lf", str(server.place / "host_key.pub")], capture_output=True, text=True).stdout.split()[1]
-        assert f"[127.0.0.1]:{server.port} is not known here, and nothing was sent" in first
-        assert shown in first
-        assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in second
-        assert f"ssh-keyscan -p {server.port} -t ed25519 127.0.0.1 >> /nowhere" in second
+async def denial(way: Route) -> str:
+    async with linked(way) as link:
+        with pytest.raises(Denied) as told:
+            await said(link, "true")
+    return str(told.value)
 
-    run(meet())
+
+def test_a_host_whose_key_is_not_known_is_denied_with_what_to_do(server: Sshd) -> None:
+    first, second = run(denial(route(server, known_hosts=("/nowhere",)))).split("\n")
+    shown = subprocess.run(["ssh-keygen", "-lf", str(server.place / "host_key.pub")], capture_output=True, text=True).stdout.split()[1]
+    assert f"[127.0.0.1]:{server.port} is not known here, and nothing was sent" in first
+    assert shown in first
+    assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in second
+    assert f"ssh-keyscan -p {server.port} -t ed25519 127.0.0.1 >> /nowhere" in second
 
 
 def test_what_the_denial_says_to_do_is_all_that_it_takes(server: Sshd, tmp_path: Path) -> None:
-    known = tmp_path / "known_hosts"
+    way = route(server, known_hosts=(str(tmp_path / "known_hosts"),))
+    subprocess.run(run(denial(way)).rpartition(": ")[2], shell=True, check=True, stderr=subprocess.DEVNULL)
 
-    async def meet() -> None:
-        async with linked(route(server, known_hosts=(str(known),))) as link:
-            with pytest.raises(Denied) as told:
-                await said(link, "true")
-            subprocess.run(str(told.value).rpartition(": ")[2], shell=True, check=True, stderr=subprocess.DEVNULL)
-            assert await said(link, "echo", "in") == "in\n"
+    async def meet() -> str:
+        async with linked(way) as link:
+            return await said(link, "echo", "in")
 
-    run(meet())
+    assert run(meet()) == "in\n"
 
 
-def test_another_machine_on_the_same_port_gets_not_one_byte(sshd: Sshd, tmp_path: Path) -> None:
-    with Proxy(sshd.port) as proxy:
+def test_another_machine_on_the_same_port_gets_not_one_byte(tmp_path: Path) -> None:
+    with Sshd(tmp_path / "sshd") as sshd, Proxy(sshd.port) as proxy:
 
         async def swapped() -> None:
             driver = Ssh(**through(sshd, proxy))
@@ -149,7 +71,7 @@ def test_another_machine_on_the_same_port_gets_not_one_byte(sshd: Sshd, tmp_path
             for attempt in (
                 host.start(script("true", tmp_path, secrets={"TOKEN": CANARY}), CANARY),
                 said(host, "cat", CANARY),
-                driver.acquire(order([replace_offer(driver)], CANARY)),
+                driver.acquire(order([Offer("ssh", f"{sshd.user}@127.0.0.1:{proxy.port}")], CANARY)),
                 driver.leases(),
             ):
                 with pytest.raises(Denied, match=r"has changed, and nothing was sent(.|\n)*ssh-keygen -R '\[127.0.0.1\]:"):
@@ -160,12 +82,6 @@ def test_another_machine_on_the_same_port_gets_not_one_byte(sshd: Sshd, tmp_path
                 assert set(messages(bytes(connection.up))) <= {1, 20, 30}  # DISCONNECT, KEXINIT, ECDH_INIT: no NEWKEYS, so no data after it
 
         run(swapped())
-
-
-def replace_offer(driver: Ssh) -> Any:
-    from drivers.base import Offer
-
-    return Offer("ssh", next(iter(driver._machines)))
 
 
 def messages(sent: bytes) -> list[int]:
@@ -189,7 +105,7 @@ def test_a_pinned_key_is_believed_and_no_other(server: Sshd, tmp_path: Path) -> 
         async with linked(route(server, known_hosts=(), host_key=pinned)) as link:
             assert await said(link, "echo", "in") == "in\n"
         async with linked(route(server, host_key=other)) as link:
-            with pytest.raises(Denied, match="has changed.*\n.*change `host_key`"):
+            with pytest.raises(Denied, match=r"has changed.*\n.*change `host_key`"):
                 await said(link, "true")
         async with linked(route(server, host_key="nonsense")) as link:
             with pytest.raises(Denied, match="pinned host key"):
@@ -306,7 +222,11 @@ def test_a_key_with_a_passphrase_is_the_agents_or_nobodys(server: Sshd, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
-    [("gone", None, "cannot be read: No such file"), ("rubbish", "rubbish", "is not a private key"), ("unknown", "", "does not let us in with .*unknown")],
+    [
+        ("gone", None, "cannot be read: No such file"),
+        ("rubbish", "rubbish", "is not a private key"),
+        ("unknown", "", "does not let us in with .*unknown"),
+    ],
 )
 def test_a_key_that_does_not_work_is_named(server: Sshd, tmp_path: Path, name: str, content: str | None, words: str) -> None:
     key = tmp_path / name

@@ -1,0 +1,516 @@
+"""Hosts over SSH when things break: connections at any byte, servers, keep-alives, logins that talk too much, too few channels, places that are taken.
+
+`RECIPE_SSH_CUTS` is at how many bytes of a start and of a handshake the connection is cut (default 10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from drivers.base import Denied, DriverError, HostLost, NoCapacity, Rejected, Resources, Unreachable
+from drivers.ssh import Ssh
+from drivers.sshlink import Link
+from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
+from tests.servers.proxy import Fault, Proxy
+from tests.servers.sshd import Sshd, free_port, sshd  # noqa: F401  # a fixture
+
+CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "10"))
+AT_ONCE, LONG = timedelta(0), timedelta(seconds=30)
+SECRET = "canary-77ab31"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A machine that stays up."""
+    with Sshd(tmp_path_factory.mktemp("machine") / "sshd") as machine:
+        yield machine
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[int]:
+    """Write to it, and the job that reads `gate` goes on."""
+    os.mkfifo(tmp_path / "gate")
+    fd = os.open(tmp_path / "gate", os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+# --- connections that break
+
+
+def test_a_command_whose_connection_breaks_is_unreachable_and_the_next_connects_anew(server: Sshd) -> None:
+    with Proxy(server.port) as proxy:
+
+        async def meet() -> None:
+            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))) as link:
+                for breaks in (proxy.cut, proxy.reset):
+                    call = link.call(("sh", "-c", "echo begun; exec sleep 1000"))
+                    assert await anext(call) == b"begun\n"
+                    breaks()
+                    with pytest.raises(Unreachable, match="broke while sh ran there"):
+                        await anext(call)
+                    assert await said(link, "echo", "again") == "again\n"
+            assert len(proxy.connections) == 3
+
+        run(meet())
+
+
+@pytest.mark.parametrize("breaks", ["cut", "reset", "stop"])
+def test_a_job_is_found_again_after_its_connection_broke(sshd: Sshd, tmp_path: Path, gate: int, breaks: str) -> None:  # noqa: F811
+    with Proxy(sshd.port) as proxy:
+
+        async def meet() -> None:
+            async with hosted(through(sshd, proxy, root=str(tmp_path / "root"))) as host:
+                work = script("echo x >> count; echo before; read line < gate; echo after; exit 7", tmp_path)
+                job = await host.start(work, "job")
+                waiting = asyncio.ensure_future(host.wait(job, LONG))
+                while await host.log(job, 0) != b"before\n":
+                    pass
+                if breaks == "stop":
+                    await asyncio.to_thread(sshd.stop)
+                    await asyncio.to_thread(sshd.start)
+                else:
+                    getattr(proxy, breaks)()
+                os.write(gate, b"\n")
+                end = await waiting
+                assert end is not None
+                assert end.code == 7
+                assert await again(lambda: host.log(job, 7)) == b"after\n"
+                assert await again(lambda: host.start(work, "job")) == job
+                assert (tmp_path / "count").read_text() == "x\n"
+
+        run(meet())
+
+
+async def again(ask):  # type: ignore[no-untyped-def]
+    """What it answers once it can be reached."""
+    for _ in range(20):
+        with contextlib.suppress(Unreachable):
+            return await ask()
+    return await ask()
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exactly_once(server: Sshd, tmp_path: Path, way: str) -> None:
+    with Proxy(server.port) as proxy:
+        settings = through(server, proxy, root=str(tmp_path / "root"))
+
+        async def one(number: int, *faults: Fault) -> tuple[int, int]:
+            """Bytes that had passed when the start began, and when it had ended."""
+            work = script(f"echo x >> count{number}", tmp_path)
+            proxy.next(*faults)
+            driver = Ssh(**settings)
+            try:
+                host = await again(lambda: leased(driver, "key"))
+                connection = proxy.connections[-1]
+                before = getattr(connection, f"passed_{way}")
+                with contextlib.suppress(Unreachable):
+                    await host.start(work, f"job{number}")
+                passed = before, getattr(connection, f"passed_{way}")
+                job = await again(lambda: host.start(work, f"job{number}"))
+                end = await host.wait(job, LONG)
+                assert end is not None
+                assert end.code == 0
+                assert (tmp_path / f"count{number}").read_text() == "x\n"
+                return passed
+            finally:
+                await driver.aclose()
+
+        async def all() -> None:
+            await one(0)
+            begin, end = await one(1)
+            spots = range(begin, end) if end - begin <= CUTS else sorted(random.Random(7).sample(range(begin, end), CUTS))
+            for number, at in enumerate(spots, 2):
+                await one(number, Fault(random.Random(at).choice(["cut", "reset"]), at, way))
+
+        run(all(), 20 + 5 * CUTS)
+
+
+@pytest.mark.parametrize("kind", ["cut", "reset", "half", "flip"])
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_handshake_that_breaks_anywhere_is_an_error_of_ours(server: Sshd, way: str, kind: str) -> None:
+    with Proxy(server.port) as proxy:
+        way_there = route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), patience=1.5)
+
+        async def one(*faults: Fault) -> bool:
+            proxy.next(*faults)
+            async with linked(way_there) as link:
+                try:
+                    return await said(link, "echo", "in") == "in\n"
+                except DriverError:
+                    return False
+
+        async def all() -> None:
+            assert await one()
+            size = len(getattr(proxy.connections[0], way))
+            spots = random.Random(3).sample(range(size), min(size, max(2, CUTS // 3)))
+            worked = await asyncio.gather(*(one(Fault(kind, at, way, bit=at % 8)) for at in spots))
+            assert len(worked) == len(spots)
+            assert await one()
+
+        run(all(), 20 + CUTS)
+
+
+def test_bytes_that_were_changed_on_the_way_are_never_taken(server: Sshd) -> None:
+    """Flips behind the handshake: the connection ends, and what came before is right.  The exit status may have come before the last of the output."""
+    size = 300_000
+
+    async def data() -> AsyncIterator[bytes]:
+        yield bytes(size)
+
+    with Proxy(server.port, record=0) as proxy:
+
+        async def one(at: int, way: str) -> None:
+            proxy.next(Fault("flip", at, way, bit=at % 8))
+            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))) as link:
+                got = b""
+                with pytest.raises(Unreachable):
+                    async for piece in link.call(("cat",), data()):
+                        got += piece
+                assert got == bytes(len(got))
+
+        async def all() -> None:
+            for at in random.Random(5).sample(range(10_000, size), max(2, CUTS // 3)):
+                for way in ("up", "down"):
+                    await one(at, way)
+
+        run(all(), 20 + CUTS)
+
+
+def test_a_connection_that_fell_silent_is_found_by_its_keep_alive(server: Sshd) -> None:
+    with Proxy(server.port) as proxy:
+
+        async def meet() -> None:
+            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), keep_alive=0.1)) as link:
+                call = link.call(("sh", "-c", "echo begun; exec sleep 1000"))
+                assert await anext(call) == b"begun\n"
+                proxy.stall()
+                began = time.monotonic()
+                with pytest.raises(Unreachable):
+                    await anext(call)
+                assert 0.3 < time.monotonic() - began < 10
+                proxy.resume()
+                assert await said(link, "echo", "again") == "again\n"
+
+        run(meet())
+
+
+def test_nobody_there_and_nobody_who_speaks_ssh_are_unreachable(server: Sshd) -> None:
+    def odd(answer: bytes) -> tuple[socket.socket, int]:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+
+        def serve() -> None:
+            held = []
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.sendall(answer)
+                    held.append(connection)
+                    if answer:
+                        connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        return listener, listener.getsockname()[1]
+
+    async def meet(port: int, patience: float = 10) -> None:
+        async with linked(route(server, port=port, patience=patience)) as link:
+            with pytest.raises(Unreachable):
+                await said(link, "true")
+
+    run(meet(free_port()))
+    for answer in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 50, b"SSH-2.0-odd\r\n" + os.urandom(3000), bytes(100_000)):
+        listener, port = odd(answer)
+        with listener:
+            run(meet(port, 1.0))
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_failing_host_is_not_hammered(server: Sshd) -> None:
+    async def meet() -> None:
+        async with linked(route(server, port=free_port())) as link:
+            began, loop = asyncio.get_running_loop().time(), asyncio.get_running_loop()
+            for _ in range(4):
+                with pytest.raises(Unreachable):
+                    await said(link, "true")
+            assert loop.time() - began > 0.1 + 0.2 + 0.4
+
+    run(meet())
+
+
+# --- many at once
+
+
+@pytest.mark.parametrize("sessions", [10, 3])
+def test_more_jobs_than_channels_run_at_once(tmp_path: Path, sessions: int, gate: int) -> None:
+    with Sshd(tmp_path / "sshd", options=[f"MaxSessions {sessions}"]) as machine:
+
+        async def meet() -> None:
+            async with hosted(machine.settings(root=str(tmp_path / "root"))) as host:
+                work = script("echo here; read line < gate", tmp_path)
+                jobs = await asyncio.gather(*(host.start(work, f"job{number}") for number in range(20)))
+                waits = [asyncio.ensure_future(host.wait(job, LONG)) for job in jobs]
+                while not all([await host.log(job, 0) for job in jobs]):
+                    pass
+                os.write(gate, b"\n" * 20)
+                assert [end.code for end in await asyncio.gather(*waits) if end is not None] == [0] * 20
+
+        run(meet())
+
+
+def test_calls_that_are_given_up_at_any_moment_leave_nothing_behind(server: Sshd, tmp_path: Path) -> None:
+    async def meet() -> None:
+        async with linked(route(server)) as link:
+            for number in range(24):
+                call = asyncio.ensure_future(said(link, "sh", "-c", f"exec sleep 99999.{os.getpid()}"))
+                for _ in range(number * 2):
+                    await asyncio.sleep(0)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+            assert await asyncio.gather(*(said(link, "echo", "in") for _ in range(20))) == ["in\n"] * 20
+            deadline = time.monotonic() + 10
+            while (left := await said(link, "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")).count(f"99999.{os.getpid()}"):
+                assert time.monotonic() < deadline, left
+
+    run(meet())
+
+
+def test_secrets_are_in_no_list_of_processes_and_in_no_file(server: Sshd, tmp_path: Path, gate: int) -> None:
+    seen: set[bytes] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    data = Path("/proc", name, "cmdline").read_bytes()
+                    if SECRET.encode() in data:
+                        seen.add(data)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+
+    async def meet() -> None:
+        async with hosted(server.settings(root=str(tmp_path / "root"))) as host:
+            work = script('[ "${#TOKEN}" = 13 ]; read line < gate', tmp_path, secrets={"TOKEN": SECRET})
+            job = await host.start(work, "job")
+            assert await host.wait(job, AT_ONCE) is None
+            kept = [path for path in (tmp_path / "root").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+            os.write(gate, b"\n")
+            end = await host.wait(job, LONG)
+            assert end is not None
+            assert end.code == 0
+            assert kept == []
+
+    try:
+        run(meet())
+    finally:
+        over.set()
+        watcher.join()
+    assert seen == set()
+
+
+# --- logins of all kinds
+
+SHELLS = {"dash": "/usr/bin/dash", "bash": "/bin/bash", "zsh": "/usr/bin/zsh", "fish": "/usr/bin/fish", "tcsh": "/usr/bin/tcsh", "csh": "/bin/csh"}
+
+
+@pytest.mark.parametrize("shell", [*SHELLS, "busybox"])
+def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answer(tmp_path: Path, shell: str) -> None:
+    program = "/bin/busybox sh" if shell == "busybox" else SHELLS[shell]
+    if not shutil.which(program.split()[0]):
+        pytest.skip(f"{program} is not installed")
+    noisy = tmp_path / "login"
+    noisy.write_text(
+        "#!/bin/sh\nprintf '\\036welcome\\n'; echo oops >&2; head -c 70000 /dev/zero | tr '\\0' x\n"
+        f'cd /; umask 000; export TAR_OPTIONS=--bad CDPATH=/tmp; exec {program} -c "$SSH_ORIGINAL_COMMAND"\n'
+    )
+    noisy.chmod(0o755)
+    odd = ("", "a b", "'\"$HOME`!!^", "line\nline\n", "é\udcff", "\\0101\\n", "%s%b", "-n", "~", "*", "\x1e", "\t")
+    with Sshd(tmp_path / "sshd", options=[f"ForceCommand {noisy}"]) as machine:
+
+        async def meet() -> None:
+            async with hosted(machine.settings(root=str(tmp_path / "root"))) as host:
+                data = b"".join([piece async for piece in host.call(("printf", "%s\\0", *odd))])
+                assert data.decode("utf-8", "surrogateescape").split("\0")[:-1] == list(odd)
+                with pytest.raises(Rejected) as told:
+                    await said(host, "sh", "-c", "echo own words >&2; exit 3")
+                assert str(told.value) == "sh ended with 3: own words"
+                job = await host.start(script("echo hello", tmp_path), "job")
+                end = await host.wait(job, LONG)
+                assert end is not None
+                assert end.code == 0
+                assert await host.log(job, 0) == b"hello\n"
+
+        run(meet())
+
+
+def test_a_login_that_runs_no_commands_is_denied_with_its_own_words(tmp_path: Path) -> None:
+    with Sshd(tmp_path / "sshd", options=["ForceCommand echo 'This account is not available'; exit 1"]) as machine:
+
+        async def meet() -> None:
+            async with linked(route(machine)) as link:
+                with pytest.raises(Denied, match=r"does not run commands.*This account is not available"):
+                    await said(link, "true")
+
+        run(meet())
+
+
+def test_a_server_that_opens_no_sessions_is_denied(tmp_path: Path) -> None:
+    with Sshd(tmp_path / "sshd", options=["MaxSessions 0"]) as machine:
+
+        async def meet() -> None:
+            async with linked(route(machine)) as link:
+                with pytest.raises(Denied, match="lets nobody run commands"):
+                    await said(link, "true")
+
+        run(meet())
+
+
+def test_a_login_that_never_stops_talking_is_rejected(tmp_path: Path) -> None:
+    with Sshd(tmp_path / "sshd", options=["ForceCommand cat /dev/zero"]) as machine:
+
+        async def meet() -> None:
+            async with linked(route(machine)) as link:
+                with pytest.raises(Rejected, match="silence its start-up files"):
+                    await said(link, "true")
+
+        run(meet())
+
+
+# --- several servers
+
+
+def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -> None:
+    settings = server.settings(root=str(tmp_path / "root"), slots=3)
+
+    async def meet() -> None:
+        drivers = [Ssh(**settings) for _ in range(2)]
+        offers = await drivers[0].offers(Resources())
+        assert len(offers) == 1
+        taken = await asyncio.gather(*(drivers[n % 2].acquire(order(offers, f"run{n}")) for n in range(8)), return_exceptions=True)
+        leases = [lease for lease in taken if not isinstance(lease, BaseException)]
+        assert len(leases) == 3
+        assert all(isinstance(error, NoCapacity) for error in taken if isinstance(error, BaseException))
+        assert sorted(lease.id for lease in await drivers[1].leases()) == sorted(lease.id for lease in leases)
+        assert len(await drivers[0].offers(Resources())) == 1  # what is taken may be ours: acquire tells
+        assert await drivers[1].release(leases[0])
+        with pytest.raises(HostLost, match="was given back"):
+            await drivers[0].hosts(leases[0])
+        assert (await drivers[0].acquire(order(offers, "late"))).key == "late"
+        for driver in drivers:
+            await driver.aclose()
+
+    run(meet())
+
+
+def test_one_key_is_one_place_whoever_asks(server: Sshd, tmp_path: Path) -> None:
+    settings = server.settings(root=str(tmp_path / "root"), slots=4)
+
+    async def meet() -> None:
+        drivers = [Ssh(**settings) for _ in range(3)]
+        offers = await drivers[0].offers(Resources())
+        leases = await asyncio.gather(*(driver.acquire(order(offers, "same")) for driver in drivers for _ in range(3)))
+        assert all(lease == leases[0] for lease in leases)
+        assert list(await drivers[2].leases()) == [leases[0]]
+        for driver in drivers:
+            await driver.aclose()
+
+    run(meet())
+
+
+def test_a_place_whose_time_is_over_is_free(server: Sshd, tmp_path: Path) -> None:
+    settings = server.settings(root=str(tmp_path / "root"))
+
+    async def meet() -> None:
+        driver = Ssh(**settings)
+        offers = await driver.offers(Resources())
+        old = await driver.acquire(order(offers, "old", hours=-1))
+        new = await driver.acquire(order(offers, "new"))
+        assert list(await driver.leases()) == [new]
+        with pytest.raises(NoCapacity):
+            await driver.acquire(order(offers, "old"))
+        assert await driver.release(old)
+        assert list(await driver.leases()) == [new]
+        await driver.aclose()
+
+    run(meet())
+
+
+def test_a_server_that_cannot_be_asked_is_left_out_with_the_reason_and_makes_the_list_of_leases_fail(server: Sshd, tmp_path: Path) -> None:
+    with Sshd(tmp_path / "sshd") as other:
+        other.trust((server.place / "client.pub").read_text())
+        known = tmp_path / "known"
+        known.write_text(server.known_hosts.read_text() + other.known_hosts.read_text())
+        here = {"host": server.address, "root": str(tmp_path / "here")}
+        there = {"host": other.address, "root": str(tmp_path / "there"), "slots": 2, "python": "/opt/python"}
+        settings = server.settings(hosts=[here, there], known_hosts=str(known))
+
+        async def meet() -> None:
+            driver = Ssh(**settings)
+            offers = await driver.offers(Resources(cpus=1))
+            assert {offer.id for offer in offers} == {server.address, other.address}
+            lease = await driver.acquire(order([offer for offer in offers if offer.id == other.address], "key"))
+            assert lease.data == {"host": other.address, "root": str(tmp_path / "there"), "python": "/opt/python"}
+            assert list(await driver.leases()) == [lease]
+            await asyncio.to_thread(other.stop)
+            fresh = Ssh(**settings)
+            assert [offer.id for offer in await fresh.offers(Resources())] == [server.address]
+            assert "cannot be reached" in fresh.left_out[other.address]
+            for ask in (fresh.leases(), fresh.release(lease)):
+                with pytest.raises(Unreachable):
+                    await ask
+            await asyncio.to_thread(server.place.chmod, 0o700)
+            await asyncio.to_thread(other.start)
+            assert list(await fresh.leases()) == [lease]
+            await driver.aclose()
+            await fresh.aclose()
+
+        run(meet())
+
+
+def test_when_no_server_can_be_asked_the_reasons_are_the_error(server: Sshd) -> None:
+    async def meet() -> None:
+        with pytest.raises(Unreachable, match=r"cannot be reached(.|\n)*cannot be reached"):
+            await Ssh(**server.settings(hosts=[f"a@127.0.0.1:{free_port()}", f"b@127.0.0.1:{free_port()}"])).offers(Resources())
+        with pytest.raises(Denied, match="not known here"):
+            await Ssh(**server.settings(hosts=[server.address, f"b@127.0.0.1:{free_port()}"], known_hosts="/nowhere")).offers(Resources())
+
+    run(meet())
+
+
+@pytest.mark.parametrize(
+    "address", ["", "@", "a b", "user@", "name:", "name:0", "name:99999", "name:x", "-oProxyCommand=touch", "a@b@c", "[::1", "x/y:1:2"]
+)
+def test_what_is_no_address_is_rejected(address: str) -> None:
+    with pytest.raises(Rejected, match="is not the address of a server"):
+        Ssh(hosts=[address])
+
+
+def test_no_hosts_is_rejected_with_how_to_name_one() -> None:
+    with pytest.raises(Rejected, match="--host user@name"):
+        Ssh()
+
+
+def test_a_command_too_long_for_the_other_side_is_rejected_before_it_is_sent() -> None:
+    async def meet() -> None:
+        with pytest.raises(Rejected, match="send them as its input"):
+            await said(Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "x" * 200_000)
+        with pytest.raises(Rejected, match="NUL"):
+            await said(Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "a\0b")
+
+    run(meet())

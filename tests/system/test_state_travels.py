@@ -1,0 +1,236 @@
+"""A state between real hosts: over their shells, verified, whole or not at all, and small disks do not stop a training."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from drivers.base import NOTHING, Argv, HostLost, Order, Resources
+from drivers.local import LocalHost
+from drivers.loopback import Loopback
+from runner.execution.keeper import Keeper, Kept, OverDepot, Round, look
+from runner.execution.transfer import Depot
+from tests.system.test_keeper import Training, steps
+
+PATTERN = "step-*"
+
+
+class Journey:
+    """One training and the hosts that it runs on."""
+
+    def __init__(self, root: Path, *, keep: int = 2) -> None:
+        self.driver = Loopback(root / "machines", hosts=2)
+        self.here, self.keep = root / "home" / "1" / "ckpt", keep
+        self.told: list[Round] = []
+
+    async def arrive(self, number: int) -> tuple[Keeper, Training]:
+        """A keeper for an attempt on a host, and the folder that its trainer writes into."""
+        offer = (await self.driver.offers(Resources()))[0]
+        lease = await self.driver.acquire(Order(offer, f"lease-{number}", until=None))  # type: ignore[arg-type]  # nobody pays for it
+        hosts = await self.driver.hosts(lease)
+        assert hosts is not None
+        depot = Depot(hosts[0], ".recipe-host")
+        await depot.open()
+        there = f"{depot.root}/states/0123456789abcdef/ckpt"
+        kept = Kept("ckpt", self.here, there, PATTERN, None, self.keep)
+        return Keeper(OverDepot(hosts[0], depot), [kept], self.told.append, pause=nothing), Training(Path(there))
+
+
+def deeper(checkpoint: Path) -> None:
+    (checkpoint / "deeper").mkdir()
+    (checkpoint / "deeper" / "names of their own\t").write_text("x")
+
+
+async def nothing(_seconds: float) -> None:
+    return
+
+
+def test_a_training_moves_from_one_host_to_the_next_with_all_its_bytes(tmp_path: Path) -> None:
+    async def story() -> None:
+        journey = Journey(tmp_path)
+        keeper, trainer = await journey.arrive(1)
+        assert (await keeper.restore())["ckpt"].name is None
+        for step in (1, 2, 3):
+            trainer.save(step, size=100_000)
+        deeper(trainer.folder / "step-3")
+        (trainer.folder / "step-3" / "optimizer.json").chmod(0o755)
+        (trainer.folder / "log").write_text("of the trainer")
+        await keeper.sync()
+        assert journey.told[-1].problem == "" and sorted(journey.told[-1].brought) == ["step-2", "step-3"]
+        assert steps(trainer.folder) == steps(journey.here) == [2, 3]
+        await keeper.sync()
+        assert journey.told[-1].brought == ()
+        await keeper.finish()
+        assert journey.told[-1].brought == ("log",)
+        saved = {path: path.read_bytes() for path in sorted(journey.here.rglob("*")) if path.is_file()}
+
+        keeper, other = await journey.arrive(2)
+        found = (await keeper.restore())["ckpt"]
+        assert (found.name, found.step) == ("step-3", 3) and steps(other.folder) == [3]
+        for path, data in saved.items():
+            copy = other.folder / path.relative_to(journey.here)
+            assert "step-2" in str(path) or (copy.read_bytes() == data and stat.S_IMODE(copy.stat().st_mode) & 0o200)
+        assert (other.folder / "step-3" / "optimizer.json").stat().st_mode & 0o100
+        # It is the trainer's own: to write over, to delete, shared with nothing that is kept for others.
+        assert all(path.stat().st_nlink == 1 for path in other.folder.rglob("*") if path.is_file())
+        (other.folder / "step-3" / "optimizer.json").write_text('{"more": 1}')
+        deeper(other.save(4, size=100_000))
+        await keeper.sync()
+        assert sorted(journey.told[-1].brought) == ["step-3", "step-4"]
+        assert (journey.here / "step-3" / "optimizer.json").read_text() == '{"more": 1}'
+        shutil.rmtree(other.folder / "step-3")
+        # Back where it was: only what is not there any more travels.
+        await keeper.finish()
+        keeper, first = await journey.arrive(1)
+        assert (await keeper.restore())["ckpt"].name == "step-4"
+        assert steps(first.folder) == [2, 3, 4]
+        asked = journey.told[-1].size
+        await keeper.restore()
+        assert asked > 100_000 and journey.told[-1].size == 0
+
+    asyncio.run(story())
+
+
+class Mortal:
+    """A host of which the connection is gone for good within the nth call."""
+
+    def __init__(self, host: LocalHost, left: int) -> None:
+        self.host, self.left = host, left
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        self.left -= 1
+        if self.left < 0:
+            raise HostLost("gone")
+        async for data in self.host.call(argv, stdin):
+            yield data
+        if self.left == 0:
+            raise HostLost("gone when it was done")
+
+
+def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) -> None:
+    async def story() -> None:
+        host = LocalHost(tmp_path / "supervisor")
+        here = tmp_path / "home" / "1" / "ckpt"
+        Training(here).save(1, size=3_000_000)
+        died, trainer = 0, Training(tmp_path / "none")
+        for calls in range(1, 60):
+            mortal = Mortal(host, calls)
+            depot = Depot(mortal, str(tmp_path / "ours"))  # type: ignore[arg-type]  # a host of which only this is asked
+            there = tmp_path / "ours" / "states" / "id" / "ckpt"
+            kept = Kept("ckpt", here, str(there), PATTERN)
+            try:
+                await depot.open()
+                await Keeper(OverDepot(mortal, depot), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
+                break
+            except HostLost:
+                died += 1
+            assert not there.exists() or trainer.whole(there) == set(steps(there))
+        assert trainer.whole(there) == {1} and died > 5
+        assert not list((tmp_path / "ours" / "states").glob(".arriving*"))
+        await host.aclose()
+
+    asyncio.run(story())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of four megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(tmp_path: Path, small_disk: Path) -> None:
+    async def story() -> None:
+        host = LocalHost(tmp_path / "supervisor")
+        depot = Depot(host, str(small_disk / "ours"))
+        await depot.open()
+        there = f"{depot.root}/states/id/ckpt"
+        told: list[Round] = []
+        keeper = Keeper(OverDepot(host, depot), [Kept("ckpt", tmp_path / "home" / "1" / "ckpt", there, PATTERN, None, 3)], told.append, pause=nothing)
+        trainer = Training(Path(there))
+        for step in range(1, 13):  # twelve megabytes in all; three checkpoints of one megabyte fit, four do not
+            trainer.save(step, size=1_000_000)
+            await keeper.sync()
+        assert steps(tmp_path / "home" / "1" / "ckpt") == [10, 11, 12]
+        assert trainer.whole(trainer.folder) >= {12}
+        assert all(not done.problem for done in told)
+        await host.aclose()
+
+    asyncio.run(story())
+
+
+def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+    async def story() -> None:
+        host = LocalHost(tmp_path / "supervisor")
+        depot = Depot(host, str(tmp_path / "ours"))
+        await depot.open()
+        there = f"{depot.root}/states/id/ckpt"
+        told: list[Round] = []
+        here = small_disk / "1" / "ckpt"
+        keeper = Keeper(OverDepot(host, depot), [Kept("ckpt", here, there, PATTERN, None, 1)], told.append, pause=nothing)
+        trainer = Training(Path(there))
+        trainer.save(1, size=1_500_000)
+        await keeper.sync()
+        trainer.save(2, size=3_000_000)
+        await keeper.sync()
+        assert "not all here" in told[-1].problem and "free" in told[-1].problem
+        assert trainer.whole(here) == {1} and steps(trainer.folder) == [1, 2]
+        assert not (here.parent / ".incoming").exists() or not any((here.parent / ".incoming").iterdir())
+        await host.aclose()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_any_shell_tells_what_lies_there(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "find", "stat", "df", "tail"):
+        source = shutil.which(shell) if name == "sh" or shell == "busybox" else shutil.which(name)
+        assert source is not None
+        (tools / name).symlink_to(source)
+
+    class Bare:
+        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+            process = await asyncio.create_subprocess_exec(str(tools / "sh"), *argv[1:], env={"PATH": str(tools)}, stdout=subprocess.PIPE)
+            yield (await process.communicate())[0]
+
+    async def story() -> None:
+        folder = tmp_path / "a state" / "ckpt"
+        assert (await look(Bare(), str(folder))).files == {}  # type: ignore[arg-type]
+        trainer = Training(folder)
+        trainer.save(1)
+        (folder / "step-1" / "näme of\ttheir own").write_text("x")
+        (folder / "step-1" / "link").symlink_to("/nowhere")
+        os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
+        found = await look(Bare(), str(folder))  # type: ignore[arg-type]
+        assert set(found.files) == {f"step-1/{name}" for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")}
+        assert found.files["step-1/optimizer.json"] == (2, 1_700_000_000_000_000_000)
+        room = shutil.disk_usage(tmp_path)
+        assert abs(found.total - room.total) < 0.1 * room.total and abs(found.free - room.free) < 0.1 * room.total
+
+    asyncio.run(story())
+
+
+def test_a_host_that_lies_about_names_writes_nothing_outside_the_state(tmp_path: Path) -> None:
+    class Liar:
+        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+            yield b"tmpfs 100 50 50 50% /\n5 1.0 ./../../etc/passwd\n5 1.0 .//etc/passwd\n-5 1.0 ./x\n5 99999999999999999999.0 ./y\n5 7.5 ./good\nnoise"
+
+    async def story() -> None:
+        assert dict((await look(Liar(), "/x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
+
+    asyncio.run(story())
