@@ -693,8 +693,7 @@ class Executor:
         if generation is not None:
             checkpoints.hold(generation.path.parent, name)
         if isinstance(site, Away):
-            with open(f"{attempt.path}.site", "w", encoding="utf-8") as file:
-                file.write(site.name)
+            Path(f"{attempt.path}.site").write_text(site.name, encoding="utf-8")
             running.errand = self._errand(running, detail, python, site)
             return running
         attempt.begin(self._scrap)

@@ -19,7 +19,9 @@ from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..storage.store import Event
-    from .execute import Failure
+    from .execute import Failure, Report
+    from .fleet import Fleet
+    from .ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class Listener(Protocol):
 class Settings:
     """How to run, as opposed to what."""
 
-    jobs: int = 0  # 0: one per processor
+    driver: str = "local"  # where hosts come from
+    hosts: tuple[str, ...] = ()  # for the driver, instead of those in the settings
+    jobs: int = 0  # 0: one per processor here, or as many as the hosts have places
     keep_going: bool = False
     overwrite: bool = False
     link: bool = False
@@ -130,37 +134,91 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     begun = time.monotonic()
     before = ws.store.version()
     found = look(ws, request, choice)
-    jobs = settings.jobs or len(os.sched_getaffinity(0))
     todo = found.todo
     total = sum(1 for verdict in found.verdicts if verdict.answer != SKIPPED)
     fresh = sum(1 for verdict in found.verdicts if verdict.answer == FRESH)
     if not todo:
-        listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, jobs, str(ws.root)))
+        listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
         _tell(ws, listener)
         summary = Summary("COMPLETED", {"FRESH": fresh}, time.monotonic() - begun, results=results(ws, found))
         listener.end(summary)
         return summary
     preflight(ws, found, settings)
-    return _work(ws, found, jobs, settings, listener, begun, total, fresh, before)
+    return _work(ws, found, settings, listener, begun, total, fresh, before)
 
 
-def _work(
-    ws: Workspace, found: Survey, jobs: int, settings: Settings, listener: Listener, begun: float, total: int, fresh: int, before: int
-) -> Summary:
+def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, begun: float, total: int, fresh: int, before: int) -> Summary:
     import asyncio
-    from datetime import datetime
 
-    from drivers import load
-    from drivers.base import Offer, Order
+    from drivers.base import DriverError
 
+    from ..planning.schedule import Move
+    from .execute import Executor, Options
+    from .fleet import Fleet
+
+    id = new_id()
+    ledger: Ledger | None = None
+
+    async def work() -> tuple[Report, bool]:
+        nonlocal ledger
+        fleet = Fleet(ws, id, settings.driver, settings.hosts, listener.say)
+        try:
+            await fleet.open(want=settings.jobs or len(found.todo))
+            fits(ws, found, fleet, settings)
+            jobs = settings.jobs or (sum(site.slots or 1 for site in fleet.sites) if fleet.away else len(os.sched_getaffinity(0)))
+            ledger = _submitted(ws, found, id, jobs, listener, total, fresh)
+            contended = ws.store.version() != before
+            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
+            executor = Executor(ws, found, ledger, fleet, options, listener.tick)
+        except BaseException:
+            await fleet.close()
+            raise
+        report = await executor.run()
+        if report.state == "COMPLETED" and found.library:
+            executor.publish_all()
+            _point_latest(ws, found)
+        return report, executor.interrupted
+
+    try:
+        report, interrupted = asyncio.run(work())
+    except BaseException as error:
+        if ledger is not None:
+            ws.store.release(id, ledger.fence)
+        if isinstance(error, DriverError):
+            raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
+        if isinstance(error, OSError):
+            from .staging import no_space
+
+            raise no_space(error, str(error.filename or ws.home)) from error
+        raise
+    finally:
+        if ledger is not None:
+            ledger.keys.close()
+    assert ledger is not None
+    if report.abandoned:
+        ledger.flush()
+        ws.store.release(id, ledger.fence)
+    else:
+        ledger.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
+        ledger.flush((report.state, "interrupted" if interrupted else ""))
+    made = results(ws, found) if report.state == "COMPLETED" else ()
+    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
+    summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
+    if ws.sharing is not None and not report.abandoned:
+        ws.sharing.finish(listener.say)
+    _tell(ws, listener)
+    listener.end(summary)
+    return summary
+
+
+def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int) -> Ledger:
+    """The run, stored and claimed."""
     from ..planning.schedule import Move
     from ..storage.crash import crashpoint
     from ..storage.store import RunRow
-    from .execute import Executor, Options
     from .ledger import Ledger
     from .manifests import remember
 
-    id = new_id()
     nodes = found.plan.nodes
     data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh, "command": sys.argv[1:]}
     ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
@@ -176,48 +234,7 @@ def _work(
     _bury(ws, found.plan.recipe, id)
     crashpoint("run-claimed")
     ledger.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
-
-    async def work() -> Any:
-        driver = load("local")(ws.home / "local")
-        lease = await driver.acquire(Order(Offer("local", "local"), id, datetime.max))
-        hosts = await driver.hosts(lease)
-        if not hosts:
-            raise Infrastructure("the local driver has no host")
-        contended = ws.store.version() != before
-        options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
-        executor = Executor(ws, found, ledger, hosts[0], options, listener.tick)
-        report = await executor.run()
-        await driver.release(lease)
-        if report.state == "COMPLETED" and found.library:
-            executor.publish_all()
-            _point_latest(ws, found)
-        return report, executor.interrupted
-
-    try:
-        report, interrupted = asyncio.run(work())
-    except BaseException as error:
-        ws.store.release(id, fence)
-        if isinstance(error, OSError):
-            from .staging import no_space
-
-            raise no_space(error, str(error.filename or ws.home)) from error
-        raise
-    finally:
-        ledger.keys.close()
-    if report.abandoned:
-        ledger.flush()
-        ws.store.release(id, fence)
-    else:
-        ledger.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
-        ledger.flush((report.state, "interrupted" if interrupted else ""))
-    made = results(ws, found) if report.state == "COMPLETED" else ()
-    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
-    summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
-    if ws.sharing is not None and not report.abandoned:
-        ws.sharing.finish(listener.say)
-    _tell(ws, listener)
-    listener.end(summary)
-    return summary
+    return ledger
 
 
 def _tell(ws: Workspace, listener: Listener) -> None:
@@ -262,25 +279,15 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
     wrong, gone = [], []
-    machine = {**ws.machine(), **settings.pools}
     details = found.plan.details()
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or "select" in details[n]:
             continue
         detail, id = details[n], found.plan.nodes[n].id
-        wants = detail["resources"]
         gone += [f"{id} needs {path}, which {why}" for path, why in _gone(ws, found, n)]
-        if wants.get("gpus", 0) > machine["gpus"]:
-            wrong.append(f"{id} needs {wants['gpus']:g} GPU(s); this machine has {machine['gpus']:g}")
-        if wants.get("cpus", 0) > machine["cpus"]:
-            wrong.append(f"{id} needs {wants['cpus']:g} processors; this machine has {machine['cpus']:g}")
-        if wants.get("memory", 0) > machine["memory"]:
-            wrong.append(f"{id} needs {wants['memory'] / 1e9:g} GB of memory; this machine has {machine['memory'] / 1e9:.0f}")
-        if detail["image"] and not found.request.current_python:
-            wrong.append(f"{id} declares the image {detail['image']}, which the local driver cannot run")
         nodes = _nodes(detail)
         if nodes not in (1, "1"):
-            wrong.append(f"{id} needs {nodes} nodes; the local driver has one")
+            wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
         wrong += [
             f"{id} needs the secret {name}: set the variable {source}"
             for name, _, source, required in detail["secrets"]
@@ -299,7 +306,28 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
-        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), `--python current` for an image, or another machine")
+        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
+
+
+def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None:
+    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
+    from ..planning.plan import LOCAL
+
+    wrong = []
+    details = found.plan.details()
+    for n in found.todo:
+        if found.verdicts[n].answer == RESTORE or "select" in details[n]:
+            continue
+        node, wants = found.plan.nodes[n], details[n]["resources"]
+        sites = [fleet.here] if node.flags & LOCAL else fleet.sites
+        for name, unit, size in (("gpus", "GPU(s)", 1.0), ("cpus", "processors", 1.0), ("memory", "GB of memory", 1e9)):
+            most = settings.pools.get(name, max(site.machine[name] for site in sites))
+            if wants.get(name, 0) > most:
+                whose = "this machine has" if sites == [fleet.here] else "its largest host has"
+                wrong.append(f"{node.id} needs {wants[name] / size:g} {unit}; {whose} {most / size:.{0 if name == 'memory' else 3}g}")
+    if wrong:
+        shown = "\n".join(dict.fromkeys(wrong[:20]))
+        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
 
 
 def _nodes(detail: Mapping[str, Any]) -> Any:
