@@ -74,17 +74,25 @@ class Faults:
 
 
 class Loopback:
-    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there."""
+    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there, `python` its Python."""
 
     traits = Traits(replays=True, containers="on_host")
 
     def __init__(
-        self, root: Path | str, *, hosts: int = 1, slots: int = 1, shell: str = "/bin/sh", faults: Faults | str | Mapping[str, object] | None = None
+        self,
+        root: Path | str,
+        *,
+        hosts: int = 1,
+        slots: int = 1,
+        shell: str = "/bin/sh",
+        python: str = "python3",
+        faults: Faults | str | Mapping[str, object] | None = None,
     ) -> None:
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._slots = slots
         self._shell = shell
+        self._python = python
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._made: dict[str, ShellHost] = {}
 
@@ -115,7 +123,7 @@ class Loopback:
                     return lease
             if sum(lease.data["host"] == name for lease in leases) >= self._slots:
                 raise NoCapacity(f"all places of {name} are taken ({self._slots})")
-            lease = Lease("loopback", file_name(order.key), order.key, {"host": name, "root": str(self._root / name / ROOT)})
+            lease = Lease("loopback", file_name(order.key), order.key, {"host": name, "root": str(self._root / name / ROOT), "python": self._python})
             (self._root / name).mkdir(exist_ok=True)
             new = self._root / "leases" / f".{lease.id}"
             new.write_text(json.dumps([lease.id, lease.key, dict(lease.data)]), encoding="utf-8")

@@ -188,6 +188,14 @@ class Ssh:
             found += [_read(line) for line in said.splitlines() if line]
         return found
 
+    async def visit(self) -> AsyncIterator[tuple[str, SshHost | DriverError]]:
+        """Every server in turn, or why it cannot be asked: to look at, without a place of its own to run anything."""
+        for name, each in self._machines.items():
+            try:
+                yield name, SshHost(each, (await each.facts())["root"][0], self._closed)
+            except DriverError as error:
+                yield name, error
+
     async def aclose(self) -> None:
         """Let go of all connections; leases and jobs go on."""
         for host in list(self._hosts.values()):

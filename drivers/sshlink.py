@@ -7,6 +7,7 @@ was not known, nothing is read from `~/.ssh/config` here, no agent is forwarded,
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import shlex
@@ -524,7 +525,7 @@ def _foreign(error: Exception, route: Route) -> DriverError:
             return Denied(f"{route}: {error}")
         case socket.gaierror():
             return Unreachable(f'the name "{route.host}" of {route} leads nowhere: {error.strerror}')
-        case OSError() if error.strerror:
-            return Unreachable(f"{route} cannot be reached: {error.strerror}")
+        case OSError() if error.errno:
+            return Unreachable(f"{route} cannot be reached: {os.strerror(error.errno)}")
         case _:
             return Unreachable(f"{route} cannot be reached: {error or type(error).__name__}")

@@ -316,9 +316,16 @@ def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str
 def doubts(manifest: Sequence[Entry]) -> list[str]:
     """What somebody should know before this leaves the machine: names that look like keys, and names that are one on other file systems."""
     found: list[str] = []
-    for path in dict.fromkeys(_secret(entry.path) for entry in manifest):
-        if path:
-            found.append(f"{path!r} looks like something that should not leave this machine")
+    folders = {"": ""}
+    secrets: dict[str, None] = {}
+    for entry in manifest:
+        parent, _, name = entry.path.rpartition("/")
+        above = folders.get(parent)
+        if above is None:
+            above = folders[parent] = next((part for part in _prefixes(parent) if _is_secret(part.rpartition("/")[2])), "")
+        if above or _is_secret(name):
+            secrets[above or entry.path] = None
+    found += [f"{path!r} looks like something that should not leave this machine" for path in secrets]
     seen: dict[str, str] = {}
     for path in _every(manifest):
         other = seen.setdefault(_folded(path), path)
@@ -327,13 +334,14 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
     return found
 
 
-def _secret(path: str) -> str:
-    """The part of a path, from its beginning, that ends with a name that keys and the like have."""
+def _prefixes(path: str) -> Iterator[str]:
+    """A directory and those that it lies in, from the top."""
     parts = path.split("/")
-    for n, part in enumerate(parts):
-        if _KEYS.fullmatch(part) and not _HARMLESS.fullmatch(part):
-            return "/".join(parts[: n + 1])
-    return ""
+    return ("/".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+def _is_secret(name: str) -> bool:
+    return _KEYS.fullmatch(name) is not None and _HARMLESS.fullmatch(name) is None
 
 
 def _every(manifest: Sequence[Entry]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runner.execution.session import Choice
 from runner.execution.workspace import Workspace
 from runner.interface.logs import Part, Raw, Safe, Tail
 from runner.storage.store import RunRow
@@ -101,6 +102,20 @@ def test_a_log_is_given_by_run_and_step(space: Space, recipe: Recipe) -> None:
     said = recipe("logs", "last/d")
     assert said.code == 3 and "its steps: a, b, c" in said.err
     assert recipe("logs", "nope/a").code == 3 and recipe("logs", "last~7").code == 3 and recipe("logs", "last/a", "--attempt", "2").code == 3
+
+
+def test_a_step_alone_is_one_of_the_last_run(space: Space, recipe: Recipe) -> None:
+    space.recipe("steps: {a: {run: 'echo from a', outputs: {}}, m: {run: 'echo of {{ matrix.k }}', matrix: {k: [1, 2]}}}")
+    space.run()
+    assert recipe("logs", "a").out == "from a\n" == recipe("logs", "a", "-f").out
+    assert recipe("logs", "m[k=2]").out == "of 2\n"
+    assert recipe("logs", "m").out == "==> m[k=1] <==\nof 1\n==> m[k=2] <==\nof 2\n"
+    said = recipe("logs", "ma")
+    assert said.code == 3 and "did you mean" in said.err
+    run = json.loads(recipe("runs", "--json").out)[0]["id"]
+    space.run(choice=Choice(only="m", again=("m",)))
+    said = recipe("logs", "a")
+    assert said.code == 3 and f"recipe logs {run}/a" in said.err
 
 
 def test_every_attempt_has_its_log(space: Space, recipe: Recipe) -> None:

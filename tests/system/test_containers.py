@@ -6,6 +6,7 @@ Skipped, saying why, where an engine cannot run a container.  The images are a s
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import http.server
 import io
@@ -16,12 +17,14 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import tempfile
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import psutil
 import pytest
@@ -53,6 +56,17 @@ class Machine:
     environ: dict[str, str]
     image: str  # busybox under its usual names, with an entry point and a variable
     bare: str  # /bin/busybox alone: no shell
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        async def detected() -> Engine:
+            host = LocalHost(Path(tempfile.mkdtemp()))
+            try:
+                return await containers.detect(host, engine=self.kind, flags=self.flags, args=self.args, environ=self.environ)
+            finally:
+                await host.aclose()
+
+        return asyncio.run(detected())
 
     def cli(self, *words: str) -> str:
         return subprocess.run([self.kind, *self.flags, *words], env=self.environ, check=True, capture_output=True, text=True).stdout
@@ -106,9 +120,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         shutil.rmtree(place, ignore_errors=True)
 
 
-@pytest.fixture(scope="module", params=["podman", "docker"])
+EACH = pytest.mark.parametrize("machine", ["podman", "docker"], indirect=True)
+"""With both engines; a test without it is about what we do around them, and takes the first."""
+
+
+@pytest.fixture(scope="module")
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    kind = request.param
+    kind = getattr(request, "param", "podman")
     if shutil.which(kind) is None:
         pytest.skip(f"{kind} is not installed")
     environ = request.getfixturevalue("daemon") if kind == "docker" else dict(os.environ)
@@ -208,19 +226,19 @@ class Room:
 def room(machine: Machine, tmp_path: Path) -> Iterator[Room]:
     with asyncio.Runner() as loop:
         host = LocalHost(tmp_path / "supervisor")
-        engine = loop.run(containers.detect(host, engine=machine.kind, flags=machine.flags, args=machine.args, environ=machine.environ))
-        room = Room(tmp_path, machine, host, engine, loop)
+        room = Room(tmp_path, machine, host, machine.engine, loop)
         try:
             yield room
         finally:
-            for name in room.attempts:
-                loop.run(containers.end(host, engine, f"{tmp_path}/attempts/{name}"))
+            for name in room.left():
+                loop.run(containers.end(host, machine.engine, f"{tmp_path}/attempts/{name.partition('.')[2]}"))
             loop.run(host.aclose())
 
 
 # -- a command in a container ----------------------------------------------------------------------------------------------------------------------------
 
 
+@EACH
 def test_what_a_step_writes_in_its_directory_is_there_and_ours(room: Room) -> None:
     exit, log = room.sh("pwd; echo made > out.txt; mkdir deep; echo more > deep/file")
     place = room.root / "attempts" / "attempt-0"
@@ -231,8 +249,11 @@ def test_what_a_step_writes_in_its_directory_is_there_and_ours(room: Room) -> No
     assert sorted(os.listdir(place.parent)) == ["attempt-0", "attempt-0.log"]
 
 
+@EACH
 def test_the_environment_is_the_images_and_the_steps_and_nothing_of_the_host(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_CALLER", "1")
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert room.run("/bin/busybox", "sh", "-c", "/bin/echo $PATH") == (ANY, f"{path}\n")  # the engine's for an image that says nothing
     own = {"WORDS": "two\nlines ' \" $x", "LD_LIBRARY_PATH": "/opt/lib", "DOCKER_HOST": "of the step", "PATH": "/own:/bin"}
     _, log = room.sh("cat /proc/self/environ", env=own)
     env = dict(pair.split("=", 1) for pair in log.split("\0") if pair)
@@ -247,11 +268,7 @@ def test_the_environment_is_the_images_and_the_steps_and_nothing_of_the_host(roo
     }
 
 
-def test_path_is_the_images_unless_the_step_says_otherwise(room: Room) -> None:
-    _, log = room.sh("echo $PATH")
-    assert log == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
-
-
+@EACH
 def test_the_exit_code_of_a_step_is_its_own_also_where_engines_have_a_meaning_for_it(room: Room) -> None:
     for code in (3, 125, 127):
         exit, log = room.sh(f"echo said; exit {code}")
@@ -259,6 +276,7 @@ def test_the_exit_code_of_a_step_is_its_own_also_where_engines_have_a_meaning_fo
         assert containers.explain(exit, log.encode(), "the-image") == ""
 
 
+@EACH
 def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(room: Room, tmp_path: Path) -> None:
     objects, state, data = (tmp_path / name for name in ("objects", "states", "data, set"))
     for folder in (objects / "ab", state, data / "deep"):
@@ -278,7 +296,7 @@ def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(room: Room,
     image = room.do(containers.resolve(room.host, room.engine, room.machine.image))
     job = room.start(replace(containers.wrap(plain, image, room.engine, found), log=f"{cwd}.log"))
     assert room.end(job).code == 0, room.log(job)
-    assert room.log(job).startswith("storedgivenblob")
+    assert "storedgivenblob" in room.log(job)
     assert not (data / "new").exists()
     assert (state / "new").read_text() == "x\n"
 
@@ -316,6 +334,7 @@ def test_a_step_may_run_as_anybody_the_engine_says(room: Room) -> None:
 # -- its end ---------------------------------------------------------------------------------------------------------------------------------------------
 
 
+@EACH
 def test_stop_asks_every_process_in_the_container_once_and_gives_it_time(room: Room) -> None:
     script = """
         trap 'echo outer >> told; wait; exit 7' TERM
@@ -330,6 +349,7 @@ def test_stop_asks_every_process_in_the_container_once_and_gives_it_time(room: R
     assert room.left() == []
 
 
+@EACH
 def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room) -> None:
     job, command = room.begun("trap '' TERM; (trap '' TERM; while :; do sleep 0.05; done) & echo ready; while :; do sleep 0.05; done")
     assert room.processes(command.cwd)
@@ -341,8 +361,9 @@ def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room
     assert not os.path.exists(f"{command.cwd}.box")
 
 
+@EACH
 def test_one_that_is_stopped_before_it_began_leaves_nothing(room: Room) -> None:
-    for pause in (0.0, 0.05, 0.15):
+    for pause in (0.0, 0.1):
         job = room.start(room.command("sh", "-c", "while :; do sleep 0.05; done"))
         assert room.do(room.host.wait(job, timedelta(seconds=pause))) is None
         room.do(room.host.stop(job, timedelta(seconds=20)))
@@ -406,6 +427,7 @@ def test_a_container_does_not_outlive_the_script_that_watches_it(room: Room) -> 
     assert room.left() == []
 
 
+@EACH
 def test_a_container_does_not_outlive_the_supervisor_of_its_host(room: Room) -> None:
     job, command = room.begun("echo ready; while :; do sleep 0.05; done")
     supervisor = psutil.Process(_client(command)).parent().parent()  # type: ignore[union-attr]
@@ -417,6 +439,7 @@ def test_a_container_does_not_outlive_the_supervisor_of_its_host(room: Room) -> 
     assert room.left() == []
 
 
+@EACH
 def test_the_guard_alone_ends_a_container_when_all_else_is_gone(room: Room, tmp_path: Path) -> None:
     """On a host whose own supervisor looks after a group only: the group gets SIGKILL, and nobody comes to look."""
     command = room.command("sh", "-c", "echo ready; while :; do sleep 0.05; done")
@@ -430,6 +453,7 @@ def test_the_guard_alone_ends_a_container_when_all_else_is_gone(room: Room, tmp_
     assert room.left() == []
 
 
+@EACH
 def test_a_sweep_ends_what_nobody_watches_and_leaves_a_living_job_alone(room: Room) -> None:
     job, command = room.begun("mkfifo on; echo ready; cat on")
     left = room.command("sh", "-c", "while :; do sleep 0.05; done")
@@ -460,6 +484,7 @@ def test_the_supervising_script_runs_in_any_posix_shell(room: Room, tmp_path: Pa
 # -- what cannot work ------------------------------------------------------------------------------------------------------------------------------------
 
 
+@EACH
 def test_an_image_that_is_nowhere_is_named_with_the_engines_reason(room: Room) -> None:
     with pytest.raises(CannotRun, match=r"the image localhost:1/none:9 is not there and cannot be pulled: .*(refused|lookup|registry)") as error:
         room.do(containers.resolve(room.host, room.engine, "localhost:1/none:9"))
@@ -473,6 +498,7 @@ def test_an_image_is_known_by_its_digest_and_pinned_by_it(room: Room) -> None:
     assert room.do(containers.resolve(room.host, room.engine, found.id)).id == found.id
 
 
+@EACH
 def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: Machine, room: Room, tmp_path: Path) -> None:
     """From a registry, of which this is as much as an engine needs to pull."""
     layer = _root(("true",))
@@ -526,6 +552,7 @@ def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: 
             server.shutdown()
 
 
+@EACH
 def test_an_image_without_a_shell_is_told_from_a_step_that_failed(room: Room) -> None:
     exit, log = room.run("/bin/sh", "-c", "true", image=room.machine.bare)
     assert exit.code != 0
@@ -535,12 +562,14 @@ def test_an_image_without_a_shell_is_told_from_a_step_that_failed(room: Room) ->
     assert exit.code == 0, log
 
 
+@EACH
 def test_a_program_that_cannot_be_run_is_told_from_one_that_is_not_there(room: Room) -> None:
     exit, log = room.run("/tmp")
     words = containers.explain(exit, log.encode(), "the-image")
     assert words.startswith("the image the-image cannot run ") and "ermission denied" in words
 
 
+@EACH
 def test_an_engine_that_cannot_begin_says_why(room: Room) -> None:
     engine = replace(room.engine, args=("--no-such-flag",))
     exit, log = room.sh("true", engine=engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,3 +56,49 @@ def test_one_file_nearly_always_changes_one_shard() -> None:
 
 def _new(before: list[Shard], after: list[Shard]) -> set[str]:
     return {shard.name for shard in after} - {shard.name for shard in before}
+
+
+def told(manifest: list[Entry], target: int) -> list[list[Entry]]:
+    """The rules of docs/packs.md, word by word."""
+
+    def rank(entry: Entry) -> bytes:
+        return hashlib.sha256(entry.path.encode("utf-8", "surrogateescape")).digest()
+
+    def weight(entry: Entry) -> int:
+        return tar_size([entry]) - 1024
+
+    def in_two(piece: list[Entry]) -> list[list[Entry]]:
+        whole = sum(map(weight, piece))
+        if whole <= 2 * target:
+            return [piece]
+        places = [sum(map(weight, piece[:n])) for n in range(len(piece))]
+        inner = range(1, len(piece))
+        good = [n for n in inner if target / 4 <= places[n] <= whole - target / 4] or inner
+        n = min(good, key=lambda n: rank(piece[n]))
+        return [*in_two(piece[:n]), *in_two(piece[n:])]
+
+    runs: list[list[Entry]] = [[]]
+    for entry in manifest:
+        if weight(entry) > 2 * target:
+            runs += [[entry], []]
+        else:
+            runs[-1].append(entry)
+    pieces: list[list[Entry]] = []
+    for run in filter(None, runs):
+        places = [sum(map(weight, run[:n])) for n in range(len(run) + 1)]
+        begins = [0]
+        if places[-1] > target / 2:
+            for n, place in enumerate(places[:-1]):
+                near = [entry for entry, other in zip(run, places, strict=False) if abs(other - place) <= target / 2]
+                if rank(run[n]) == min(map(rank, near)) and target / 4 <= place <= places[-1] - target / 4:
+                    begins.append(n)
+        for begin, end in zip(begins, [*begins[1:], len(run)], strict=True):
+            pieces += in_two(run[begin:end]) if len(run) > 1 else [run]
+    return pieces
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(SIZES, max_size=60))
+def test_the_document_says_where_shards_begin(sizes: list[int]) -> None:
+    entries = manifest(sizes)
+    assert [list(shard.entries) for shard in shards(entries, TARGET)] == told(entries, TARGET)

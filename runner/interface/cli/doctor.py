@@ -1,4 +1,4 @@
-"""`recipe doctor`: what this machine and this workspace have, what is missing, and what to do about it.  Changes nothing."""
+"""`recipe doctor`: what this machine and workspace, or the hosts of a driver, have, what is missing, and what to do about it.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,36 +10,52 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final
+
+from ...execution.probe import Finding
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
 _FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/fs.h
 
 
-class Finding(NamedTuple):
-    """One line: `missing` only where something does not work without it."""
-
-    state: Literal["ok", "note", "missing"]
-    what: str
-    found: str
-    advice: str = ""
-
-
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--driver", default="local", metavar="NAME", help="look at the hosts of this driver (default: local, this machine)")
+    parser.add_argument(
+        "--host", action="append", default=[], metavar="USER@NAME", help="a host to look at, instead of those in the settings; may be repeated"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def run(args: argparse.Namespace) -> int:
-    found = [*_software(), *_machine(), *_workspace(args.workspace), *_training()]
+    found = _away(args) if args.driver != "local" or args.host else [*_software(), *_machine(), *_workspace(args.workspace), *_training()]
     if args.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
         width = max(len(finding.what) for finding in found)
+        host = ""
         for finding in found:
+            if finding.host != host:
+                host = finding.host
+                print(f"{host}:")
             if finding.state != "ok" or not args.quiet:
                 print(f"{finding.state:7}  {finding.what:{width}}  {finding.found}" + (f": {finding.advice}" if finding.advice else ""))
     return 2 if any(finding.state == "missing" for finding in found) else 0
+
+
+def _away(args: argparse.Namespace) -> list[Finding]:
+    import asyncio
+
+    from ...execution import config
+    from ...execution.probe import driver_of, examine
+    from ...storage.store import home
+    from .parser import check_driver
+
+    name = "ssh" if args.driver == "local" else args.driver  # only one has hosts that are named like this
+    check_driver(name)
+    root = Path(os.path.abspath(args.workspace))
+    settings = config.load(root, os.environ).driver(name)
+    return asyncio.run(examine(driver_of(name, settings, args.host, home(root, os.environ))))
 
 
 def _software() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ...errors import NotFound
+from ...errors import NotFound, did_you_mean
 from ...execution.manifests import manifest
 from ...planning.schedule import word
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
@@ -35,11 +35,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             nargs="?",
             default="last",
             metavar="RUN[/STEP]",
-            help="an id or a part of one, last (the default), last~1; a step of it",
+            help="an id or a part of one, last (the default), last~1; a step of it; or a step of the last run",
         )
         parser.add_argument("-f", "--follow", action="store_true", help="go on as more is printed, until the run or the step is over")
         parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
-        parser.epilog = "examples:\n  recipe logs last/train -f\n  recipe logs 20261121-055609 | grep loss"
+        parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
     else:
         parser.add_argument("a", metavar="A", help="a run: an id or a part of one, last, last~1")
         parser.add_argument("b", metavar="B", nargs="?", default="last", help="another (default: last)")
@@ -118,16 +118,15 @@ def _aligned(table: list[tuple[str, ...]]) -> list[str]:
 
 
 def _logs(ws: Workspace, args: argparse.Namespace) -> int:
-    name, slash, step = args.run.partition("/")
-    row = find_run(ws.store, name)
+    row, step = _run_and_step(ws, args.run)
     writer: Writer = Raw(sys.stdout.buffer)
     if sys.stdout.isatty():
         writer = Safe(sys.stdout, shutil.get_terminal_size().columns)
     if args.follow and args.attempt is None:
-        return _follow(ws, row, step if slash else None, writer)
+        return _follow(ws, row, step, writer)
     found = parts(ws.store.events(row.id))
-    chosen = [part for part in found if not slash or _is(part.step, step)]
-    if slash and not chosen:
+    chosen = [part for part in found if step is None or _is(part.step, step)]
+    if step is not None and not chosen:
         known = ws.store.steps(row.id)
         if step in known:
             print(f"{step} was not started: {known[step].state}", file=sys.stderr)
@@ -136,13 +135,27 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     if args.attempt is not None:
         chosen = [part for part in chosen if part.number == args.attempt]
         if not chosen:
-            raise NotFound(f"there is no attempt {args.attempt} of {step if slash else 'any step'} in {row.id}")
+            raise NotFound(f"there is no attempt {args.attempt} of {step if step is not None else 'any step'} in {row.id}")
     else:
         chosen = list({part.step: part for part in chosen}.values())
-    any_shown = show(ws, row.id, chosen, writer, _say, heads=not slash or len(chosen) > 1)
+    any_shown = show(ws, row.id, chosen, writer, _say, heads=step is None or len(chosen) > 1)
     if not any_shown and not args.quiet:
         _say("nothing was printed")
     return 0
+
+
+def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
+    """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
+    rows = ws.store.runs(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
+    ids = list(ws.store.steps(rows[0].id)) if rows else []
+    if rows and (any(_is(id, word) for id in ids) or word in ws.store.latest_attempts(rows[0].recipe, [word])):
+        return rows[0], word  # or it did not run in that one, which is told
+    name, slash, step = word.partition("/")
+    try:
+        return find_run(ws.store, name), step if slash else None
+    except NotFound as error:
+        near = did_you_mean(word, [id.partition("[")[0] for id in ids] + ids)
+        raise NotFound(str(error), fix=near or error.fix) from error
 
 
 def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer) -> int:

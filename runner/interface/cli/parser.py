@@ -133,7 +133,7 @@ def request_of(args: argparse.Namespace) -> Any:
     from ...errors import Invalid, NotFound, Problem
     from ...execution.survey import Request
 
-    _check_driver(args.driver)
+    check_driver(args.driver)
     words = list(args.inputs)
     name = args.file
     if name is not None and args.recipe is not None:
@@ -173,7 +173,8 @@ def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return names, given
 
 
-def _check_driver(name: str) -> None:
+def check_driver(name: str) -> None:
+    """That there is a driver of this name.  Raises NotFound."""
     if name == "local":
         return
     from drivers import DRIVERS

@@ -1,0 +1,294 @@
+"""What a host has and lacks for our steps, and what to do about it: one script for there, read into findings.  Knows no driver by name.
+
+Asked over `Host.call` alone, and read as the lines of a stranger: what makes no sense is left out, and what is shown is made printable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from drivers import load, machine
+from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Unreachable
+
+from ..errors import CannotRun
+
+_LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
+_OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
+_SHOWN: Final = 120  # characters of what a stranger says
+_CLOCKS_APART: Final = 60  # seconds
+
+# Follows the question of `drivers.machine`, which sets $root.
+_SCRIPT: Final = r"""
+echo "system=$(uname -srm 2>/dev/null)"
+echo "login=$(id -un 2>/dev/null || id -u)"
+for tool in awk bash cat chmod cp date dd df docker env find flock git head ln mkdir mv nohup nvidia-smi openssl podman ps python3 rm rsync sed \
+    setsid sha256sum sleep sort stat sync tail tar timeout touch uv wc xargs zstd; do
+    where=$(command -v "$tool" 2>/dev/null) && echo "tool=$tool $where"
+done
+line() { { "$@" 2>&1 || :; } | head -n 1; }
+echo "tar=$(line tar --version)"
+echo "sha256sum=$(line sha256sum --version)"
+echo "python3=$(line python3 -c 'import sys; print(".".join(map(str, sys.version_info[:3])))')"
+python3 -c 'import venv, ensurepip' 2>/dev/null && echo venv=yes
+patiently=$(command -v timeout >/dev/null 2>&1 && echo timeout 10)
+engine() { # name, how it tells its version: it must answer, and not only be installed
+    command -v "$1" >/dev/null 2>&1 || return
+    if said=$($patiently "$1" info --format "$2" 2>&1); then
+        echo "$1=ok $(echo "$said" | tail -n 1)"
+    else
+        echo "$1=no $(echo "$said" | tail -n 1)"
+    fi
+}
+engine docker '{{.ServerVersion}}'
+engine podman '{{.Version.Version}}'
+command -v nvidia-ctk >/dev/null 2>&1 && echo "container_gpus=nvidia-ctk"
+command -v nvidia-container-runtime >/dev/null 2>&1 && echo "container_gpus=nvidia-container-runtime"
+nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
+nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+for card in /dev/nvidia[0-9]*; do [ -e "$card" ] && echo "card=$card"; done
+mkdir -p "$root" 2>/dev/null
+probe=$root/.probe.$$
+if (umask 077; printf '#!/bin/sh\necho yes\n' >"$probe") 2>/dev/null && chmod 700 "$probe"; then
+    echo writable=yes
+    [ "$("$probe" 2>/dev/null)" = yes ] && echo executable=yes
+    ln -s x "$probe.l" 2>/dev/null && echo links=yes
+fi
+rm -f "$probe" "$probe.l" 2>/dev/null
+rmdir "$root" 2>/dev/null
+echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+[ -r /proc/self/environ ] && echo proc=yes
+"""
+
+_NEEDED: Final = {
+    "sha256sum": "what arrives is verified with it: install coreutils",
+    "tar": "data arrives as tar: install tar",
+    **dict.fromkeys(
+        ("awk", "cat", "chmod", "cp", "date", "dd", "df", "env", "find", "head", "ln", "mkdir", "mv", "rm", "sed", "sleep", "sort", "stat"),
+        "install it",
+    ),
+    **dict.fromkeys(("tail", "touch", "wc", "xargs"), "install it"),
+}
+"""Programs that the work there cannot do without, and what to do."""
+_WANTED: Final = {
+    "setsid": "install util-linux: without it a job that asks for the terminal's signals can be hit by those of its supervisor",
+    "python3": "install it for steps that run Python; `python` in the settings names one elsewhere",
+    "git": "install it for recipes whose `code` comes from a repository",
+    "bash": "install it for steps that say `shell: bash`",
+}
+"""Programs that some recipes want."""
+
+
+class Finding(NamedTuple):
+    """One line: `missing` only where something does not work without it.  `host` is empty for this machine."""
+
+    state: Literal["ok", "note", "missing"]
+    what: str
+    found: str
+    advice: str = ""
+    host: str = ""
+
+
+def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: Path) -> Driver:
+    """The driver with these settings, `hosts` instead of those in them.  Raises CannotRun."""
+    given = {key: value for key, value in settings.items() if not key.startswith(("container_", "engine_"))}
+    if hosts:
+        given["hosts"] = list(hosts)
+    if name == "loopback":
+        given.setdefault("root", str(home / "loopback"))
+    try:
+        made: Driver = load(name)(**given)
+    except TypeError as error:
+        raise CannotRun(f"the driver {name} does not take these settings: {error}", fix="see docs/remote-hosts.md") from error
+    except (Rejected, Denied) as error:
+        raise CannotRun(str(error)) from error
+    return made
+
+
+async def examine(driver: Driver) -> list[Finding]:
+    """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
+    found: list[Finding] = []
+    try:
+        async for name, host in _hosts(driver):
+            if isinstance(host, DriverError):
+                found.append(_refused(host)._replace(host=name))
+                continue
+            try:
+                said = b"".join([data async for data in host.call(machine.question(str(getattr(host, "root", ".recipe-host")), _SCRIPT))])
+                found += [finding._replace(host=name) for finding in findings(said)]
+            except DriverError as error:
+                found.append(_refused(error)._replace(host=name))
+            finally:
+                await host.aclose()
+    except DriverError as error:
+        found.append(_refused(error))
+    return found
+
+
+async def _hosts(driver: Driver) -> AsyncIterator[tuple[str, Host | DriverError]]:
+    """Every host, or why there is none.  A driver that lets its hosts be visited is not asked for a place on them."""
+    visit = getattr(driver, "visit", None)
+    if visit is not None:
+        async for name, host in visit():
+            yield name, host
+        return
+    for offer in await driver.offers(Resources()):
+        lease = await driver.acquire(Order(offer, f"doctor {offer.id} {os.getpid()}", datetime.now(UTC) + timedelta(minutes=10)))
+        try:
+            for host in await driver.hosts(lease) or ():
+                yield offer.id, host
+        finally:
+            await driver.release(lease)
+
+
+def _refused(error: DriverError) -> Finding:
+    advice = {
+        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port tells more",
+        NoCapacity: "all its places are taken: wait, or ask for another",
+        Denied: "",
+    }
+    return Finding("missing", "connection", str(error), next((words for kind, words in advice.items() if isinstance(error, kind)), ""))
+
+
+# --- reading
+
+
+def findings(said: bytes) -> list[Finding]:
+    """What the answer of a host amounts to, in the order in which it matters."""
+    told = machine.facts(said)
+    tools = {name: where for name, _, where in (line.partition(" ") for line in told.get("tool", ()))}
+    return [*_login(told), *_programs(told, tools), *_sizes(told), *_gpus(told), *_containers(told, tools)]
+
+
+def _login(told: machine.Facts) -> Iterator[Finding]:
+    yield Finding(
+        "ok", "shell", f"POSIX, on {_one(told, 'system') or 'a system that does not say what it is'}, as {_one(told, 'login') or 'somebody'}"
+    )
+    root = _one(told, "root")
+    if "writable" not in told:
+        yield Finding("missing", "root", f"{root} cannot be written", "name another `root` in the settings, or make room there")
+    elif "executable" not in told:
+        yield Finding(
+            "note",
+            "root",
+            f"{root} is writable, but runs no programs (noexec)",
+            "name a `root` on another disk for steps that run programs of theirs",
+        )
+    elif "links" not in told:
+        yield Finding("missing", "root", f"{root} has no symbolic links", "name a `root` on another disk")
+    else:
+        yield Finding("ok", "root", f"{root}, writable")
+    if "proc" not in told:
+        yield Finding("note", "/proc", "not there", "processes that a step leaves behind are not found")
+
+
+def _programs(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+    lacking = [name for name in _NEEDED if name not in tools]
+    if not lacking:
+        yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs ({_flavour(_one(told, 'sha256sum'))})")
+    for name in lacking:
+        yield Finding("missing", name, "not found", _NEEDED[name])
+    if "tar" in tools:
+        yield Finding("ok", "tar", _flavour(_one(told, "tar")))
+    if "sha256sum" in tools and not {"openssl", "python3"} & tools.keys():
+        yield Finding("note", "hashing", "by sha256sum alone", "with openssl or python3 there it is up to four times as fast")
+    elif "sha256sum" in tools:
+        yield Finding("ok", "hashing", "openssl" if "openssl" in tools else "python3")
+    for name, advice in _WANTED.items():
+        if name not in tools:
+            yield Finding("note", name, "not found", advice)
+        elif name != "python3":
+            yield Finding("ok", name, _shown(tools[name]))
+        else:
+            yield from _python(told, tools)
+
+
+def _python(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+    version = _one(told, "python3")
+    numbers = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
+    if numbers is None:
+        yield Finding(
+            "note", "python3", f"{_shown(tools['python3'])} does not work: {version}", "mend it, or name another by `python` in the settings"
+        )
+    elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
+        yield Finding(
+            "note", "python3", f"{version} is old", "recipes that declare packages need 3.11 or newer: name one by `python` in the settings"
+        )
+    else:
+        yield Finding("ok", "python3", f"{version}, {_shown(tools['python3'])}")
+    if "venv" not in told and "uv" not in tools:
+        yield Finding("note", "venv", "this Python makes no environments", "install python3-venv, or uv, for recipes that declare packages")
+    if "uv" in tools:
+        yield Finding("ok", "uv", _shown(tools["uv"]))
+
+
+def _sizes(told: machine.Facts) -> Iterator[Finding]:
+    have = machine.resources(told)
+    yield Finding("ok", "cores", f"{have.cpus:g}") if have.cpus else Finding("note", "cores", "not told", "")
+    yield Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB") if have.memory else Finding("note", "memory", "not told", "")
+    if have.disk is None:
+        yield Finding("note", "disk", "not told", "whether data fits is found out when it does not")
+    elif have.disk < _LITTLE:
+        yield Finding("note", "disk", f"{have.disk / 1e9:.1f} GB free", "that is little for models: make room, or name a `root` on another disk")
+    else:
+        yield Finding("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
+    now = _one(told, "now")
+    if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
+        yield Finding("note", "clock", f"{int(now) - time.time():+.0f} s from ours", "set it: times in logs and reports will not fit together")
+
+
+def _gpus(told: machine.Facts) -> Iterator[Finding]:
+    have = machine.resources(told)
+    cards = len(told.get("card", ()))
+    if have.gpus:
+        driver, cuda = _one(told, "gpu_driver") or "unknown", _one(told, "cuda") or "unknown"
+        memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
+        yield Finding("ok", "gpus", f"{have.gpus} x {_shown(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})")
+    elif cards or any("NVIDIA" in row or "nvidia" in row for row in told.get("gpu", ())):
+        words = _shown(next(iter(told.get("gpu", ())), "nvidia-smi is not there"))
+        yield Finding(
+            "note",
+            "gpus",
+            f"{cards} in /dev, but they cannot be used: {words}",
+            "install the NVIDIA driver and nvidia-smi, or reboot after an update of it",
+        )
+    else:
+        yield Finding("note", "gpus", "none", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
+
+
+def _containers(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+    usable = []
+    for name in ("docker", "podman"):
+        state, _, words = _one(told, name).partition(" ")
+        if state == "ok":
+            usable.append(name)
+            yield Finding("ok", name, _shown(words) or _shown(tools.get(name, "")))
+        elif state == "no":
+            yield Finding("note", name, f"cannot be used: {_shown(words)}", f"start its service, or let this login use it (`{name} info` must work)")
+    if not usable and not any(_one(told, name) for name in ("docker", "podman")):
+        yield Finding("note", "containers", "neither docker nor podman", "install one for recipes that declare an image")
+    if usable and machine.resources(told).gpus and "container_gpus" not in told:
+        yield Finding(
+            "note", "gpus in containers", "no NVIDIA container toolkit", "install nvidia-container-toolkit: steps with an image see no GPU without it"
+        )
+
+
+def _one(told: machine.Facts, name: str) -> str:
+    return _shown(next(iter(told.get(name, ())), ""))
+
+
+def _shown(text: str) -> str:
+    """A stranger's words, printable and short."""
+    return "".join(character if character.isprintable() else "?" for character in text)[:_SHOWN].strip()
+
+
+def _flavour(words: str) -> str:
+    low = words.lower()
+    return (
+        "busybox" if "busybox" in low else "bsdtar" if "bsdtar" in low else words if "gnu" in low or "uutils" in low else words or "of unknown make"
+    )

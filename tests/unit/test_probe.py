@@ -1,0 +1,118 @@
+"""What the answer of a host amounts to, its resources and its findings, whatever it says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers import machine
+from drivers.base import Resources
+from runner.execution.probe import Finding, findings
+
+WHOLE = b"""\
+root=/home/u/.recipe-host
+home=/home/u
+cpus=64
+cpu_quota=800000/100000
+memory=540000000000
+memory=68719476736
+disk=2000000000000
+gpu=NVIDIA H100 80GB HBM3, 81559
+gpu=NVIDIA H100 80GB HBM3, 81559
+gpu_driver=570.86.15
+cuda=12.8
+system=Linux 6.8 x86_64
+login=u
+sha256sum=sha256sum (GNU coreutils) 9.4
+tar=tar (GNU tar) 1.35
+python3=3.11.9
+venv=yes
+writable=yes
+executable=yes
+links=yes
+proc=yes
+docker=ok 27.1.1
+container_gpus=nvidia-ctk
+""" + b"".join(
+    b"tool=%s /usr/bin/%s\n" % (name, name)
+    for name in b"awk bash cat chmod cp date dd df env find git head ln mkdir mv openssl python3 rm sed setsid sha256sum sleep sort stat tail tar touch wc xargs docker".split()
+)
+
+
+def of(what: str, said: bytes) -> list[Finding]:
+    return [finding for finding in findings(said) if finding.what == what]
+
+
+def without(*names: bytes) -> bytes:
+    return b"".join(line + b"\n" for line in WHOLE.splitlines() if not line.startswith(names))
+
+
+def test_a_host_that_has_everything_lacks_nothing() -> None:
+    assert [finding for finding in findings(WHOLE) if finding.state != "ok"] == []
+    assert of("gpus", WHOLE)[0].found == "2 x NVIDIA H100 80GB HBM3 with 86 GB (driver 570.86.15, CUDA 12.8)"
+
+
+def test_resources_are_the_smallest_limit_of_each_kind() -> None:
+    told = machine.facts(WHOLE)
+    assert machine.resources(told) == Resources(8.0, 68719476736, 2, "NVIDIA H100 80GB HBM3", 81559 << 20, 2000000000000)
+
+
+@pytest.mark.parametrize(
+    ("gone", "what", "state"),
+    [
+        (b"tool=tar ", "tar", "missing"),
+        (b"tool=sha256sum ", "sha256sum", "missing"),
+        (b"writable", "root", "missing"),
+        (b"executable", "root", "note"),
+        (b"links", "root", "missing"),
+        (b"tool=setsid ", "setsid", "note"),
+        (b"tool=python3 ", "python3", "note"),
+        (b"docker", "containers", "note"),
+        (b"container_gpus", "gpus in containers", "note"),
+        (b"gpu", "gpus", "note"),
+        (b"disk", "disk", "note"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_to_do(gone: bytes, what: str, state: str) -> None:
+    (finding,) = [finding for finding in of(what, without(gone)) if finding.state != "ok"]
+    assert finding.state == state
+    assert finding.advice
+
+
+def test_a_card_that_cannot_be_used_is_not_no_card() -> None:
+    broken = without(b"gpu") + b"gpu=NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\ncard=/dev/nvidia0\n"
+    (finding,) = of("gpus", broken)
+    assert "cannot be used: NVIDIA-SMI has failed" in finding.found
+    assert machine.resources(machine.facts(broken)).gpus == 0
+
+
+def test_an_engine_that_is_installed_and_does_not_answer_is_said_in_its_words() -> None:
+    (finding,) = of("docker", without(b"docker") + b"docker=no permission denied while trying to connect\n")
+    assert (finding.state, finding.found) == ("note", "cannot be used: permission denied while trying to connect")
+
+
+def test_words_of_a_stranger_are_printable_and_short() -> None:
+    for finding in findings(without(b"system") + b"system=\x1b[2J\x1b]0;x\x07" + b"y" * 10_000 + b"\n"):
+        assert finding.found.isprintable()
+        assert len(finding.found) < 400
+
+
+@given(
+    st.binary(max_size=300), st.lists(st.tuples(st.sampled_from([line.partition(b"=")[0] for line in WHOLE.splitlines()]), st.binary(max_size=20)))
+)
+def test_no_answer_is_too_strange(noise: bytes, lines: list[tuple[bytes, bytes]]) -> None:
+    said = noise + b"\n" + b"".join(name + b"=" + value + b"\n" for name, value in lines)
+    have = machine.resources(machine.facts(said))
+    assert all(finding.found.isprintable() for finding in findings(said))
+    assert machine.enough(have, Resources())
+    assert not machine.enough(have, Resources(cpus=1e300))
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_a_machine_does_for_what_is_not_more_than_it_has(have: int, need: int) -> None:
+    for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
+        assert machine.enough(Resources(**{name: have}), Resources(**{name: need})) is (need <= have)
+    assert machine.enough(Resources(gpu="NVIDIA H100 80GB"), Resources(gpu="h100"))
+    assert not machine.enough(Resources(gpu="NVIDIA A100"), Resources(gpu="H100"))
+    assert not machine.enough(Resources(), Resources(gpu="H100"))
