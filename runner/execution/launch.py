@@ -69,6 +69,14 @@ def render(detail: Mapping[str, Any], scope: Mapping[str, Any], *, python: str) 
         raise CannotRun(str(error), fix=error.fix) from error
 
 
+def plain(detail: Mapping[str, Any]) -> bool:
+    """Whether a step is rendered the same in every scope: none of its leaves is a template."""
+    run = detail["run"]
+    if detail["files"] or detail["accelerate"] is not None or not isinstance(run, str) or "{{" in run:
+        return False
+    return not any(isinstance(value, str) and "{{" in value for value in detail["env"].values())
+
+
 def base_env(pass_env: list[str]) -> dict[str, str]:
     """What a local step inherits: PATH, beginning with the folder of the Python that runs us, and what it asked to have passed on."""
     here = os.path.dirname(sys.executable)
