@@ -27,6 +27,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin"
 ROOM = 4 << 20  # bytes of log in one answer
 LINGER = 5.0  # seconds that the shared call stays open after the last wait
+FAREWELL = 1.0  # seconds for the shared call to end by itself
 PING = 2.0  # seconds between signs of life while we wait
 SILENCE = 20.0  # seconds without an answer after which a connection is taken for dead
 BACKOFF = (0.1, 0.3, 1.0, 3.0)
@@ -121,7 +122,7 @@ class ShellHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._going: set[str] = set()
         self._waiting: dict[str, list[tuple[asyncio.Future[None], float]]] = {}
-        self._questions: asyncio.Queue[bytes] | None = None
+        self._questions: asyncio.Queue[bytes] | None = None  # while connected; an empty one is the last
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, command: Command, key: str) -> Job:
@@ -188,9 +189,13 @@ class ShellHost:
             raise Rejected(str(error).replace("/bin/sh", argv[0], 1)) from error
 
     async def aclose(self) -> None:
-        watching = self._watching if self._loop is asyncio.get_running_loop() else None
+        watching, questions = (self._watching, self._questions) if self._loop is asyncio.get_running_loop() else (None, None)
+        self._fail(Unreachable("the connection was closed from here"), None)
         self._reset()
         if watching is not None:
+            if questions is not None:
+                questions.put_nowait(b"")
+                await asyncio.wait([watching], timeout=FAREWELL)
             watching.cancel()
             await asyncio.wait([watching])
 
@@ -266,23 +271,24 @@ class ShellHost:
 
     async def _watch(self) -> None:
         """Until nobody has waited for a while: tell those who wait what became of their jobs, over as many connections as it takes."""
-        assert self._loop is not None
+        loop = asyncio.get_running_loop()
         failures, failing_since = 0, 0.0
         try:
             while True:
                 try:
                     await self._watch_once()
-                    return
+                    if not self._waiting:
+                        return
+                    continue  # somebody came as we were leaving
                 except TimeoutError:
                     error = Unreachable(f"the host has said nothing for {SILENCE:g} seconds")
                 except Unreachable as unreachable:
                     error = unreachable
-                now = self._loop.time()
                 if self._questions is not None or not failures:
-                    failures, failing_since = 0, now  # it was connected
+                    failures, failing_since = 0, loop.time()  # it was connected
                 self._questions = None
                 self._going.clear()
-                self._fail(error, None if now - failing_since >= self._reach else now)
+                self._fail(error, None if loop.time() - failing_since >= self._reach else loop.time())
                 if not self._waiting:
                     return
                 await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
@@ -292,21 +298,24 @@ class ShellHost:
             if not isinstance(error, DriverError):
                 raise
         finally:
-            self._questions = None
-            self._going.clear()
+            if self._watching is asyncio.current_task():
+                self._questions = None
+                self._going.clear()
 
     async def _watch_once(self) -> None:
         await self._arm()
         questions: asyncio.Queue[bytes] = asyncio.Queue()
         received = b""
         idle_at: float | None = None
-        assert self._loop is not None
-
+        leaving = False
+        loop = asyncio.get_running_loop()
         async with aclosing(self._ask("watch", stdin=lambda: _spoken(questions))) as stream:
             while True:
                 async with asyncio.timeout(SILENCE):
                     data = await anext(stream, b"")
                 if not data:
+                    if leaving or self._questions is not questions:
+                        return
                     raise Unreachable("the host stopped telling us of ends")
                 *lines, received = (received + data).split(b"\n")
                 for line in lines:
@@ -319,15 +328,19 @@ class ShellHost:
                 if self._waiting or self._deadman is not None:
                     idle_at = None
                 elif idle_at is None:
-                    idle_at = self._loop.time() + LINGER
-                elif self._loop.time() >= idle_at:
-                    return
+                    idle_at = loop.time() + LINGER
+                elif loop.time() >= idle_at and not leaving:
+                    leaving, self._questions = True, None
+                    questions.put_nowait(b"")
 
     def _hear(self, line: str) -> None:
-        word, name, *told = line.split(" ", 10)
+        word, name, *told = line.split(" ", 11)
         if word == "over":
             self._going.discard(name)
-            self._over[name] = _exit(told)
+            try:
+                self._over[name] = _exit(told)
+            except ValueError as error:
+                raise Rejected(f"the host does not say how a job ended, but {line!r}") from error
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
         else:
@@ -403,6 +416,8 @@ async def _spoken(questions: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
                 said = await questions.get()
         except TimeoutError:
             said = b".\n"
+        if not said:
+            return
         yield said
 
 
@@ -426,15 +441,14 @@ def file_name(key: str) -> str:
 
 
 def _exit(told: list[str]) -> Exit:
-    code, signal, reason, started, took, times, peak, strays, detail = told
-    begun = float(started)
-    ended = begun + max(0, int(took)) / 100
+    code, signal, reason, clock, lag, took, times, peak, strays, detail = told
+    started = float(clock) - int(lag) / 100
     return Exit(
         code=None if code == "-" else int(code),
         signal=None if signal == "-" else int(signal),
         reason=reason,  # type: ignore[arg-type]  # our own script's words
-        started=begun,
-        ended=ended,
+        started=started,
+        ended=started + max(0, int(took)) / 100,
         cpu=sum(map(_seconds, times.split("+"))),
         peak_memory=int(peak) << 10,
         strays=int(strays),

@@ -147,9 +147,8 @@ supervise() { # ARGUMENT…: from the first process to the last
     ooms
     before=$ooms
     clock
-    started=$clock
     now
-    began=$now
+    started=$clock lag=$((now - began))
     wait "$child"
     code=$?
     now
@@ -159,7 +158,8 @@ supervise() { # ARGUMENT…: from the first process to the last
     pids "$name"
     strays=0
     for pid in $pids; do strays=$((strays + 1)); done
-    ended=$((now - began - 1))
+    took=$((now - began - 1))
+    first_born=''
     if [ "$strays" -gt 0 ] || kill -0 -- "-$child" 2>/dev/null; then
         [ -n "$reason" ] || kill -TERM -- "-$child" 2>/dev/null
         end_rest "$name" "$child" $stray_grace
@@ -173,7 +173,7 @@ supervise() { # ARGUMENT…: from the first process to the last
     { read -r detail <"$here/why"; } 2>/dev/null
     { read -r rest && read -r user system; } 2>/dev/null <"$here/times"
     { read -r peak <"$here/peak"; } 2>/dev/null
-    write_end "$name" "$code $signal ${reason:-exit} $started $ended $user+$system $peak $strays $detail"
+    write_end "$name" "$code $signal ${reason:-exit} $started $lag $took ${user:-0}+${system:-0} ${peak:-0} $strays $detail"
 }
 
 first() { # ARGUMENT…: becomes the command
@@ -207,11 +207,11 @@ write_end() { # NAME FIELDS
     done
 }
 
-end_rest() { # NAME GROUP GRACE: nothing of the job is alive afterwards.  With its `pids` found
+end_rest() { # NAME GROUP GRACE: nothing of the job is alive afterwards.  With what is `left` of it found; GROUP may be empty
     for pid in $pids; do kill -TERM "$pid" 2>/dev/null && kill -CONT "$pid" 2>/dev/null; done
     now
     kill_at=$((now + $3)) killed='' shy=$((now + shy_grace))
-    while [ -n "$pids" ] || { [ -z "$killed" ] && kill -0 -- "-$2" 2>/dev/null; }; do
+    while [ -n "$pids" ] || { [ -n "$2" ] && [ -z "$killed" ] && kill -0 -- "-$2" 2>/dev/null; }; do
         now
         [ -n "$pids" ] || [ -z "$proc" ] || [ "$now" -lt "$shy" ] || kill_at=$now
         if [ "$now" -ge "$kill_at" ]; then
@@ -219,12 +219,22 @@ end_rest() { # NAME GROUP GRACE: nothing of the job is alive afterwards.  With i
             killed=yes kill_at=$((now + hopeless))
         fi
         if [ -n "$killed" ]; then
-            kill -KILL -- "-$2" 2>/dev/null
+            [ -z "$2" ] || kill -KILL -- "-$2" 2>/dev/null
             for pid in $pids; do kill -KILL "$pid" 2>/dev/null; done
         fi
         sleep 0.02 2>/dev/null || sleep 1
-        pids "$1"
+        left "$1"
     done
+}
+
+left() { # NAME: pids, with the first process, which has no cookie until it has become the command
+    pids "$1"
+    [ -n "$first_born" ] || return 0
+    born "$first"
+    case "$born:$pids " in
+        ":"* | *" $first "*) ;;
+        "$first_born:"*) pids="$pids $first" ;;
+    esac
 }
 
 halt() { # NAME REASON GRACE: SIGTERM now, SIGKILL after the grace; asked again, the earlier end of it holds
@@ -255,21 +265,23 @@ finish_off() { # NAME
 }
 
 bury() { # NAME: nobody looks after it any more
-    first=''
+    first='' first_born='' at_boot='' group=''
     owned "$1"
-    pids "$1"
+    booted
+    [ "$at_boot" = "$booted" ] || first_born=''
+    left "$1"
+    if [ -n "$first_born" ]; then
+        # A number is not given again while a group has it: if somebody else has it now, our group is gone.
+        born "$first"
+        case $born in '' | "$first_born") group=$first ;; esac
+    fi
     strays=0
     for pid in $pids; do strays=$((strays + 1)); done
-    booted
-    if [ -n "$first" ] && [ "$at_boot" = "$booted" ]; then
-        born "$first"
-        if [ -n "$born" ] && [ "$born" = "$first_born" ]; then
-            kill -TERM -- "-$first" 2>/dev/null
-            end_rest "$1" "$first" $lost_grace
-        fi
+    if [ "$strays" -gt 0 ]; then
+        [ -z "$group" ] || kill -TERM -- "-$group" 2>/dev/null
+        end_rest "$1" "$group" $lost_grace
     fi
-    [ -z "$pids" ] || end_rest "$1" $$ $lost_grace
-    ended "$1" || write_end "$1" "- - lost 0 0 0+0 0 $strays "
+    ended "$1" || write_end "$1" "- - lost 0 0 0 0+0 0 $strays "
 }
 
 cared_for() { # NAME: whether somebody looks after it, who is `owned`
@@ -344,6 +356,7 @@ look_after() { # NAME
     fi
     limit=- idle=- began=0 metrics='' kill_at=''
     { read -r limit idle began && IFS= read -r metrics && IFS= read -r log; } <"$here/spec"
+    limit=${limit:--} idle=${idle:--} began=${began:-$tick} # on a full disk nothing was written
     { read -r why kill_at <"$here/stopping"; } 2>/dev/null
     if [ -n "$kill_at" ]; then
         if [ "$tick" -ge "$kill_at" ]; then finish_off "$1"; else soon "$kill_at"; fi
@@ -390,6 +403,7 @@ show_life() { # NAME: latest.json, and the most memory that a process of it has 
     for pid in $pids; do files="$files /proc/$pid/status"; done
     peak=0
     { read -r peak <"$here/peak"; } 2>/dev/null
+    peak=${peak:-0}
     for size in $(grep -hs '^VmHWM:' $files); do
         case $size in *[!0-9]*) ;; *) [ "$size" -le "$peak" ] || peak=$size ;; esac
     done
@@ -491,7 +505,7 @@ tell() { # NAME
     if ended "$1"; then
         printf 'over %s %s\n' "$1" "$ended"
     elif [ ! -d "jobs/$1" ]; then
-        printf 'over %s - - lost 0 0 0+0 0 0  .\n' "$1"
+        printf 'over %s - - lost 0 0 0 0+0 0 0  .\n' "$1"
     elif ! owned "$1" || cared_for "$1" || ended "$1"; then
         # One that ended just now is told by whoever looked after it, or by the line that is already in the fifo.
         if ended "$1"; then printf 'over %s %s\n' "$1" "$ended"; else printf 'going %s\n' "$1"; fi

@@ -19,6 +19,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def hold(root: Path, attempt: str) -> None:
 
 def newest(folder: Path, pattern: str | None, *, world: int | None = None) -> Newest:
     """The newest checkpoint that a training by `world` processes may go on from: by the number in its name, then by time.  Reads it whole."""
-    passed = []
+    passed: list[tuple[str, str]] = []
     for name, verdict in judged(folder, pattern, world=world, thorough=True):
         if verdict.ok:
             return Newest(name, verdict, tuple(passed))
@@ -120,13 +121,13 @@ def newest(folder: Path, pattern: str | None, *, world: int | None = None) -> Ne
 def judged(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False) -> Iterator[tuple[str, Verdict]]:
     """Every checkpoint there with its verdict, the newest first, each examined when it is asked for.
 
-    Where no layout says what belongs to a checkpoint, its trainer's habit does: the very newest has to have what the one before it has.
+    Where no layout says what belongs to a checkpoint, its trainer's habit does: it has to have what the one before it has.
     """
     names = newest_first(folder, pattern)
-    for at, name in enumerate(names):
+    for name, before in zip_longest(names, names[1:]):
         verdict = examine(folder / name, world=world, thorough=thorough)
-        if at == 0 and verdict.ok and len(names) > 1:
-            why = unlike(_files(folder / name), _files(folder / names[1]), names[1], verdict)
+        if verdict.ok and before is not None:
+            why = unlike(_files(folder / name), _files(folder / before), before, verdict)
             verdict = replace(verdict, ok=not why, why=why)
         yield name, verdict
 

@@ -66,8 +66,8 @@ WORTH_NOTING = 1.0
 """Seconds that a step has to run for what it made to be written down before it is moved."""
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
-GROUP_SECONDS = 0.05
-GROUP_MOVES = 256
+GROUP_SECONDS = 0.1
+GROUP_MOVES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,8 @@ class Executor:
         if not self._contended:
             ws.traces.rely(survey.plan.recipe, ledger.keys.alone)
         self._pace = GROUP_SECONDS
+        self._sent = 0.0
+        self._landed = False
         self._heart: asyncio.TimerHandle | None = None
         self._left = self._leftovers()
         self._scrap = Scrap(self._attempts, ledger.run[-6:], GROUP_MOVES)
@@ -197,8 +199,10 @@ class Executor:
                         await self._over(*self.ended.popleft())
                     if not (self._judge_ready() | await self._start_ready() | moved | bool(self.ended)):
                         await self._rest()
-                    if self.ledger.size and (self.ledger.size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace):
-                        self._flush()
+                    if self._landed:
+                        self._land()
+                    if self._due():
+                        self._send()
             finally:
                 if self._heart is not None:
                     self._heart.cancel()
@@ -220,7 +224,7 @@ class Executor:
                     await self._sweep()
                 await self.fleet.close()
                 self._scrap.clear()
-            self._flush()
+            self.ledger.flush()
             self._scrap.clear()
         counts = {str(state): count for state, count in self.scheduler.counts.items() if count}
         return Report(self.scheduler.result, counts, self.failures, sorted(self.running) if self._abandoned else [])
@@ -308,22 +312,44 @@ class Executor:
             self._tick()
         self._heart = asyncio.get_running_loop().call_later(GROUP_SECONDS, self._pulse)
 
-    def _flush(self) -> None:
-        begun = time.monotonic()
+    def _due(self) -> bool:
+        size = self.ledger.size
+        return size > 0 and not self.ledger.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
+
+    def _send(self) -> None:
+        """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
+        loop = asyncio.get_running_loop()
+
+        def landed() -> None:
+            with contextlib.suppress(RuntimeError):  # the run is over, and waits for this group by itself
+                loop.call_soon_threadsafe(self._ring_landed)
+
+        self._sent = time.monotonic()
+        self._store(functools.partial(self.ledger.send, landed))
+
+    def _ring_landed(self) -> None:
+        self._landed = True
+        self._wake()
+
+    def _land(self) -> None:
+        self._landed = False
+        if self._store(self.ledger.land):
+            # A slow disk makes larger groups.
+            self._pace = max(GROUP_SECONDS, 10 * (time.monotonic() - self._sent))
+
+    def _store(self, do: Callable[[], None]) -> bool:
         try:
-            self.ledger.flush()
+            do()
         except Infrastructure as error:
             if not self.running or isinstance(error, Corrupt):
                 raise
             # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
-            self._pace, self._dirty = 1.0, begun
+            self._pace, self._dirty = 1.0, time.monotonic()
             if not self._strained:
                 self.ledger.say(f"waiting for the running steps: {error}")
             self._strained = True
-            return
-        self._dirty = time.monotonic()
-        # A slow disk makes larger groups, so that storing never takes more than a twentieth of the time.
-        self._pace = max(GROUP_SECONDS, 20 * (self._dirty - begun))
+            return False
+        return True
 
     def _record(self, moves: Sequence[Move]) -> None:
         if not self.ledger.size:
@@ -1227,7 +1253,7 @@ class Executor:
         for n in self.survey.places:
             if n in self.made and self.made[n].ok:
                 self._publish(n, self.made[n])
-        self._flush()
+        self.ledger.flush()
 
     # -- signals ---------------------------------------------------------------------------------------------------------------------------------
 

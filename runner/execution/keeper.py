@@ -17,12 +17,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from drivers.base import DriverError, Host, Rejected, Unreachable
 
-from ..errors import RecipeError
+from ..errors import Infrastructure, RecipeError
 from ..storage.artifacts import delete
 from ..storage.files import scan
 from . import checkpoints
@@ -115,8 +116,7 @@ class _Seen:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at
-    bad: dict[str, Listing | tuple[Listing, str]] = field(default_factory=dict)
-    """Those that were found broken, as they were then; with the newest one's name where it counts that none followed it."""
+    bad: dict[str, Listing] = field(default_factory=dict)  # those that were found broken, as they were then
     level: int = 0  # of the disk there, when it was last spoken of
 
 
@@ -165,9 +165,10 @@ class Keeper:
 
     async def _round(self, state: Kept, *, over: bool = False, tries: int = 1) -> None:
         began = time.monotonic()
+        doing = _Doing(state.name)
         async with self._seen[state.name].lock:
             for left in reversed(range(tries)):
-                doing = _Doing(state.name)
+                doing.problem = ""
                 try:
                     await self._bring(state, doing, over=over)
                 except (DriverError, RecipeError, OSError) as error:
@@ -195,7 +196,9 @@ class Keeper:
             wrong = [name for name in wanted if here[name] != there.get(name)]
             need = sum(size for name in wrong for size, _ in here[name].values())
             if need > look.free:
-                raise Rejected(f"the disk there has {_size(look.free)} free, the state {state.name} needs {_size(need)}")
+                raise Infrastructure(
+                    f"the disk there has {_size(look.free)} free, the state {state.name} needs {_size(need)}", fix="free some space there"
+                )
             for name in wrong:
                 doing.size += await self._away.put(_below(state.here, name), _join(state.there, name))
             if wrong:
@@ -212,22 +215,22 @@ class Keeper:
         look = await self._away.look(state.there)
         there = _parts(look.files, state.pattern)
         await asyncio.to_thread(_afresh, incoming, state.here, {f"{name or WHOLE}.coming" for name in there})
-        names = _newest_first([name for name in there if _is_checkpoint(name, state.pattern)])
-        floor = await asyncio.to_thread(_floor, state) if newer else None
+        age = {name: _age(name, listing) for name, listing in there.items() if _is_checkpoint(name, state.pattern)}
+        names = sorted(age, key=lambda name: age[name], reverse=True)
+        whole = await asyncio.to_thread(_whole, state)
+        floor = max((_age(name, listing) for name, listing in whole.items()), default=None) if newer else None
         good: list[str] = []
-        for name in names:
+        for name, before in zip_longest(names, names[1:], fillvalue=""):
             if state.keep is not None and len(good) >= max(1, state.keep):
                 break
             listing = there[name]
-            if await asyncio.to_thread(_listing, _below(state.here, name)) == listing:
-                if name in await asyncio.to_thread(_whole, state):
-                    good.append(name)
+            if whole.get(name) == listing:
+                good.append(name)
                 continue
-            if seen.bad.get(name) in (listing, (listing, names[0])) or (floor is not None and _age(name, listing) <= floor):
+            if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
                 continue
             if name == names[0] and not over and not await self._closed(state, name, listing):
                 continue
-            before = names[1] if name == names[0] and len(names) > 1 else ""
             if await self._take(state, name, listing, incoming, doing, over=over, before=(before, there.get(before, {}))):
                 good.append(name)
         if over:
@@ -251,7 +254,7 @@ class Keeper:
     async def _take(
         self, state: Kept, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, before: tuple[str, Listing] = ("", {})
     ) -> bool:
-        """Bring one thing home; whether it counts.  `before`: the last checkpoint before it, if it is the newest one there."""
+        """Bring one thing home; whether it counts.  `before`: the checkpoint before it there."""
         target = incoming / (name or WHOLE)
         try:
             doing.size += await self._away.bring(_join(state.there, name), target)
@@ -267,7 +270,7 @@ class Keeper:
             if why:
                 await asyncio.to_thread(delete, target)
                 if name:
-                    self._seen[state.name].bad[name] = listing if verdict.why else (listing, name)
+                    self._seen[state.name].bad[name] = listing
                     doing.passed.append((name, why))
                 return False
         if not over and _parts((await self._away.look(state.there)).files, state.pattern).get(name) != listing:
@@ -285,8 +288,7 @@ class Keeper:
         need = int(max(sizes.values(), default=0) * MARGIN)
         old: list[str] = []
         if state.keep is not None and len(good) >= max(1, state.keep):
-            last = _order(good[max(1, state.keep) - 1])
-            old = [name for name in names if _order(name) < last]
+            old = list(names[names.index(good[max(1, state.keep) - 1]) + 1 :])
         if look.free < need:
             old += [name for name in good[1:] if name not in old]  # they are here: there they only take the room of the next one
         if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
@@ -395,12 +397,9 @@ def _is_checkpoint(name: str, pattern: str | None) -> bool:
     return name == "" if pattern is None else fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
 
 
-def _order(name: str | None) -> tuple[int, str]:
-    return (checkpoints.number(name), name) if name is not None else (-2, "")
-
-
-def _newest_first(names: Sequence[str]) -> list[str]:
-    return sorted(names, key=_order, reverse=True)
+def _age(name: str, listing: Listing) -> tuple[int, int, str]:
+    """How new a checkpoint is: by the number in its name, then by the time of its last change."""
+    return checkpoints.number(name), max((changed for _, changed in listing.values()), default=0), name
 
 
 def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
@@ -444,9 +443,11 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if name else folder
 
 
-def _whole(state: Kept) -> set[str]:
+def _whole(state: Kept) -> dict[str, Listing]:
     """The checkpoints here that count."""
-    return {""} if state.pattern is None else {name for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
+    if state.pattern is None:
+        return _listings(state.here, None)
+    return {name: _listing(state.here / name) for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
 
 
 def _afresh(incoming: Path, here: Path, going: set[str]) -> None:
@@ -481,22 +482,13 @@ def _place(source: Path, target: Path, listing: Listing) -> None:
 def _date(path: Path, listing: Listing) -> None:
     for name, (_, changed) in listing.items():
         os.utime(path / name if name else path, ns=(changed, changed), follow_symlinks=False)
+    if listing and "" not in listing:
+        latest = max(changed for _, changed in listing.values())
+        os.utime(path, ns=(latest, latest))
 
 
 def _incoming(state: Kept) -> Path:
     return state.here.parent / ".incoming" / state.name
-
-
-def _floor(state: Kept) -> tuple[int, str]:
-    """How new the newest thing here is."""
-    if state.pattern is None:
-        return _age("", _listing(state.here))
-    return _order(checkpoints.newest(state.here, state.pattern).name)
-
-
-def _age(name: str, listing: Listing) -> tuple[int, str]:
-    """For a state without checkpoints the time of its last change stands for the number in their names."""
-    return _order(name) if name else (max((changed for _, changed in listing.values()), default=-2), "")
 
 
 def _size(count: int) -> str:

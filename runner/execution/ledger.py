@@ -6,11 +6,13 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from drivers.base import Exit
 
+from ..errors import Infrastructure
 from ..planning.plan import Node
 from ..planning.schedule import Move
 from ..storage.files import Content
@@ -66,6 +68,21 @@ class Keys:
             self._handle = -1
 
 
+@dataclass(slots=True)
+class _Group:
+    """What is stored together, and what is to be done when it is."""
+
+    moves: list[Move] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    attempts: list[AttemptRow] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+    release: dict[str, None] = field(default_factory=dict)  # keys to be let go
+    after: list[Callable[[], None]] = field(default_factory=list)
+    state: tuple[str, str] | None = None  # the run's own
+    last: int = 0  # number of its last event
+    at: float = 0.0
+
+
 class Ledger:
     """The pen of one claimed run."""
 
@@ -75,23 +92,18 @@ class Ledger:
         self.ws, self.run, self.fence, self.recipe, self.expected, self.say = ws, run, fence, recipe, expected, say
         self.keys = Keys(str(ws.home / "locks" / "keys"))
         self._listener = listener
-        self._moves: list[Move] = []
-        self._state: tuple[str, str] | None = None  # the run's own, stored with the group
-        self._traces: list[Trace] = []
-        self._attempts: list[AttemptRow] = []
-        self._published: list[Published] = []
-        self._release: dict[str, None] = {}
-        self._after: list[Callable[[], None]] = []
+        self._sent: _Group | None = None
+        self._next = _Group()
         self._tries: dict[str, int] = {}
 
     @property
     def size(self) -> int:
-        return len(self._moves)
+        return len(self._next.moves)
 
     def move(self, move: Move) -> None:
-        self._moves.append(move)
+        self._next.moves.append(move)
         if move.subject == "run" and move.before != move.after:
-            self._state = (str(move.after), move.reason)
+            self._next.state = (str(move.after), move.reason)
 
     def next_attempt(self, step: str) -> int:
         self._tries[step] = number = self._tries.get(step, 0) + 1
@@ -108,11 +120,11 @@ class Ledger:
         made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
         seconds = exit.ended - exit.started if exit.ended else 0.0
         facts = json.dumps({"cpu": round(exit.cpu, 3), "peak_memory": exit.peak_memory})
-        self._traces.append(
+        self._next.traces.append(
             Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", facts)
         )
         if (sharing := self.ws.sharing) is not None:
-            self.after_flush(partial(sharing.push, self._traces[-1], node))
+            self.after_flush(partial(sharing.push, self._next.traces[-1], node))
 
     def attempt(
         self, step: str, name: str, key: str | None, started: float, outcome: str, reason: str, image: Mapping[str, Any], exit: Exit | None
@@ -133,60 +145,94 @@ class Ledger:
             ended,
             dict(image),
         )
-        self._attempts.append(row)
+        self._next.attempts.append(row)
 
     def published(self, path: str, content: str, step: str) -> None:
-        self._published.append(Published(path, Content(content), "", self.run, step, self.recipe))
+        self._next.published.append(Published(path, Content(content), "", self.run, step, self.recipe))
 
     def expanded(self, globs: Mapping[str, Sequence[str]]) -> None:
         """What a glob below an output turned out to be: part of the run's history."""
-        self._moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", {"globs": {k: list(v) for k, v in globs.items()}}))
+        self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", {"globs": {k: list(v) for k, v in globs.items()}}))
 
     def hold(self, key: str) -> bool:
         """Hold a key against other runs; one that was about to be let go is kept."""
-        if key in self._release:
-            del self._release[key]
-            return True
+        for release in (self._next.release, self._sent.release if self._sent else {}):
+            if key in release:
+                del release[key]
+                return True
         return self.keys.try_hold(key)
 
     def release_after_flush(self, key: str) -> None:
-        self._release[key] = None
+        self._next.release[key] = None
 
     def after_flush(self, do: Callable[[], None]) -> None:
         """Do something that may only happen once what was noted so far is stored."""
-        self._after.append(do)
+        self._next.after.append(do)
+
+    @property
+    def busy(self) -> bool:
+        """A group was sent and has not landed: no other can be sent."""
+        return self._sent is not None
+
+    def send(self, landed: Callable[[], None]) -> None:
+        """Begin to store the group; a thread waits for the disk and calls `landed`, after which `land` is due.  Raises as `flush` does."""
+        self._sent = self._store(None, landed)
+
+    def land(self) -> None:
+        """Do what had to wait until the group that was sent is stored.  Raises Infrastructure when it is not: it is part of the next one then."""
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        try:
+            self.ws.store.land()
+        except Infrastructure:
+            late, self._next = self._next, sent
+            sent.moves += late.moves
+            sent.traces += late.traces
+            sent.attempts += late.attempts
+            sent.published += late.published
+            sent.release |= late.release
+            sent.after += late.after
+            sent.state = late.state or sent.state
+            raise
+        self._settle(sent)
 
     def flush(self, state: tuple[str, str] | None = None) -> None:
-        """Store the group.  Raises Stale when another worker has the run, Infrastructure when the disk fails."""
-        state, self._state = state or self._state, None
-        if not (self._moves or self._traces or self._attempts or self._published or state):
-            self._settle()
-            return
-        steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in self._moves if move.subject == "step"}
-        last = self.ws.store.group(
-            self.run,
-            self.fence,
-            self._moves,
-            steps=steps.values(),
-            attempts=self._attempts,
-            traces=self._traces,
-            files=self.ws.cache.changes(),
-            objects=self.ws.objects.changes(),
-            published=self._published,
-            run_state=state,
-        )
-        moves, now = self._moves, time.time()
-        for trace in self._traces:
-            self.ws.traces.add(trace.key)
-        self._moves, self._traces, self._attempts, self._published = [], [], [], []
-        self._settle()
-        if self._listener is not None and moves:
-            first = last - len(moves) + 1
-            self._listener.events([Event(self.run, n, now, m.subject, m.id, m.before, m.after, m.reason, m.data) for n, m in enumerate(moves, first)])
+        """Store everything.  Raises Stale when another worker has the run, Infrastructure when the disk fails."""
+        self.land()
+        self._settle(self._store(state, None))
 
-    def _settle(self) -> None:
-        for key in self._release:
+    def _store(self, state: tuple[str, str] | None, landed: Callable[[], None] | None) -> _Group:
+        group = self._next
+        state = state or group.state
+        if group.moves or group.traces or group.attempts or group.published or state:
+            steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
+            group.last = self.ws.store.group(
+                self.run,
+                self.fence,
+                group.moves,
+                steps=steps.values(),
+                attempts=group.attempts,
+                traces=group.traces,
+                files=self.ws.cache.changes(),
+                objects=self.ws.objects.changes(),
+                published=group.published,
+                run_state=state,
+                landed=landed,
+            )
+        group.at, self._next = time.time(), _Group()
+        return group
+
+    def _settle(self, group: _Group) -> None:
+        """What was noted is stored."""
+        for trace in group.traces:
+            self.ws.traces.add(trace.key)
+        for key in group.release:
             self.keys.release(key)
-        after, self._after, self._release = self._after, [], {}
-        for do in after:
+        for do in group.after:
             do()
+        if self._listener is not None and group.moves:
+            first = group.last - len(group.moves) + 1
+            self._listener.events(
+                [Event(self.run, n, group.at, m.subject, m.id, m.before, m.after, m.reason, m.data) for n, m in enumerate(group.moves, first)]
+            )

@@ -37,7 +37,10 @@ class Scrap:
         self._count = 0
 
     def give(self, path: str, folders: tuple[str, ...], files: tuple[str, ...]) -> bool:
-        """Take a directory that holds exactly this; False when there are enough, or it holds something else."""
+        """Take a directory that holds exactly this; False when there are enough, or it holds something else.
+
+        It keeps its name until it is taken: who makes the same thing again may look into it, and delete it.
+        """
         if len(self._spares) >= self._room:
             return False
         ours = {*folders, *files}
@@ -46,16 +49,17 @@ class Scrap:
             found += [f"{folder}/{name}" for name in os.listdir(f"{path}/{folder}")]
         if len(found) != len(ours) or not ours.issuperset(found):
             return False
-        self._spares.append(Spare(self._named(path), folders, files))
+        self._spares.append(Spare(path, folders, files))
         return True
 
     def take(self, path: str) -> Spare | None:
         """Rename a spare to `path`; what it held is still in it.  None when there is none."""
-        if not self._spares:
-            return None
-        spare = self._spares.pop()
-        os.rename(spare.path, path)
-        return spare
+        while self._spares:
+            spare = self._spares.pop()
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(spare.path, path)
+                return spare
+        return None
 
     def give_file(self, path: str) -> None:
         """A file of a spare directory that its next attempt has no use for."""

@@ -65,13 +65,19 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
 
 
 def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
-    """Every expression of a script that stands where no value can, whatever its value is."""
-    return _read(text, bash).errors if has(text) else ()
+    """Every expression of a script that stands where no value can, whatever its value is; or the first that is none."""
+    try:
+        return _read(text, bash).errors if has(text) else ()
+    except TemplateError as error:
+        return (error,)
 
 
 def warnings(text: str, bash: bool = False) -> list[Warning_]:
-    """(code, message, offset, length) of what is probably not meant."""
-    reading = _read(text, bash)
+    """(code, message, offset, length) of what is probably not meant; nothing where an expression is none."""
+    try:
+        reading = _read(text, bash)
+    except TemplateError:
+        return []
     found = [] if bash else [("pipe", "a failure in front of this pipe goes unnoticed: say `shell: bash`", at, 1) for at in reading.pipes]
     return sorted([*found, *reading.warnings], key=lambda each: each[2])
 

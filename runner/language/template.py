@@ -233,6 +233,8 @@ def _too_long(offset: int, length: int) -> TemplateError:
 # ---- finding expressions ----
 
 _MARK = re.compile(r"""[{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"]""", re.DOTALL)
+_BRACKET = re.compile(r"""[()[\]{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_CLOSING = {")": "(", "]": "[", "}": "{"}
 _PLAIN = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*")
 _WORDS = frozenset({"true", "false", "none", "and", "or", "not", "in", "is", "if", "else"})
 
@@ -279,7 +281,7 @@ def _parse(text: str, start: int, end: int) -> Expression:
         compiler = _Compiler(source, start + 2)
         run = compiler.build(compiler.parse())
     except TemplateSyntaxError as error:
-        raise _reworded(error, start, end) from None
+        raise _unbalanced(source, start + 2) or _reworded(error, start, end) from None
     except RecursionError:
         raise TemplateError("this expression is nested too deeply", start, end - start) from None
     return Expression(start, end - start, tuple(sorted(compiler.references, key=lambda each: each.offset)), run)
@@ -289,6 +291,21 @@ def _dots(name: str, offset: int) -> Iterator[_Link]:
     for part in name.split("."):
         yield _Link(part, offset, len(part))
         offset += len(part) + 1
+
+
+def _unbalanced(source: str, offset: int) -> TemplateError | None:
+    """What to say of an expression that is none because of a bracket."""
+    opened: list[re.Match[str]] = []
+    for mark in _BRACKET.finditer(source):
+        if mark[0] in _CLOSING.values():
+            opened.append(mark)
+        elif mark[0] in _CLOSING:
+            if not opened:
+                return TemplateError(f"this `{mark[0]}` closes nothing", offset + mark.start(), 1)
+            if opened[-1][0] != _CLOSING[mark[0]]:
+                break
+            opened.pop()
+    return TemplateError(f"this `{opened[-1][0]}` is never closed", offset + opened[-1].start(), 1) if opened else None
 
 
 def _reworded(error: Exception, start: int, end: int) -> TemplateError:

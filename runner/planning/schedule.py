@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 
 class State(StrEnum):
@@ -62,8 +62,10 @@ _PATIENCE = 16
 _UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+_NO_DATA: Mapping[str, object] = {}
+
+
+class Move(NamedTuple):
     """One change of state, as it is stored and shown."""
 
     subject: Literal["step", "run", "lease", "request"]
@@ -71,7 +73,7 @@ class Move:
     before: str
     after: str
     reason: str = ""
-    data: Mapping[str, object] = field(default_factory=dict)
+    data: Mapping[str, object] = _NO_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,7 @@ class Scheduler:
         self._leave(node)
         node.state = after
         self._enter(node)
-        moves.append(Move("step", node.task.id, before, after, reason, {} if data is None else data))
+        moves.append(Move("step", node.task.id, before, after, reason, _NO_DATA if data is None else data))
 
     def _leave(self, node: _Node) -> None:
         state = node.state

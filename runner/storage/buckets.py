@@ -305,7 +305,7 @@ _DENIED = frozenset(
     {"AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden", "403", "401", "Unauthorized", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
     | {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed", "InvalidClientTokenId", "AuthorizationHeaderMalformed"}
 )
-_ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
+_ABSENT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _PASSING = frozenset(
     {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded", "BadDigest"}
     | {"TooManyRequests", "OperationAborted", "ConditionalRequestConflict", "XAmzContentSHA256Mismatch", "InvalidDigest", "RequestTimeoutException"}
@@ -367,7 +367,10 @@ class S3:
                 limits = {"Range": f"bytes={at}-{start + length - 1}"}
             elif found:
                 limits = {"Range": f"bytes={at}-"}
-            answer = self._once("get_object", Key=self._prefix + name, absent=True, **limits)
+            try:
+                answer = self._once("get_object", Key=self._prefix + name, absent=True, **limits)
+            except _Short:
+                return True
             if answer is None:
                 return False
             if limits and not str(answer.get("ContentRange", "")).startswith(f"bytes {at}-"):
@@ -410,10 +413,27 @@ class S3:
         _demand_etag(name, answer, md5.hexdigest())
 
     def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
-        """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back."""
-        key = self._prefix + name
+        """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back.
+
+        Two who write the same at once may share an upload: whoever is late finds it ended and the object there, or begins anew.
+        """
+        before = self.head(name)
+        for last in (False, True):
+            try:
+                return self._write_file(self._prefix + name, path, size, crew)
+            except (_Absent, Infrastructure) as error:
+                with contextlib.suppress(Infrastructure):
+                    if (there := self.head(name)) is not None and there.size == size and there != before:
+                        return None
+                if isinstance(error, Infrastructure):
+                    raise
+                if last:
+                    raise Unreachable(f"{self._where}: the upload of {name} was ended by somebody else", fix="push again") from None
+        raise AssertionError("BUG: neither written nor failed")
+
+    def _write_file(self, key: str, path: str, size: int, crew: Crew) -> None:
         length = max(_PART, -(-size // _MOST_PARTS))
-        upload, there = self._unfinished(key, size, length)
+        upload, there = self._unfinished(key)
         if upload is None:
             begun = self._ask("create_multipart_upload", Key=key)
             assert begun is not None
@@ -430,7 +450,7 @@ class S3:
             def once() -> str:
                 answer = self._once("upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data, ContentMD5=_base64(md5.digest()))
                 assert answer is not None
-                _demand_etag(name, answer, md5.hexdigest())
+                _demand_etag(key, answer, md5.hexdigest())
                 return str(answer["ETag"])
 
             return {"PartNumber": number, "ETag": self._patiently(once)}
@@ -439,14 +459,13 @@ class S3:
             parts = crew(part, range(1, -(-size // length) + 1))
             self._ask("complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
         except _Absent:
-            if self.head(name) is None:  # else another writer of the same bytes, who took up the same upload, was done first
-                raise Unreachable(f"{self._where}: the upload of {name} was ended by somebody else", fix="push again") from None
+            raise
         except BaseException:
             with contextlib.suppress(Infrastructure):
                 self._ask("abort_multipart_upload", Key=key, UploadId=upload, absent=True)
             raise
 
-    def _unfinished(self, key: str, size: int, length: int) -> tuple[str | None, dict[int, tuple[int, str]]]:
+    def _unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
         """The newest upload of this object that nobody ended, and its parts: number -> (bytes, MD5)."""
         begun = [(found["Initiated"], found["UploadId"]) for found in self._uploads(key) if found["Key"] == key]
         if not begun:
@@ -534,7 +553,12 @@ class S3:
             ) from error
         except (wrong.EndpointConnectionError, wrong.HTTPClientError, wrong.ResponseStreamingError, wrong.IncompleteReadError) as error:
             raise _Again from error
-        except (TimeoutError, ConnectionError) as error:
+        except (
+            TimeoutError,
+            ConnectionError,
+            _module("aiohttp", self.url, "s3").ClientError,
+            _module("botocore.parsers", self.url, "s3").ResponseParserError,
+        ) as error:
             raise _Again from error
         except wrong.BotoCoreError as error:
             raise Trouble(f"{self._where}: {_words(error)}", fix="look at the store's settings: `recipe config`") from error
@@ -553,10 +577,8 @@ class S3:
             if absent:
                 return
             raise _Absent from error
-        if code == "NoSuchUpload":
-            if absent:
-                return
-            raise _Absent from error
+        if code == "InvalidRange" or status == 416:
+            raise _Short from error
         if code in ("PermanentRedirect", "301", "IllegalLocationConstraintException"):
             region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
             raise Trouble(
@@ -611,6 +633,10 @@ class S3:
 
 class _Exists(Exception):
     """There is such an object already."""
+
+
+class _Short(Exception):
+    """The object ends before the part that was asked for."""
 
 
 class _Absent(Exception):
@@ -676,7 +702,10 @@ class Google:
         if length == 0:
             return b""
         limits = (start, start + length) if length is not None else (None, None)
-        found = self._ask(lambda fs: fs._cat_file(f"{self._bucket}/{self._prefix}{name}", start=limits[0], end=limits[1]))
+        try:
+            found = self._ask(lambda fs: fs._cat_file(f"{self._bucket}/{self._prefix}{name}", start=limits[0], end=limits[1]))
+        except _Short:
+            return b""
         return None if found is None else bytes(found)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -757,6 +786,8 @@ class Google:
         code = getattr(error, "code", None)
         if isinstance(error, auth.TransportError):
             raise _Again from error
+        if str(code) == "416" or "not satisfiable" in str(error):
+            raise _Short from error
         denied = isinstance(error, (auth.GoogleAuthError, PermissionError)) or (isinstance(error, OSError) and str(error).startswith("Forbidden"))
         if denied or code in (401, 403, "401", "403"):
             raise Trouble(f"{self._where}: refused ({_words(error)})", fix=_GOOGLE_LOGIN) from error
@@ -795,7 +826,7 @@ _GOOGLE_LOGIN = (
 
 def _chunk(data: bytes) -> int:
     """From how many bytes on gcsfs sends them alone instead of in a MIME message, which bytes that look like its boundary would break."""
-    return _PART if b"--==0==" not in data else max(256 << 10, -(-len(data) // (256 << 10)) * (256 << 10)) if len(data) >= (256 << 10) else 1
+    return len(data) if b"--==0==" in data else _PART
 
 
 def _moment(text: str) -> float:

@@ -19,6 +19,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from operator import itemgetter
 from pathlib import Path
 from struct import Struct
@@ -43,7 +44,8 @@ _CHUNK = 1 << 20
 _WORTH_THREADS = 4 << 20
 _TRIES = 3
 _SQLITE_MAX = 1 << 63
-_STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, executable
+_STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, 64 if executable
+_FILE, _DIRECTORY, _LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
 _UNKNOWN = bytes(32)
 _UNKNOWN_HEX = _UNKNOWN.hex()
 _ZEROS = bytes(_CHUNK)
@@ -203,10 +205,10 @@ class DigestCache:
         digests: dict[str, bytes] = {}
         for folder, seen in sight.folders.items():
             prefix = f"{folder}/" if folder else ""
-            rows = zip(_names(seen), _STATS.iter_unpack(seen.stats), strict=True)
+            rows = zip(seen.names, seen.rows, strict=True)
             # Dated back, as `note` demands, or not believed.
             digests[folder] = b"".join(values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > _slack(row[3]) else _UNKNOWN for name, row in rows)
-        self._keep(path, _Listing("", sight, digests))
+        self._keep(path, _Listing("", _packed(sight), sight.links, sight.empty, digests))
 
     def changes(self) -> list[FileRow]:
         """What was learned since the last call, for the store's `files` table.  Listings are written by this."""
@@ -224,55 +226,43 @@ class DigestCache:
         if sight.files <= FEW:
             return tree_id(self._rowed(path, sight))
         listing = self._listing(path)
-        if listing is not None and listing.content and listing.sight == sight:
+        if listing is not None and listing.content and _shows(listing, sight, _packed(sight)):
             return Content(listing.content)
         content = tree_id(self._listed(path, sight))
         listing = self._listings[path]
-        if listing.sight is sight and not any(_UNKNOWN in column for column in listing.digests.values()):
+        if not any(_UNKNOWN in column for column in listing.digests.values()):
             self._keep(path, listing._replace(content=content))
         return content
 
     def _rowed(self, path: str, sight: _Sight) -> list[Entry]:
         """The manifest of a tree with a row for each file."""
-        known: dict[str, bytes] = {}
+        known: dict[str, list[str]] = {}
+        recall = self._rows.get
         for folder, seen in sight.folders.items():
             prefix = f"{path}/{folder}/" if folder else f"{path}/"
-            column = []
-            for name, found in zip(_names(seen), _STATS.iter_unpack(seen.stats), strict=True):
-                row = self._rows.get(prefix + name)
-                column.append(bytes.fromhex(row[6][2:]) if row is not None and row[1:6] == found[:5] else _UNKNOWN)
-            known[folder] = b"".join(column)
+            known[folder] = column = []
+            for name, now in zip(seen.names, seen.rows, strict=True):
+                row = recall(prefix + name)
+                column.append(row[6][2:] if row is not None and row[1:6] == now[:5] else "")
         manifest, reads, begun = _manifest(self._full(path), sight, known, self.told)
         for folder, n, found, value in reads:
-            name = _names(sight.folders[folder])[n]
+            name = sight.folders[folder].names[n]
             self._remember(f"{path}/{folder}/{name}" if folder else f"{path}/{name}", found, _content(found, value), begun)
         return manifest
 
     def _listed(self, path: str, sight: _Sight) -> list[Entry]:
         """The manifest of a tree with a listing, which is brought up to date."""
-        old = self._listing(path)
-        known: dict[str, bytes] = {}
-        for folder, seen in sight.folders.items():
-            before = old.sight.folders.get(folder) if old is not None else None
-            if old is None or before is None:
-                known[folder] = _UNKNOWN * (len(seen.stats) // _STATS.size)
-            elif before == seen:
-                known[folder] = old.digests[folder]
-            else:
-                column = old.digests[folder]
-                rows = {
-                    (name, stats): column[32 * n : 32 * n + 32]
-                    for n, (name, stats) in enumerate(zip(_names(before), _pieces(before.stats), strict=True))
-                }
-                known[folder] = b"".join(rows.get(row, _UNKNOWN) for row in zip(_names(seen), _pieces(seen.stats), strict=True))
-        manifest, reads, begun = _manifest(self._full(path), sight, known, self.told)
-        columns = {folder: bytearray(known[folder]) for folder in {read[0] for read in reads}}
+        old, packed = self._listing(path), _packed(sight)
+        digests = {folder: _recalled(old, folder, seen) for folder, seen in packed.items()}
+        manifest, reads, begun = _manifest(self._full(path), sight, {folder: _hexes(column) for folder, column in digests.items()}, self.told)
+        columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
         for folder, n, found, value in reads:
             now = _identity(found)
-            if settled(now, begun) and now == _STATS.unpack_from(sight.folders[folder].stats, n * _STATS.size)[:5]:
+            if settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
                 columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
-        if reads or old is None or old.sight != sight:
-            self._keep(path, _Listing("", sight, known | {folder: bytes(column) for folder, column in columns.items()}))
+        if reads or old is None or not _shows(old, sight, packed):
+            digests |= {folder: bytes(column) for folder, column in columns.items()}
+            self._keep(path, _Listing("", packed, sight.links, sight.empty, digests))
         return manifest
 
     def _listing(self, path: str) -> _Listing | None:
@@ -455,34 +445,27 @@ def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
 # -- trees -------------------------------------------------------------------------------------------------------------------------------------------
 
 
-class _Folder(NamedTuple):
-    """The files of one directory: names with NUL between them, and as many records of `_STATS`, as the file system lists them."""
+_Row: TypeAlias = "tuple[int, int, int, int, int, int]"
+"""What `_STATS` packs."""
 
-    names: bytes
-    stats: bytes
+_Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
+"""A file that had to be read: its folder, its number there, what it was then, its SHA-256."""
+
+
+class _Folder(NamedTuple):
+    """The files of one directory, as the file system lists them."""
+
+    names: list[str]
+    rows: list[_Row]
 
 
 class _Sight(NamedTuple):
-    """A tree as the file system shows it, before any file is opened.  Two sights are equal only if no file was touched in between."""
+    """A tree as the file system shows it, before any file is opened.  `files` says how many."""
 
     folders: dict[str, _Folder]
     links: dict[str, str]
     empty: set[str]
     files: int
-
-
-class _Listing(NamedTuple):
-    """What is remembered of a large tree: `digests` has 32 bytes for each file of a folder, zeros where none may be believed.
-
-    `content` is the tree's, where it is known and every file of it is."""
-
-    content: str
-    sight: _Sight
-    digests: Mapping[str, bytes]
-
-
-_Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
-"""A file that had to be read: its folder, its number there, what it was then, its SHA-256."""
 
 
 def _see(top: str) -> _Sight:
@@ -494,43 +477,32 @@ def _see(top: str) -> _Sight:
     links: dict[str, str] = {}
     empty: set[str] = set()
     count = 0
-    pack = _STATS.pack
     waiting = [""]
     while waiting:
         folder = waiting.pop()
         prefix = f"{folder}/" if folder else ""
         names: list[str] = []
-        stats: list[bytes] = []
+        rows: list[_Row] = []
         try:
-            # By a handle: what is below a long path is found without walking it again for each name.
-            handle = os.open(f"{top}/{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                with os.scandir(handle) as listing:
-                    item = None
-                    for item in listing:
-                        found = item.stat(follow_symlinks=False)
-                        mode = found.st_mode
-                        kind = mode & 0o170000
-                        if kind == stat.S_IFREG:
-                            names.append(item.name)
-                            stats.append(
-                                pack(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, bool(mode & stat.S_IXUSR))
-                            )
-                        elif kind == stat.S_IFDIR:
-                            waiting.append(prefix + item.name)
-                        elif kind == stat.S_IFLNK:
-                            links[prefix + item.name] = os.readlink(item.name, dir_fd=handle)
-                        else:
-                            raise Unhashable(
-                                f"{top}/{prefix}{item.name}", f"{_kind(mode)} has no content to hash", fix="keep it out of this directory"
-                            )
-            finally:
-                os.close(handle)
+            with os.scandir(f"{top}/{folder}" if folder else top) as listing:
+                item = None
+                for item in listing:
+                    found = item.stat(follow_symlinks=False)
+                    mode = found.st_mode
+                    kind = mode & 0o170000
+                    if kind == _FILE:
+                        names.append(item.name)
+                        rows.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, mode & 0o100))
+                    elif kind == _DIRECTORY:
+                        waiting.append(prefix + item.name)
+                    elif kind == _LINK:
+                        links[prefix + item.name] = os.readlink(item.path)
+                    else:
+                        raise Unhashable(item.path, f"{_kind(mode)} has no content to hash", fix="keep it out of this directory")
         except OSError as error:
-            where = error.filename if isinstance(error.filename, str) else item.name if item is not None else ""
-            raise _unreadable(where if where.startswith("/") else f"{top}/{prefix}{where}".rstrip("/"), error) from error
+            raise _unreadable(error.filename or f"{top}/{folder}", error) from error
         if names:
-            folders[folder] = _Folder("\0".join(names).encode("utf-8", "surrogateescape"), b"".join(stats))
+            folders[folder] = _Folder(names, rows)
             count += len(names)
         elif item is None and folder:
             empty.add(folder)
@@ -542,18 +514,14 @@ def _see(top: str) -> _Sight:
     return _Sight(folders, links, empty, count)
 
 
-def _manifest(top: str, sight: _Sight, known: Mapping[str, bytes], told: Progress | None = None) -> tuple[list[Entry], list[_Read], int]:
-    """The entries of a tree, what had to be read for them, and when reading began.  `known` has the digests of some folders, as in a listing."""
+def _manifest(top: str, sight: _Sight, known: Mapping[str, Sequence[str]], told: Progress | None = None) -> tuple[list[Entry], list[_Read], int]:
+    """The entries of a tree, what had to be read for them, and when reading began.  `known` has the SHA-256 of the files of a folder, or ""."""
     manifest: list[Entry] = []
     doubtful: list[tuple[str, int, str, Identity]] = []
-    for folder, seen in sight.folders.items():
+    for folder, (names, rows) in sight.folders.items():
         prefix = f"{folder}/" if folder else ""
-        column = known.get(folder) or bytes(32 * (len(seen.stats) // _STATS.size))
-        values = column.hex()
-        whole = _UNKNOWN not in column
-        for n, (name, row) in enumerate(zip(_names(seen), _STATS.iter_unpack(seen.stats), strict=True)):
-            value = values[64 * n : 64 * n + 64]
-            if whole or value != _UNKNOWN_HEX:
+        for n, (name, row, value) in enumerate(zip(names, rows, known.get(folder) or [""] * len(names), strict=True)):
+            if value:
                 manifest.append(Entry(prefix + name, "x" if row[5] else "f", row[2], value))
             else:
                 doubtful.append((folder, n, prefix + name, Identity(*row[:5])))
@@ -580,15 +548,61 @@ def sort(manifest: list[Entry]) -> list[Entry]:
     return manifest
 
 
-def _names(seen: _Folder) -> list[str]:
-    return seen.names.decode("utf-8", "surrogateescape").split("\0")
-
-
-def _pieces(stats: bytes) -> list[bytes]:
-    return [stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)]
-
-
 # -- listings ----------------------------------------------------------------------------------------------------------------------------------------
+
+_Packed: TypeAlias = "tuple[bytes, bytes]"
+"""The files of a directory: names with NUL between them, and as many records of `_STATS`."""
+
+
+class _Listing(NamedTuple):
+    """What is remembered of a large tree: `digests` has 32 bytes for each file of a folder, zeros where none may be believed.
+
+    `content` is the tree's, where it is known and every file of it is."""
+
+    content: str
+    folders: dict[str, _Packed]
+    links: dict[str, str]
+    empty: set[str]
+    digests: dict[str, bytes]
+
+
+def _packed(sight: _Sight) -> dict[str, _Packed]:
+    pack = _STATS.pack
+    return {
+        folder: ("\0".join(names).encode("utf-8", "surrogateescape"), b"".join(starmap(pack, rows)))
+        for folder, (names, rows) in sight.folders.items()
+    }
+
+
+def _shows(listing: _Listing, sight: _Sight, packed: dict[str, _Packed]) -> bool:
+    """Whether the tree looks exactly as it did: no file of it was touched in between."""
+    return listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
+
+
+def _recalled(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
+    """The digests of the files of a folder, zeros for those that do not look as they did."""
+    before = listing.folders.get(folder) if listing is not None else None
+    if listing is None or before is None:
+        return _UNKNOWN * (len(seen[1]) // _STATS.size)
+    column = listing.digests[folder]
+    if before == seen:
+        return column
+    known = {row: column[32 * n : 32 * n + 32] for n, row in enumerate(_files(before))}
+    return b"".join(known.get(row, _UNKNOWN) for row in _files(seen))
+
+
+def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
+    """Name and record of each file."""
+    names, stats = seen
+    return zip(names.split(b"\0"), (stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)), strict=True)
+
+
+def _hexes(column: bytes) -> list[str]:
+    """The digests of a folder as text; empty for those that are not believed."""
+    text = column.hex()
+    values = [text[at : at + 64] for at in range(0, len(text), 64)]
+    return ["" if value == _UNKNOWN_HEX else value for value in values] if _UNKNOWN in column else values
+
 
 _HEAD = "recipe-listing 1"
 
@@ -599,12 +613,11 @@ def _listing_path(folder: str, path: str) -> str:
 
 def _save_listing(folder: str, path: str, listing: _Listing) -> None:
     """Write it whole or not at all.  It is only a memory: a disk that is full makes the next look slow and nothing wrong."""
-    sight = listing.sight
-    table = [[name, len(seen.names), len(seen.stats)] for name, seen in sight.folders.items()]
-    about = json.dumps({"path": path, "content": listing.content, "links": sight.links, "empty": sorted(sight.empty), "folders": table})
-    parts = [about.encode(), b"\n"]
-    for name, seen in sight.folders.items():
-        parts += [seen.names, seen.stats, listing.digests[name]]
+    table = [[name, len(names), len(stats)] for name, (names, stats) in listing.folders.items()]
+    about = {"path": path, "content": listing.content, "links": listing.links, "empty": sorted(listing.empty), "folders": table}
+    parts = [json.dumps(about).encode(), b"\n"]
+    for name, seen in listing.folders.items():
+        parts += [*seen, listing.digests[name]]
     body = b"".join(parts)
     target = _listing_path(folder, path)
     temporary = f"{target}.{os.getpid()}.new"
@@ -629,16 +642,14 @@ def _load_listing(folder: str, path: str) -> _Listing | None:
         head, about, at = _listing_head(data)
         if head != f"{_HEAD} {zlib.crc32(memoryview(data)[len(head) + 1 :]):08x}" or about["path"] != path:
             return None
-        folders: dict[str, _Folder] = {}
+        folders: dict[str, _Packed] = {}
         digests: dict[str, bytes] = {}
-        count = 0
         for name, names, stats in about["folders"]:
-            files = stats // _STATS.size
-            folders[name] = _Folder(data[at : at + names], data[at + names : at + names + stats])
-            digests[name] = data[at + names + stats : at + names + stats + 32 * files]
-            at += names + stats + 32 * files
-            count += files
-        return _Listing(about["content"], _Sight(folders, about["links"], set(about["empty"]), count), digests)
+            end = at + names + stats
+            folders[name] = data[at : at + names], data[at + names : end]
+            at = end + 32 * (stats // _STATS.size)
+            digests[name] = data[end:at]
+        return _Listing(about["content"], folders, about["links"], set(about["empty"]), digests)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -206,6 +206,7 @@ class Remote:
             raise _disk(error, temporary) from error
         except Gone:
             self._known.pop(content, None)
+            self._bad.add(_name(content))  # a tree of which something is missing is written anew as a whole
             raise
         finally:
             artifacts.delete(Path(temporary))

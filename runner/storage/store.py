@@ -16,10 +16,10 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from .. import digest
 from ..errors import Busy, Corrupt, Infrastructure, NotFound, Unusable
@@ -27,6 +27,9 @@ from .artifacts import Seal
 from .crash import crashpoint
 from .files import Content, FileRow
 from .locks import Lock, Locks
+
+if TYPE_CHECKING:
+    from threading import Thread
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Data: TypeAlias = "Mapping[str, object]"
@@ -203,8 +206,17 @@ class Store:
     def __init__(self, root: Path, db: sqlite3.Connection) -> None:
         self.root = root
         self.locks = Locks(root / "locks")
-        self._db = db
+        self._connection = db
         self._claims: dict[str, Lock] = {}
+        self._commit: Thread | None = None  # waits for the disk
+        self._failed: BaseException | None = None  # what kept it from committing
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        """The connection, when no thread is at it."""
+        if self._commit is not None:
+            self._commit.join()
+        return self._connection
 
     @classmethod
     def open(cls, root: Path, *, read_only: bool = False) -> Store:
@@ -415,14 +427,18 @@ class Store:
         unpublished: Iterable[str] = (),
         run_state: tuple[str, str] | None = None,
         answers: str = "",
+        landed: Callable[[], None] | None = None,
     ) -> int:
         """Store all this together, or raise and store nothing.  Answers the number of the last event.
+
+        With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  Whoever asks the store for
+        something meanwhile waits too.
 
         `run_state` is the run's next (state, reason); a final one ends the run and its claim.  It must answer the request that is pending, if any:
         otherwise Requested is raised, so that a cancel that came before the end wins.  Stale: another worker has the run.
         """
         now = time.time()
-        with self._transaction():
+        with self._transaction(landed):
             crashpoint("group-begun")
             rows = self._db.execute(
                 "UPDATE runs SET next_event = next_event + ? WHERE id = ? AND fence = ? AND claim <> '' RETURNING next_event, request",
@@ -455,10 +471,20 @@ class Store:
             many("DELETE FROM published WHERE path = ?", [(path,) for path in unpublished])
             many("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
             crashpoint("group-written")
-        crashpoint("group-committed")
+        if landed is None:
+            crashpoint("group-committed")
         if run_state is not None and run_state[0] in FINAL and (lock := self._claims.pop(run, None)):
             lock.release()
         return int(last)
+
+    def land(self) -> None:
+        """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
+        if self._commit is not None:
+            self._commit.join()
+            self._commit = None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
 
     def request(self, run: str, what: str) -> bool:
         """Ask a run for `cancel`, `pause` or `resume`: durable when this returns.  False: it is over."""
@@ -530,15 +556,36 @@ class Store:
             return self._db.execute(statement, values).fetchall()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with _trouble(self.root / "recipe.db"):
+    def _transaction(self, landed: Callable[[], None] | None = None) -> Iterator[None]:
+        with self._rolled_back():
             self._db.execute("BEGIN IMMEDIATE")
+            yield
+            if landed is None:
+                self._db.execute("COMMIT")
+        if landed is not None:
+            from threading import Thread
+
+            self._commit = Thread(target=self._wait_for_disk, args=(landed,), name="commit")
+            self._commit.start()
+
+    def _wait_for_disk(self, landed: Callable[[], None]) -> None:
+        try:
+            with self._rolled_back():
+                self._connection.execute("COMMIT")
+            crashpoint("group-committed")
+        except BaseException as error:
+            self._failed = error
+        landed()
+
+    @contextlib.contextmanager
+    def _rolled_back(self) -> Iterator[None]:
+        """All of a transaction, or nothing of it."""
+        with _trouble(self.root / "recipe.db"):
             try:
                 yield
-                self._db.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
+                    self._connection.execute("ROLLBACK")
                 raise
 
 

@@ -52,14 +52,17 @@ class Elsewhere:
     async def remove(self, paths: Sequence[str]) -> None:
         for path in paths:
             assert path.startswith(str(self.root))
-            shutil.rmtree(path)
+            self._drop(Path(path))
 
     def _known(self, top: Path) -> dict[str, tuple[int, int]]:
         return {str(p.relative_to(top)): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in top.rglob("*") if not p.is_dir()}
 
+    def _drop(self, path: Path) -> None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def _copy(self, source: Path, target: Path) -> int:
         if target.exists():
-            shutil.rmtree(target) if target.is_dir() else target.unlink()
+            self._drop(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target, copy_function=shutil.copy) if source.is_dir() else shutil.copy(source, target)
         return sum(p.stat().st_size for p in target.rglob("*")) if target.is_dir() else target.stat().st_size
@@ -212,6 +215,16 @@ def test_a_broken_one_is_said_once_and_the_one_before_it_comes_home(scene: Scene
     assert scene.sync().brought == ("step-3",)
 
 
+def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
+    model = scene.there.save(1) / "model.safetensors"
+    scene.sync()
+    copy = scene.here / "step-1" / "model.safetensors"
+    copy.write_bytes(b"\0" * copy.stat().st_size)
+    os.utime(copy, ns=(model.stat().st_mtime_ns, model.stat().st_mtime_ns))
+    assert scene.sync().brought == ("step-1",)
+    assert copy.read_bytes() == model.read_bytes()
+
+
 def test_a_host_that_dies_in_the_middle_of_a_copy_leaves_nothing_half_visible(scene: Scene) -> None:
     scene.there.save(1)
     scene.sync()
@@ -350,6 +363,17 @@ def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(
     assert steps(scene.there.folder) == []
 
 
+def test_checkpoints_without_numbers_are_told_apart_by_their_times(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, pattern="*.json", keep=1)
+    for name, at in (("zebra.json", 1), ("last.json", 2), ("best.json", 3)):
+        (scene.there.folder / name).write_text("{}")
+        os.utime(scene.there.folder / name, (at, at))
+    assert scene.sync().brought == ("best.json",)
+    assert sorted(path.name for path in scene.here.iterdir()) == ["best.json"]
+    scene.host("b")
+    assert scene.restore().name == "best.json"
+
+
 def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_the_next(scene: Scene) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")]
@@ -451,7 +475,8 @@ def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_th
         there = scene.there.whole(scene.there.folder)
         if kind == "save":
             scene.there.save(step := step + 1)
-        elif kind == "begin" and (there or known):  # of the first one in a layout of its own nobody can say whether it is whole
+        elif kind == "begin" and (known or steps(scene.there.folder)[-1:] == sorted(there)[-1:] != []):
+            # Of the first one in a layout of its own nobody can say whether it is whole.
             scene.there.begin(step := step + 1)
             scene.while_paused = partial(scene.there.end, step)
         elif kind in ("sync", "finish"):
@@ -474,7 +499,7 @@ def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_th
                     shutil.rmtree(scene.there.folder / (scene.there.name % old))
         elif kind.startswith("spoil"):
             folder = scene.there.folder if kind == "spoil there" else scene.here
-            if found := scene.there.whole(folder):
+            if (found := scene.there.whole(folder)) and (known or how[0] != "file"):
                 spoil(folder / (scene.there.name % max(found)), how[0])
                 safe -= {max(found)} if folder == scene.here else set()
     scene.host("last")

@@ -601,3 +601,9 @@ inputs: {n: {type: integer, default: 1}}
 steps: {a: {matrix: {k: [1, 2]}, run: "echo '{{ inputs.n }}'"}}
 """)
     assert "single quotes" in found.message and found.fix == "use double quotes" and "inputs.n" in pointed(found)
+
+
+def test_a_script_whose_expression_is_none_is_told_once_with_its_place() -> None:
+    found = problem("steps: {a: {run: 'echo {{ [1, 2 }}', outputs: {o: o}}}")
+    assert found.message == "this `[` is never closed"
+    assert pointed(found) == "["

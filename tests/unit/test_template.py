@@ -490,3 +490,22 @@ def test_a_place_is_text_and_has_parts() -> None:
     assert argv(["a", "{{ state.checkpoints }}", "{{ state.checkpoints.latest }}", "{{ state.checkpoints }}/x"], scope) == ["a", "ck/", "ck//x"]
     with pytest.raises(TemplateError, match="has no `newest`"):
         evaluate("{{ state.checkpoints.newest }}", scope)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "at"),
+    [
+        ("{{ [1, 2 }}", "this `[` is never closed", 3),
+        ("{{ (1 + 2 }}", "this `(` is never closed", 3),
+        ("a {{ inputs.xs[0 }}", "this `[` is never closed", 14),
+        ("{{ [1, (2] }}", "this `(` is never closed", 7),
+        ("{{ '(' ~ [ }}", "this `[` is never closed", 9),
+        ("{{ inputs.n) }}", "this `)` closes nothing", 11),
+    ],
+)
+def test_a_bracket_that_is_not_closed_is_pointed_at(text: str, words: str, at: int) -> None:
+    with pytest.raises(TemplateError) as error:
+        expressions(text)
+    assert (str(error.value), error.value.offset) == (words, at)
+    assert [str(each) for each in errors(text)] == [words]
+    assert list(warnings(text)) == []

@@ -70,6 +70,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
 
 def _pull(ws: Workspace, args: argparse.Namespace) -> int:
     sharing = shared(ws, args.store)
+    sharing.remote.check()
     tally = Tally()
     with _meter(args, lambda: sharing.remote.received) as progress:
         for request in requests(ws, args):

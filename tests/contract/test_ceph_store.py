@@ -1,0 +1,88 @@
+"""A real S3 server, Ceph's, keeps the promises of a shared store.  Skipped where it is not installed; it takes about 13 seconds to start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.storage import buckets
+from runner.storage.artifacts import Objects
+from runner.storage.buckets import Trouble
+from runner.storage.remotes import Remote
+from tests.contract.artifact_store_contract import (  # noqa: F401
+    clock,
+    collector,
+    file,
+    here,
+    key,
+    noise,
+    other,
+    remote,
+    small_parts,
+    test_a_file_arrives_as_it_was,
+    test_a_tree_arrives_as_it_was,
+    test_of_many_at_once_one_is_first_and_all_agree,
+    test_old_traces_go_and_then_what_they_needed,
+    test_swapped_objects_are_found,
+    test_the_first_trace_of_a_key_stays,
+    test_two_who_put_the_same_at_once_both_succeed,
+    test_what_is_there_is_not_sent_again,
+    there,
+)
+from tests.contract.test_moto_store import Bucket
+from tests.servers.ceph import Ceph, available
+
+pytestmark = pytest.mark.skipif(not available(), reason="radosgw is not installed")
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ceph]:
+    with Ceph(tmp_path_factory.mktemp("ceph")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def login(ceph: Ceph, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in ceph.environ.items():
+        monkeypatch.setenv(variable, value)
+
+
+@pytest.fixture
+def raw(ceph: Ceph) -> Bucket:
+    return Bucket(ceph)
+
+
+def test_an_upload_that_may_be_under_way_is_left_alone(raw: Bucket) -> None:
+    raw.server.s3.create_multipart_upload(Bucket=raw.name, Key="team/project/objects/ab/x")
+    Remote(raw.bucket()).mark()
+    assert len(raw.uploads()) == 1
+    Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).mark()
+    assert raw.uploads() == []
+
+
+def test_parts_that_were_sent_are_not_sent_again(raw: Bucket, here: Objects, there: Objects, tmp_path: Path) -> None:  # noqa: F811
+    content = file(here, tmp_path, noise("parts", 14 << 20))
+    s3, at = raw.server.s3, f"team/project/objects/{content[2:4]}/{content[2:]}"
+    upload = s3.create_multipart_upload(Bucket=raw.name, Key=at)["UploadId"]
+    s3.upload_part(Bucket=raw.name, Key=at, UploadId=upload, PartNumber=1, Body=noise("parts", 14 << 20)[: 5 << 20])
+    Remote(raw.bucket()).put(content, here)
+    assert raw.uploads() == []
+    Remote(raw.bucket()).fetch(content, there)
+    assert there.verify(content)
+
+
+@pytest.mark.parametrize(("variable", "code"), [("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId")])
+def test_wrong_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str, code: str) -> None:
+    monkeypatch.setenv(variable, "WRONGWRONGWRONGWRONG")
+    with pytest.raises(Trouble, match=rf"refused \({code}") as caught:
+        Remote(raw.bucket()).check()
+    assert "WRONGWRONG" not in str(caught.value)
+    assert caught.value.exit_code == 5
+
+
+def test_a_bucket_that_is_not_there_is_told(ceph: Ceph) -> None:
+    with pytest.raises(Trouble, match="there is no such bucket"):
+        Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=ceph.endpoint)).lookup([key(1)])

@@ -1,0 +1,65 @@
+"""A bucket of Google Cloud Storage keeps the promises of a shared store: fake-gcs-server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.storage import buckets
+from runner.storage.artifacts import Objects
+from runner.storage.buckets import Trouble, Unreachable
+from runner.storage.remotes import Remote
+from tests.contract.artifact_store_contract import *  # noqa: F403
+from tests.contract.artifact_store_contract import file, key
+from tests.servers.fakegcs import FakeGcs
+
+
+class Bucket:
+    def __init__(self, server: FakeGcs) -> None:
+        self.server, self.name = server, server.bucket()
+
+    def bucket(self) -> buckets.Bucket:
+        return buckets.open(f"gs://{self.name}/team/project", root=Path("/nowhere"), endpoint=self.server.endpoint)
+
+    def get(self, name: str) -> bytes:
+        return self.server.get(self.name, f"team/project/{name}")
+
+    def put(self, name: str, data: bytes) -> None:
+        self.server.put(self.name, f"team/project/{name}", data)
+
+    def delete(self, name: str) -> None:
+        self.server.delete(self.name, f"team/project/{name}")
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[FakeGcs]:
+    with FakeGcs() as server:
+        yield server
+
+
+@pytest.fixture
+def raw(gcs: FakeGcs) -> Bucket:
+    return Bucket(gcs)
+
+
+@pytest.mark.parametrize("size", [100, 300_000, 6 << 20])
+def test_bytes_that_look_like_a_border_of_a_message_arrive(raw: Bucket, here: Objects, there: Objects, tmp_path: Path, size: int) -> None:
+    content = file(here, tmp_path, (b"\r\n--==0==--\r\n" * size)[:size])
+    Remote(raw.bucket()).put(content, here)
+    Remote(raw.bucket()).fetch(content, there)
+    assert there.verify(content)
+
+
+def test_a_bucket_that_is_not_there_is_told(gcs: FakeGcs) -> None:
+    with pytest.raises(Trouble, match="there is no such bucket") as caught:
+        Remote(buckets.open("gs://no-such-bucket/x", root=Path("/"), endpoint=gcs.endpoint)).lookup([key(1)])
+    assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
+
+
+def test_nobody_there_is_not_waited_for() -> None:
+    remote = Remote(buckets.open("gs://bucket/x", root=Path("/"), endpoint="http://127.0.0.1:9"))
+    with pytest.raises(Unreachable) as caught:
+        remote.lookup([key(1)], patience=1.0)
+    assert caught.value.exit_code == 5
