@@ -212,7 +212,7 @@ class Executor:
                     clock.cancel()
                 if self.scheduler.finished:
                     with contextlib.suppress(Infrastructure):  # raised again below
-                        self._flush()
+                        self.ledger.flush()
                     await asyncio.wait([*self._waits, asyncio.ensure_future(asyncio.sleep(0))], timeout=GRACE.total_seconds())
                 for task in self._waits:
                     task.cancel()
@@ -1060,7 +1060,8 @@ class Executor:
         try:
             tampered = running.brought.changed if running.brought is not None else attempt.tampered(self.ws.cache, self.ws.objects)
             if tampered:
-                who = "it, or somebody meanwhile, changed" if tampered[0] in attempt.links else "it changed"
+                shared = running.brought is None and tampered[0] in attempt.links
+                who = "it, or somebody meanwhile, changed" if shared else "it changed"
                 self._failed(id, running, detail, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
                 return
             kept = [path for _, path, *_ in detail["state"]]
@@ -1159,13 +1160,11 @@ class Executor:
         path, errand = running.attempt.path, running.errand
         if success and running.state is not None and not detail["continues"]:
             self.ledger.after_flush(lambda: delete(running.state.path) if running.state else None)
-        if errand is not None and isinstance(running.site, Away) and not running.site.lost:
+        if errand is not None and isinstance(running.site, Away):
             spent = list(errand.states.values()) if success and not detail["continues"] else []
             self.ledger.after_flush(functools.partial(self._clear_away, running.site, errand, spent))
         with contextlib.suppress(OSError):
-            if errand is not None:
-                os.unlink(path + ".site")
-            elif isinstance(detail["run"], str):
+            if errand is None and isinstance(detail["run"], str):
                 self._scrap.give_script(path + ".sh")
         with contextlib.suppress(OSError):
             if detail["metrics"] is not None:
@@ -1185,7 +1184,10 @@ class Executor:
 
     def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
         """What an attempt used on another disk is not needed there any more."""
-        self._beside(site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states]))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{errand.attempt.path}.site")
+        if not site.lost:
+            self._beside(site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states]))
 
     def _metrics(self, running: _Running, detail: Mapping[str, Any]) -> dict[str, Any]:
         if detail["metrics"] is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoC
 
 from ..errors import CannotRun, Infrastructure
 from .sites import Away, Site
+from .survey import packages
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -36,6 +38,14 @@ _ASK = (
     "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
     'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
 )
+
+
+# What Python this is: its version, and sorted name==version lines.
+_PACKAGES = (
+    "import json, platform; from importlib.metadata import distributions as all\n"
+    "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
+)
+_NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
 
 
 @dataclass(slots=True)
@@ -225,6 +235,23 @@ class Fleet:
 
         return self.ws.objects.entries(Content(content)) if self.ws.objects.has(Content(content)) else None
 
+    async def match(self) -> None:
+        """See to it that the Python of every host has the packages of ours, which stand in keys.  Raises CannotRun."""
+        for site in self.sites:
+            if not isinstance(site, Away):
+                continue
+            call = site.host.call((site.python, "-c", _PACKAGES))
+            try:
+                found = json.loads(b"".join([data async for data in call]))
+            except (Rejected, ValueError) as error:
+                raise CannotRun(f"the Python of {site.name} ({site.python}) does not run: {error}", fix=_NAME_PYTHON) from error
+            ours = list(packages())
+            if found != ours:
+                differ = sorted({*found[1]} ^ {*ours[1]})
+                some = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
+                what = some or f"Python {found[0]}, not {ours[0]}"
+                raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
+
     async def _give_back_dead(self) -> None:
         """Places that a run of this workspace holds whose worker is gone."""
         known = {row.id for row in self.ws.store.runs(last=1000)}
@@ -243,7 +270,9 @@ class _Told:
 
     def __call__(self, progress: Progress) -> None:
         now = asyncio.get_running_loop().time()
-        if progress.what not in self._last:
+        if progress.done == progress.total:
+            self._last.pop(progress.what, None)
+        elif progress.what not in self._last:
             self._last[progress.what] = now
         elif now - self._last[progress.what] >= TELL:
             self._last[progress.what] = now

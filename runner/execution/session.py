@@ -165,6 +165,8 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
         try:
             await fleet.open(want=settings.jobs or len(found.todo))
             fits(ws, found, fleet, settings)
+            if found.request.current_python:
+                await fleet.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in fleet.sites) if fleet.away else len(os.sched_getaffinity(0)))
             ledger = _submitted(ws, found, id, jobs, listener, total, fresh)
             contended = ws.store.version() != before

@@ -32,7 +32,7 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from .checkpoints import Newest
     from .keeper import Keeper
-    from .transfer import Depot, Parcel
+    from .transfer import Depot, Parcel, Taken
 
 _T = TypeVar("_T")
 FOREVER = timedelta(days=3650)
@@ -349,16 +349,12 @@ class Away(Site):
             elif flags & NONEMPTY and not (taken.entries if taken.content[0] == "t" else taken.size):
                 wrong.append(f"declared output {path} is empty, which the recipe forbids")
             else:
-                if not flags & TEMPORARY and not self.ws.objects.has(Content(taken.content)):
-                    target = f"{self.ws.home}/partial/{os.getpid()}-{next(_count)}-{errand.name}"
-                    try:
-                        await self.depot.fetch(f"{paths.cwd}/{path}", taken, target)
-                        await asyncio.to_thread(self.ws.objects.put, Path(target), Content(taken.content), move=True)
-                    finally:
-                        delete(Path(target))
                 found[name] = taken.content
         if wrong:
             return Brought(exit, wrong="; ".join(wrong))
+        for name, path, flags in outputs:
+            if name in found and name not in noted and not flags & TEMPORARY:
+                await self._fetch(errand, f"{paths.cwd}/{path}", harvest.outputs[path])
         for name, content in found.items():
             if name not in noted:
                 errand.attempt.note(name, content)
@@ -366,6 +362,18 @@ class Away(Site):
         moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
         self._here |= await self.depot.keep(paths.cwd, moved, copy=below & moved.keys())
         return Brought(exit, found)
+
+    async def _fetch(self, errand: Errand, path: str, taken: Taken) -> None:
+        """Have an output in the store here."""
+        content = Content(taken.content)
+        if self.ws.objects.has(content):
+            return
+        target = f"{self.ws.home}/partial/{os.getpid()}-{next(_count)}-{errand.name}"
+        try:
+            await self.depot.fetch(path, taken, target)
+            await asyncio.to_thread(self.ws.objects.put, Path(target), content, move=True)
+        finally:
+            delete(Path(target))
 
     async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again while the host cannot be seen: unreachable is not failed.  Raises HostLost when that takes too long."""

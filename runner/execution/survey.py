@@ -266,7 +266,7 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
             facts.locks[node.home, node.lock] = ws.cache.content_of(str(Path(plan.homes[node.home], node.lock).resolve()))
     facts.files = dict(ws.cache.contents(wanted))
     if request.current_python:
-        facts.current_python = _packages()
+        facts.current_python = of_value("packages/1", packages())
     return facts
 
 
@@ -292,13 +292,13 @@ def _code(ws: Workspace, home: str, pattern: str) -> list[tuple[str, str]]:
     return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
 
 
-def _packages() -> str:
-    """The caller's packages, for `--python current`: one digest over sorted name==version lines and the interpreter's version."""
+def packages() -> list[Any]:
+    """The caller's packages, for `--python current`: the interpreter's version and sorted name==version lines."""
     import platform
     from importlib.metadata import distributions
 
     lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()})
-    return of_value("packages/1", [platform.python_version(), lines])
+    return [platform.python_version(), lines]
 
 
 class _Trees(Mapping[str, Mapping[str, str]]):

@@ -1,0 +1,359 @@
+"""A recipe on another machine is the same recipe: same keys, same results, same answers to failures; and no machine is needed for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.execution.session import Settings
+from runner.storage.store import Event
+from tests.servers.sshd import Sshd
+from tests.support import Space, until
+
+pytest_plugins = ("tests.servers.sshd",)
+LOOPBACK = Settings(driver="loopback")
+CRASHES = {"attempt-carried": 2, "job-started": 2, "job-over": 2, "outputs-stored": 2, "object-put": 2, "group-committed": 3}
+
+
+def starts(space: Space, step: str) -> int:
+    path = space.root / "starts"
+    return path.read_text().split().count(step) if path.exists() else 0
+
+
+def count(space: Space) -> str:
+    """A line of a script that tells us of a start, from whatever machine."""
+    return f"echo $RECIPE_STEP >> {space.root}/starts"
+
+
+def chain(space: Space, *, slow: str = "") -> None:
+    """A file, a tree, a file, each made from the one before it."""
+    space.recipe(
+        f"steps:\n  a: {{run: '{count(space)}; cat raw/one > a.txt', deps: [raw/], outputs: {{o: a.txt}}}}\n"
+        f"  b: {{run: '{count(space)}; {slow} cp {{{{ steps.a.o }}}} b/x; head -c 200000 /dev/zero > b/y', outputs: {{o: b/}}}}\n"
+        f"  c: {{run: '{count(space)}; cat {{{{ steps.b.o }}}}/x > c.txt', outputs: {{o: c.txt}}}}\n"
+    )
+    space.write("raw/one", "one\n")
+    space.write("raw/large", "x" * 200_000)
+
+
+def is_whole(space: Space) -> bool:
+    return space.read("a.txt") == space.read("b/x") == space.read("c.txt") == "one\n" and (space.root / "b/y").stat().st_size == 200_000
+
+
+def loopback(space: Space, **settings: object) -> None:
+    """What `recipe.toml` says about the machines."""
+    lines = [f"{name} = {value if not isinstance(value, str) else repr(value)}" for name, value in settings.items()]
+    space.write("recipe.toml", "[drivers.loopback]\n" + "\n".join(lines) + "\n")
+
+
+def there(space: Space, host: int = 1) -> Path:
+    """Our root on a machine that is played."""
+    return space.root / ".recipe" / "loopback" / f"host-{host}" / ".recipe-host"
+
+
+def sites(events: list[Event]) -> dict[str, object]:
+    return {event.id: event.data.get("site") for event in events if event.after == "RUNNING"}
+
+
+# -- the same recipe -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_ran_elsewhere_is_fresh_here_and_the_other_way_round(space: Space) -> None:
+    chain(space)
+    assert space.run(settings=LOOPBACK) == ["a", "b", "c"]
+    assert is_whole(space)
+    keys = space.keys()
+    assert space.run() == []
+    shutil.rmtree(space.root / ".recipe")
+    assert space.run(settings=Settings(overwrite=True)) == ["a", "b", "c"]
+    assert space.keys() == keys
+    assert space.run(settings=LOOPBACK) == []
+
+
+def test_the_same_recipe_runs_over_ssh(space: Space, sshd: Sshd) -> None:
+    chain(space)
+    settings = sshd.settings()
+    lines = [f"hosts = {settings['hosts']!r}", f"known_hosts = '{settings['known_hosts']}'", f"identity = '{settings['identity']}'", "agent = false"]
+    space.write("recipe.toml", "[drivers.ssh]\n" + "\n".join(lines) + "\n")
+    assert space.run(settings=Settings(driver="ssh")) == ["a", "b", "c"]
+    assert is_whole(space)
+    assert space.run() == []
+    assert not [*(sshd.home / ".recipe-host" / "attempts").iterdir()]
+    assert not [path for path in (sshd.home / ".recipe-host" / "leases").iterdir() if path.name.startswith("slot")]
+
+
+def test_what_lies_there_is_not_sent_again(space: Space) -> None:
+    chain(space)
+    space.run(settings=LOOPBACK)
+    objects = {path: path.stat().st_ino for path in (there(space) / "objects").rglob("*") if path.is_file()}
+    assert any(path.stat().st_size == 200_000 for path in objects)
+    space.write("raw/one", "two\n")
+    assert space.run(settings=LOOPBACK) == ["a", "b", "c"]
+    assert {path: path.stat().st_ino for path in objects} == objects
+
+
+def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'find . -type f -o -type l | grep -vw o | LC_ALL=C sort > o; env | cut -d= -f1 | LC_ALL=C sort > e', deps: [in/], outputs: {o: o, e: e}}\n")
+    space.write("in/one", "1")
+    space.write("other", "2")
+    space.run(settings=LOOPBACK)
+    assert set(space.read("o").split()) == {"./in"}
+    assert not {"HOME", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
+
+
+def test_a_step_that_stays_here_runs_here(space: Space) -> None:
+    space.recipe(
+        "steps:\n  far: {run: 'pwd > far', outputs: {o: far}}\n"
+        "  near: {run: 'pwd > near; cat {{ steps.far.o }} >> near', outputs: {o: near}, where: local}\n"
+    )
+    space.run(settings=LOOPBACK)
+    near, far = space.read("near").split()
+    assert near.startswith(f"{space.root}/.recipe/attempts/")
+    assert far.startswith(str(there(space)))
+
+
+def test_metrics_come_home_and_a_later_step_can_use_them(space: Space) -> None:
+    space.recipe(
+        """steps:
+  train:
+    run: |
+      echo '{"step": 1, "loss": 2.5}' >> $RECIPE_METRICS
+      echo '{"step": 2, "loss": 0.5}' >> $RECIPE_METRICS
+      echo done > o
+    outputs: {o: o}
+    metrics: true
+  tell: {run: "echo {{ steps.train.metrics.loss }} > p", outputs: {p: p}}
+"""
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("p") == "0.5\n"
+    kept = next((space.root / ".recipe/runs").glob("*/train.1.metrics"))
+    assert len(kept.read_text().splitlines()) == 2
+
+
+def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:
+    space.recipe(
+        """steps:
+  train: {run: 'mkdir logs; echo "{\\"loss\\": 0.25}" > logs/a.jsonl; echo 1 > o', outputs: {o: o}, metrics: {file: logs/*.jsonl}}
+  tell: {run: "echo {{ steps.train.metrics.loss }} > p", outputs: {p: p}}
+"""
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("p") == "0.25\n"
+
+
+def test_setup_is_done_once_for_each_host(space: Space) -> None:
+    loopback(space, hosts=2)
+    space.recipe(
+        f"setup: ['echo $PWD >> {space.root}/setups']\nsteps:\n  s: {{matrix: {{n: [1, 2, 3, 4]}}, run: 'echo {{{{ matrix.n }}}} > o{{{{ matrix.n }}}}', "
+        "outputs: {o: 'o{{ matrix.n }}'}}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert len({line.split("/.recipe-host")[0] for line in space.read("setups").split()}) == 2
+    (space.root / "o1").unlink()
+    shutil.rmtree(space.root / ".recipe" / "objects")
+    space.run(settings=LOOPBACK)
+    assert len(space.read("setups").split()) == 2
+
+
+def test_steps_are_spread_over_the_places_of_all_hosts(space: Space) -> None:
+    loopback(space, hosts=2, slots=2)
+    gates = [space.root / f"gate{n}" for n in range(4)]
+    for gate in gates:
+        os.mkfifo(gate)
+    space.recipe(
+        f"steps:\n  s: {{matrix: {{n: [0, 1, 2, 3]}}, run: 'read go < {space.root}/gate{{{{ matrix.n }}}}; echo 1 > o{{{{ matrix.n }}}}', "
+        "outputs: {o: 'o{{ matrix.n }}'}}\n"
+    )
+    worker = space.start("run", "--driver", "loopback")
+    for gate in gates:  # opened by all four at once, or never
+        with gate.open("w") as file:
+            file.write("go\n")
+    _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 0, said
+
+
+def test_an_input_that_the_step_changed_there_fails_it(space: Space) -> None:
+    chain(space)
+    space.recipe("steps:\n  s: {run: 'chmod -R u+w in/; echo more >> in/file; echo 1 > o', deps: [in/], outputs: {o: o}}\n")
+    space.write("in/file", "x" * 100)
+    space.attempt(settings=LOOPBACK)
+    assert space.summary is not None and space.summary.state == "FAILED"
+    assert "it changed its input in" in space.summary.failed[0].reason
+    # what it spoilt there is not used again
+    space.recipe("steps:\n  s: {run: 'cat in/file > o', deps: [in/], outputs: {o: o}}\n")
+    space.run(settings=LOOPBACK)
+    assert space.read("o") == "x" * 100
+
+
+# -- failures ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_there_is_told_with_its_log_and_what_it_lacks(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'echo trying; cat words.txt > o', outputs: {o: o}}\n")
+    space.write("words.txt", "hello")
+    space.attempt(settings=LOOPBACK)
+    assert space.summary is not None
+    failure = space.summary.failed[0]
+    assert b"trying" in failure.tail and failure.reason == "exit 1"
+    assert "add it to `deps` of s" in failure.hint
+    assert "trying" in Path(failure.log).read_text()
+
+
+def test_an_output_that_was_not_made_there_is_named(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'mkfifo p; ln -s /etc/hostname l', outputs: {o: o, p: p, l: l}}\n")
+    space.attempt(settings=LOOPBACK)
+    assert space.summary is not None
+    words = space.summary.failed[0].reason
+    assert "declared output o was not made" in words and "p" in words and "l" in words
+
+
+def test_a_secret_reaches_the_step_there_and_stays_nowhere(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hush-hush-1234")
+    space.recipe(
+        "inputs: {token: {type: secret, env: TOKEN}}\nsteps:\n  s: {run: 'echo $TOKEN; test ${#TOKEN} = 14; echo 1 > o', "
+        "outputs: {o: o}, secrets: [token]}\n"
+    )
+    space.run(settings=LOOPBACK)
+    hits = [path for path in space.root.rglob("*") if path.is_file() and path.name != "recipe.yaml" and b"hush-hush" in path.read_bytes()]
+    assert [path for path in hits if ".recipe-host/jobs" not in str(path) and not path.name.endswith(".sh")] == []
+
+
+@pytest.mark.parametrize("point", CRASHES)
+def test_a_worker_killed_anywhere_is_followed_by_one_that_goes_on(space: Space, point: str) -> None:
+    chain(space)
+    code, _, _ = space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": f"{point}:{CRASHES[point]}"})
+    assert code == -signal.SIGKILL
+    space.run(settings=LOOPBACK)
+    assert is_whole(space)
+    assert all(starts(space, step) <= (2 if point == "attempt-carried" else 1) for step in "abc")
+    assert space.run(settings=LOOPBACK) == []
+    assert os.listdir(space.root / ".recipe" / "attempts") == []
+    assert os.listdir(there(space) / "attempts") == []
+
+
+def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    chain(space, slow=f"echo early; read go < {gate}; echo late;")
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: starts(space, "b") == 1)
+    worker.kill()
+    worker.communicate()
+    after = space.start("run", "--driver", "loopback")
+    with gate.open("w") as file:
+        file.write("go\n")
+    _, said = after.communicate(timeout=30)
+    assert after.returncode == 0, said
+    assert is_whole(space)
+    assert [starts(space, step) for step in "abc"] == [1, 1, 1]
+    log = next((space.root / ".recipe/runs").glob("*/b.1.log")).read_text()
+    assert log == "early\nlate\n"
+
+
+def test_an_interrupt_stops_what_runs_there(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    chain(space, slow=f"trap \"echo stopped > {space.root}/told; exit 1\" TERM; read go < {gate} || :;")
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: starts(space, "b") == 1)
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=30)
+    assert worker.returncode == 130
+    assert os.listdir(there(space) / "attempts") == []
+    assert [path for path in (space.root / ".recipe/loopback/leases").iterdir() if path.name != "lock"] == []
+
+
+# -- hosts that go -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_goes_to_another_host_when_its_own_is_lost(space: Space) -> None:
+    loopback(space, hosts=2, faults="{lost_on_call = 12}")
+    (space.root / "recipe.toml").write_text('[drivers.loopback]\nhosts = 2\nfaults = {lost_on_call = 14}\n')
+    chain(space)
+    space.attempt(settings=LOOPBACK)
+    assert space.summary is not None and space.summary.state == "COMPLETED", space.summary
+    assert is_whole(space)
+
+
+def test_what_is_temporary_stays_there_and_is_made_again_when_it_is_lost(space: Space) -> None:
+    def recipe(more: str) -> None:
+        space.recipe(
+            f"steps:\n  a: {{run: '{count(space)}; echo large > a.bin', outputs: {{o: {{path: a.bin, temporary: true}}}}}}\n"
+            f"  b: {{run: '{count(space)}; wc -c < {{{{ steps.a.o }}}} > b.txt{more}', outputs: {{o: b.txt}}}}\n"
+        )
+
+    recipe("")
+    space.run(settings=LOOPBACK)
+    assert space.read("b.txt") == "6\n"
+    assert not (space.root / "a.bin").exists()
+    assert "large\n" not in [path.read_text() for path in (space.root / ".recipe/objects").rglob("*") if path.is_file()]
+    assert space.run(settings=LOOPBACK) == []
+    recipe("; echo more >> b.txt")
+    shutil.rmtree(space.root / ".recipe" / "loopback")
+    assert space.run(settings=LOOPBACK) == ["a", "b"]
+    assert space.read("b.txt") == "6\nmore\n"
+
+
+def test_a_host_that_cannot_be_reached_for_a_while_costs_nothing(space: Space) -> None:
+    space.write("recipe.toml", "[drivers.loopback]\nfaults = {unreachable_on_call = 8, unreachable = 2}\n")
+    chain(space)
+    assert space.run(settings=LOOPBACK) == ["a", "b", "c"]
+    assert is_whole(space)
+    assert [starts(space, step) for step in "abc"] == [1, 1, 1]
+
+
+def test_no_place_is_one_clear_error(space: Space) -> None:
+    space.write("recipe.toml", "[drivers.loopback]\nfaults = {no_offers = 100}\n")
+    chain(space)
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 5
+    assert "offers no host" in said and "Traceback" not in said
+    assert space.run() == ["a", "b", "c"]
+
+
+def test_a_step_that_no_host_is_large_enough_for_is_refused_before_anything_starts(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}, resources: {gpus: 8}}\n")
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 2
+    assert "s needs 8 GPU(s); its largest host has 0" in said
+
+
+# -- state ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_state_goes_with_a_step_from_host_to_host(space: Space) -> None:
+    """It saves 1, fails; goes on elsewhere from 1, saves 2, fails; ends here from 2."""
+    space.recipe(
+        """steps:
+  train:
+    run: |
+      last={{ state.ckpt.latest | default("none") }}
+      n=0; [ "$last" = none ] || n=$(cat "$last/n")
+      n=$((n + 1)); mkdir -p "ckpt/step-$n"; echo $n > "ckpt/step-$n/n"
+      [ $n -ge 3 ]
+      cp "ckpt/step-$n/n" o
+    state: {ckpt: {path: ckpt/, checkpoint: "step-*"}}
+    outputs: {o: o}
+"""
+    )
+    space.attempt(settings=LOOPBACK)
+    shutil.rmtree(space.root / ".recipe" / "loopback")
+    space.attempt(settings=LOOPBACK)
+    space.run()
+    assert space.read("o") == "3\n"
+
+
+def test_python_current_needs_the_same_packages_there(space: Space) -> None:
+    space.recipe("python: {lock: none.lock}\nsteps:\n  s: {run: [python, -c, 'open(\"o\", \"w\").write(\"1\")'], outputs: {o: o}}\n")
+    space.write("none.lock", "")
+    code, _, said = space.command("run", "--driver", "loopback", "--python", "current")
+    assert code == 2 and "has other packages than this Python" in said
+    space.write("recipe.toml", f"[drivers.loopback]\npython = '{sys.executable}'\n")
+    code, _, said = space.command("run", "--driver", "loopback", "--python", "current")
+    assert code == 0, said
