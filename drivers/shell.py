@@ -282,8 +282,10 @@ class ShellHost:
                     continue  # somebody came as we were leaving
                 except TimeoutError:
                     error = Unreachable(f"the host has said nothing for {SILENCE:g} seconds")
-                except Unreachable as unreachable:
-                    error = unreachable
+                except (Unreachable, Rejected) as broken:
+                    if isinstance(broken, Rejected) and self._questions is None:
+                        raise
+                    error = Unreachable(str(broken))  # something ended what tells us of ends there
                 if self._questions is not None or not failures:
                     failures, failing_since = 0, loop.time()  # it was connected
                 self._questions = None
