@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivers.base import Command, DriverError, Exit, Host, HostLost, Job
 
@@ -39,7 +39,7 @@ from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
-from . import checkpoints, launch, metrics
+from . import launch, metrics
 from .chores import Chores
 from .ledger import Ledger
 from .scrap import Scrap
@@ -49,6 +49,9 @@ from .sources import chosen, fetch
 from .staging import Attempt, OutputProblem, no_space, undeclared
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from . import checkpoints
 
 GRACE = timedelta(seconds=10)
 PATIENCE = 3
@@ -561,6 +564,8 @@ class Executor:
     ) -> tuple[checkpoints.Generation | None, Lock | None]:
         if not detail["state"]:
             return None, None
+        from . import checkpoints
+
         continues = detail["continues"]
         author = {**detail["author"], "reads": {k: v for k, v in detail["author"]["reads"].items() if k.removeprefix("inputs.") not in continues}}
         key = of_value("state/1", [author, sorted(world, key=str), node.id if not detail["author"]["outputs"] else ""])
@@ -610,6 +615,8 @@ class Executor:
         command = self._command(n, node, detail, attempt, key, generation, log, python)
         crashpoint("attempt-staged")
         if generation is not None:
+            from . import checkpoints
+
             checkpoints.hold(generation.path.parent, name)
         job = await self.host.start(command, name)
         crashpoint("job-started")
@@ -726,6 +733,10 @@ class Executor:
 
     def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        if not detail["state"]:
+            return found
+        from . import checkpoints
+
         for name, path, pattern, _, _ in detail["state"]:
             assert generation is not None
             folder = generation.folder(name)
@@ -887,6 +898,8 @@ class Executor:
     def _tidy(self, running: _Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:
             if running.state is not None:
+                from . import checkpoints
+
                 checkpoints.prune(running.state.folder(name), pattern, keep)
         if success and running.state is not None and not detail["continues"]:
             self.ledger.after_flush(lambda: delete(running.state.path) if running.state else None)
@@ -1047,6 +1060,8 @@ class Executor:
 
 def _goes_on(detail: Mapping[str, Any], generation: checkpoints.Generation) -> str:
     """From which checkpoints an attempt goes on, for people; empty when it begins at the beginning."""
+    from . import checkpoints
+
     found = [checkpoints.latest(generation.folder(name), pattern) for name, _, pattern, _, _ in detail["state"]]
     last = [name for name in found if name]
     return f"goes on from {', '.join(last)}" if last else ""

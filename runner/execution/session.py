@@ -153,6 +153,10 @@ def _work(
     from drivers import load
     from drivers.base import Offer, Order
 
+    driver = load("local")(ws.home / "local")
+    if (wake := getattr(driver, "wake", None)) is not None:
+        wake()  # what it takes to begin a supervisor passes while the rest is being prepared
+
     from ..planning.schedule import Move
     from ..storage.crash import crashpoint
     from ..storage.store import RunRow
@@ -178,7 +182,6 @@ def _work(
     ledger.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
 
     async def work() -> Any:
-        driver = load("local")(ws.home / "local")
         lease = await driver.acquire(Order(Offer("local", "local"), id, datetime.max))
         hosts = await driver.hosts(lease)
         if not hosts:
@@ -348,6 +351,8 @@ def new_id() -> str:
 
 def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     """A published copy that still holds the bytes goes back into the store."""
+    from ..storage.files import Content
+
     for output, path in found.places.get(producer, ()):
         if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
             if not ws.read_only:
