@@ -551,7 +551,7 @@ cd "$R" && rm -rf "$A"
 TAKE = r"""
 cd "$1" 2>/dev/null || { echo gone; return 0; }
 A=$(pwd -P)
-: >"$A.out"
+[ ! -f "$A.in" ] || : >"$A.out"
 xargs -0 sh -c 'for f; do printf %s "$f" | tr "\n" "\001"; echo; done' sh >"$T.n"
 while IFS= read -r p; do
   p=$(printf %s. "$p" | tr '\001' '\n')
@@ -618,7 +618,7 @@ while IFS= read -r p && read -r n && read -r how; do
       case $n in *.x) chmod 0555 "$S/$n" ;; *) chmod 0444 "$S/$n" ;; esac
       mv -f "$S/$n" "$D/" || continue
     fi
-    echo "$B" >"$T.s" && touch -r "$A.out" "$T.s" && mv -f "$T.s" "seals/$n" && : >"used/$n"
+    echo "$B" >"$T.s" && { [ ! -f "$A.out" ] || touch -r "$A.out" "$T.s"; } && mv -f "$T.s" "seals/$n" && : >"used/$n"
   fi
   echo "$n"
 done <"$T.n"
