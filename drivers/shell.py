@@ -291,7 +291,7 @@ class ShellHost:
                 self._questions = None
                 self._going.clear()
                 self._fail(error, None if loop.time() - failing_since >= self._reach else loop.time())
-                if not self._waiting:
+                if not self._waiting and self._deadman is None:
                     return
                 await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
                 failures += 1
@@ -305,6 +305,7 @@ class ShellHost:
                 self._going.clear()
 
     async def _watch_once(self) -> None:
+        self._armed = self._deadman is None  # whatever became of the timer while we were away
         await self._arm()
         questions: asyncio.Queue[bytes] = asyncio.Queue()
         received = b""
