@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ class Journey:
     async def arrive(self, number: int) -> tuple[Keeper, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
         offer = (await self.driver.offers(Resources()))[0]
-        lease = await self.driver.acquire(Order(offer, f"lease-{number}", until=None))  # type: ignore[arg-type]  # nobody pays for it
+        lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
         hosts = await self.driver.hosts(lease)
         assert hosts is not None
         depot = Depot(hosts[0], ".recipe-host")
