@@ -40,6 +40,10 @@ class Local:
         self._root = root.absolute()
         self._host = LocalHost(self._root)
 
+    def wake(self) -> None:
+        """Begin the supervisor of this root, if there is none: it comes up while its first job is being prepared."""
+        self._host.wake()
+
     async def offers(self, need: Resources) -> Sequence[Offer]:
         have = await _machine(self._root)
         pairs = [(getattr(need, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk")]
@@ -77,6 +81,7 @@ class LocalHost:
         self._root = root
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
+        self._awake: socket.socket | None = None  # to a supervisor that nobody has asked for anything yet
         self._greeted = False
         self._give_up_at = 0.0
         self._retry: asyncio.TimerHandle | None = None
@@ -87,6 +92,11 @@ class LocalHost:
         self._over: dict[str, Exit] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._heard: dict[str, Callable[[Exit | DriverError], None]] = {}
+
+    def wake(self) -> None:
+        if self._awake is None and self._socket is None:
+            with suppress(OSError, DriverError):  # whoever starts a job meets it again
+                self._awake = _reach(self._root)
 
     async def start(self, command: Command, key: str) -> Job:
         name = _name(key)
@@ -162,6 +172,9 @@ class LocalHost:
 
     async def aclose(self) -> None:
         self._disconnect()
+        if self._awake is not None:
+            self._awake.close()
+            self._awake = None
         self._until_greeted.clear()
         self._going.clear()
         self._heard.clear()
@@ -216,7 +229,7 @@ class LocalHost:
         self._retry = None
         try:
             with _translated(self._root):
-                self._socket = _reach(self._root)
+                self._socket, self._awake = self._awake or _reach(self._root), None
         except (Denied, Unreachable, Rejected) as error:
             self._fail(error)
             raise

@@ -88,6 +88,8 @@ class Loopback:
         python: str = "python3",
         faults: Faults | str | Mapping[str, object] | None = None,
     ) -> None:
+        if not isinstance(hosts, int):
+            raise Rejected(f"loopback has a number of hosts, not {hosts!r}")
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._slots = slots
@@ -111,22 +113,20 @@ class Loopback:
         return tuple(Offer("loopback", name, have) for name in free_first)
 
     async def acquire(self, order: Order) -> Lease:
-        """Take a place on the machine that was offered.  Raises NoCapacity when others have them all."""
+        """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
         self._refuse()
         with self._alone():
-            leases = self._leases()
-            for lease in leases:
-                if lease.key == order.key:
-                    return lease
-            if sum(lease.data["host"] == name for lease in leases) >= self._slots:
+            known = {lease.key: lease for lease in self._leases()}
+            if order.key not in known and sum(lease.data["host"] == name for lease in known.values()) >= self._slots:
                 raise NoCapacity(f"all places of {name} are taken ({self._slots})")
-            lease = Lease("loopback", file_name(order.key), order.key, {"host": name, "root": str(self._root / name / ROOT), "python": self._python})
-            (self._root / name).mkdir(exist_ok=True)
+            data = {"host": name, "root": str(self._root / name / ROOT), "python": self._python}
+            lease = known.get(order.key) or Lease("loopback", file_name(order.key), order.key, data)
+            (self._root / lease.data["host"]).mkdir(exist_ok=True)
             new = self._root / "leases" / f".{lease.id}"
-            new.write_text(json.dumps([lease.id, lease.key, dict(lease.data)]), encoding="utf-8")
+            new.write_text(json.dumps([lease.id, lease.key, dict(lease.data), order.until.timestamp()]), encoding="utf-8")
             new.rename(self._root / "leases" / lease.id)
         return lease
 
@@ -137,6 +137,7 @@ class Loopback:
             return None
         if self._count("polls", self._faults.lost_on_poll) == self._faults.lost_on_poll:
             self._lose(lease)
+            raise HostLost(f"{lease.data['host']} is gone")
         if lease.id not in self._made:
             self._made[lease.id] = ShellHost(partial(self._carry, lease), shell=self._shell)
         return (self._made[lease.id],)
@@ -151,10 +152,11 @@ class Loopback:
         return self._leases()
 
     def _leases(self) -> list[Lease]:
+        """Those whose time is not over: nobody gives back what a killed worker had."""
         with _translated():
             paths = [path for path in sorted((self._root / "leases").glob("[!.]*")) if path.name != "lock"]
             told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        return [Lease("loopback", name, key, data) for name, key, data in told]
+        return [Lease("loopback", name, key, data) for name, key, data, until in told if until > time.time()]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -215,13 +217,18 @@ class Loopback:
             raise Unreachable(f"{home.name} does not answer")
         passage = _Passage(faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None)
         sent = stdin if stdin is NOTHING else self._sent(stdin, passage)
-        async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:
-            async for data in stream:
-                passed, cut = await passage.let(data)
-                if passed:
-                    yield passed
-                if cut:
-                    raise cut
+        try:
+            async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:
+                async for data in stream:
+                    passed, cut = await passage.let(data)
+                    if passed:
+                        yield passed
+                    if cut:
+                        raise cut
+        except Rejected:
+            if not (self._root / "leases" / lease.id).exists():
+                raise HostLost(f"{home.name} went away meanwhile") from None
+            raise
 
     async def _sent(self, stdin: AsyncIterable[bytes], passage: _Passage) -> AsyncIterator[bytes]:
         async for data in stdin:

@@ -282,14 +282,16 @@ class ShellHost:
                     continue  # somebody came as we were leaving
                 except TimeoutError:
                     error = Unreachable(f"the host has said nothing for {SILENCE:g} seconds")
-                except Unreachable as unreachable:
-                    error = unreachable
+                except (Unreachable, Rejected) as broken:
+                    if isinstance(broken, Rejected) and self._questions is None:
+                        raise
+                    error = Unreachable(str(broken))  # something ended what tells us of ends there
                 if self._questions is not None or not failures:
                     failures, failing_since = 0, loop.time()  # it was connected
                 self._questions = None
                 self._going.clear()
                 self._fail(error, None if loop.time() - failing_since >= self._reach else loop.time())
-                if not self._waiting:
+                if not self._waiting and self._deadman is None:
                     return
                 await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
                 failures += 1
@@ -303,6 +305,7 @@ class ShellHost:
                 self._going.clear()
 
     async def _watch_once(self) -> None:
+        self._armed = self._deadman is None  # whatever became of the timer while we were away
         await self._arm()
         questions: asyncio.Queue[bytes] = asyncio.Queue()
         received = b""

@@ -98,7 +98,7 @@ class Link:
                     raise Rejected(f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files")
         finally:
             await session.leave()
-            if session.pid and not session.over:
+            if session.pid > 1 and not session.over:  # the group of process 1 is everybody
                 await self._kill(session.pid)
             session.give_room()
         if session.failure is not None:
@@ -436,17 +436,22 @@ def _framed(argv: Argv) -> tuple[bytes, bytes]:
 
 def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
     before, found, words = bytes(session.words).rpartition(mark)
-    words = words.partition(b"\n")[2] if found else words
-    said = words.decode("utf-8", "replace").strip()[-WORDS:]
+    said = _readable(words.partition(b"\n")[2] if found else words)
     if not session.whole or (session.code is None and not session.signal):  # the code is often told before the last of the output
         raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
     if not session.pid:
-        told = (noise + before + words).decode("utf-8", "replace").strip()[-WORDS:]
+        told = _readable(noise + before + words)
         raise Denied(f"{route} does not run commands in a POSIX shell" + (f"; it says: {told}" if told else ""))
     if session.signal:
-        raise Rejected(f"{argv[0]} was ended by SIG{session.signal}" + (f": {said}" if said else ""))
+        raise Rejected(f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}" + (f": {said}" if said else ""))
     if session.code:
         raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
+
+
+def _readable(words: bytes) -> str:
+    """The end of what a stranger said, without what would move a cursor or colour a terminal."""
+    text = words.decode("utf-8", "replace")[-WORDS:].strip()
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
 
 
 # --- keys, ours and theirs

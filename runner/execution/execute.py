@@ -39,7 +39,7 @@ from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
-from . import checkpoints, launch, metrics
+from . import launch, metrics
 from .chores import Chores
 from .fleet import Fleet
 from .ledger import Ledger
@@ -52,6 +52,7 @@ from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
 
 if TYPE_CHECKING:
+    from . import checkpoints
     from .containers import Containers, Mount
     from .keeper import Round
 
@@ -659,6 +660,8 @@ class Executor:
     ) -> tuple[checkpoints.Generation | None, Lock | None]:
         if not detail["state"]:
             return None, None
+        from . import checkpoints
+
         continues = detail["continues"]
         author = {**detail["author"], "reads": {k: v for k, v in detail["author"]["reads"].items() if k.removeprefix("inputs.") not in continues}}
         key = of_value("state/1", [author, sorted(world, key=str), node.id if not detail["author"]["outputs"] else ""])
@@ -717,6 +720,8 @@ class Executor:
             await self._boxes_of(site).image(image)
         running = _Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, wants)
         if generation is not None:
+            from . import checkpoints
+
             checkpoints.hold(generation.path.parent, name)
         if isinstance(site, Away):
             Path(f"{attempt.path}.site").write_text(site.name, encoding="utf-8")
@@ -972,6 +977,8 @@ class Executor:
         """From which checkpoint each state goes on, as far as what is here shows."""
         if generation is None:
             return {}
+        from . import checkpoints
+
         return {name: checkpoints.newest(generation.folder(name), pattern, world=world) for name, _, pattern, *_ in detail["state"]}
 
     def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> None:
@@ -1083,8 +1090,11 @@ class Executor:
             return
         crashpoint("outputs-stored")
         values = self._metrics(running, detail)
-        if running.goes_on is not None and (words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics")))):
-            self.ledger.say(f"{id}: {words}")
+        if running.goes_on is not None:
+            from . import checkpoints
+
+            if words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))):
+                self.ledger.say(f"{id}: {words}")
         made = Made(True, outputs, values)
         self.made[n] = made
         stale = attempt.stale(self.ws.cache)
@@ -1156,6 +1166,8 @@ class Executor:
     def _tidy(self, running: _Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:
             if running.state is not None:
+                from . import checkpoints
+
                 checkpoints.prune(running.state.folder(name), pattern, keep)
         path, errand = running.attempt.path, running.errand
         if success and running.state is not None and not detail["continues"]:

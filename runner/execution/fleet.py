@@ -61,6 +61,7 @@ class Fleet:
 
     ws: Workspace
     run: str
+    local: Driver
     name: str
     """Of the driver that hosts come from."""
     hosts: Sequence[str] = ()
@@ -72,7 +73,7 @@ class Fleet:
     """How containers are run there: the settings `container_engine`, `engine_args` and `container_args`."""
     _driver: Driver | None = None
     _leased: list[_Leased] = field(default_factory=list)
-    _local: tuple[Driver, Lease] | None = None
+    _here: Lease | None = None
 
     lost: list[str] = field(default_factory=list)
     """Why places that were ours are not any more."""
@@ -88,10 +89,8 @@ class Fleet:
 
     async def open(self, *, want: int) -> None:
         """Take what there is, for at most `want` steps at once.  Raises Infrastructure when there is nothing, DriverError."""
-        local = load("local")(self.ws.home / "local")
-        lease = await local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
-        self._local = local, lease
-        found = await local.hosts(lease)
+        self._here = await self.local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
+        found = await self.local.hosts(self._here)
         if not found:
             raise Infrastructure("this machine has no host")
         self.here = Site(self.ws, "local", found[0], self.ws.machine())
@@ -144,10 +143,9 @@ class Fleet:
         closing = getattr(self._driver, "aclose", None)
         if closing is not None:
             await closing()
-        if self._local is not None:
-            driver, lease = self._local
+        if self._here is not None:
             await self.here.host.aclose()
-            await driver.release(lease)
+            await self.local.release(self._here)
 
     def _of(self) -> Driver:
         assert self._driver is not None

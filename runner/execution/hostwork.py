@@ -203,9 +203,9 @@ shift 4
 cd "$R" || exit 9
 T=$R/partial/.$W.$$
 [ ! -d "$S" ] || : >"$S/.alive"
-L() {
-  find . \( -type d -exec sh -c 'printf "d%s\0" "$@"' sh {} + \) -o \( -type l -exec sh -c 'printf "l%s\0" "$@"' sh {} + \) \
-    -o \( -type f -perm -0100 -exec sh -c 'printf "x%s\0" "$@"' sh {} + \) -o \( -type f -exec sh -c 'printf "f%s\0" "$@"' sh {} + \) \
+L() { # without brackets: busybox runs no `{} +` inside them
+  find . -type d -exec sh -c 'printf "d%s\0" "$@"' sh {} + -o -type l -exec sh -c 'printf "l%s\0" "$@"' sh {} + \
+    -o -type f -perm -0100 -exec sh -c 'printf "x%s\0" "$@"' sh {} + -o -type f -exec sh -c 'printf "f%s\0" "$@"' sh {} + \
     -o -exec sh -c 'printf "o%s\0" "$@"' sh {} + | sort -z
 }
 K() {
@@ -238,7 +238,7 @@ tidy() {
   rmdir "$S" 2>/dev/null || : >"$S/.alive"
 }
 words() {
-  tail -c 2000 "$T.w" | tr '\0\n' '  '
+  printf %s "$1" | tail -c 2000 | tr '\n' ' '
 }
 """
 
@@ -408,7 +408,7 @@ place() {
   find . -type f -perm -0200 -exec chmod a-w {} + -o -type d ! -name . -exec chmod 0555 {} +
   cd "$R" && mkdir -p "$D" || return 1
   [ ! -f "$S/$1.json" ] || mv -f "$S/$1.json" "$D/"
-  if mv "$S/$1" "$D/" 2>"$T.w"; then
+  if e=$(mv "$S/$1" "$D/" 2>&1); then
     chmod 0555 "$D/$1"
     seal "$1" && echo "placed $1"
   elif [ -d "$D/$1" ]; then
@@ -416,7 +416,7 @@ place() {
     rm -rf "${S:?}/$1"
     echo "placed $1"
   else
-    cat "$T.w" >&2
+    echo "$e" >&2
     return 1
   fi
   tidy
@@ -430,7 +430,7 @@ BATCH = (
     _PLACE
     + r"""
 mkdir -p "$S/$1" && cd "$S/$1" || return 1
-tar -xf - -o -m --no-same-permissions 2>"$T.w" || echo "tar $(words)"
+e=$(tar -xf - -o -m --no-same-permissions 2>&1) || echo "tar $(words "$e")"
 [ -f "$2" ] || return 0
 d=$(H <"$2" | h)
 echo "$d"
@@ -444,7 +444,7 @@ rm -f "$2"
 WRITE = r"""
 mkdir -p "$1/${2%/*}" && cd "$1" || return 1
 [ ! -e "$2" ] || chmod u+w "$2"
-dd of="$2" bs="$3" seek="$4" conv=notrunc 2>"$T.w" || echo "dd $(words)"
+e=$(dd of="$2" bs="$3" seek="$4" conv=notrunc 2>&1) || echo "dd $(words "$e")"
 [ "$6" = part ] || { chmod "$5" "$2" && h <"$2"; }
 """
 
@@ -469,6 +469,20 @@ H <"$T.e"
 CHUNKS = r"""
 cd "$1" 2>/dev/null || { echo gone; return 0; }
 [ -f "$2" ] && [ ! -L "$2" ] || { echo 0; return 0; }
+if python3 -c 'import hashlib, os, sys
+name, chunk = sys.argv[1], int(sys.argv[2])
+with open(name, "rb", 0) as file:
+    print(os.fstat(file.fileno()).st_size)
+    while data := file.read(min(chunk, 1 << 20)):
+        hasher = hashlib.sha256(data)
+        left = chunk - len(data)
+        while left and (data := file.read(min(left, 1 << 20))):
+            hasher.update(data)
+            left -= len(data)
+        print(hasher.hexdigest())' "$2" "$3" 2>/dev/null >"$T.c"; then
+  cat "$T.c"
+  return
+fi
 size=$(($(wc -c <"$2")))
 echo "$size"
 i=0
@@ -524,7 +538,7 @@ mkdir -p "$S" || return 1
 [ $# -eq 0 ] || mkdir -p "$@" || return 1
 A=$S/attempt.$$
 mkdir "$A" && cd "$A" || return 1
-tar -xf - -o -m --no-same-permissions 2>"$T.w" || echo "tar $(words)"
+e=$(tar -xf - -o -m --no-same-permissions 2>&1) || echo "tar $(words "$e")"
 if [ -d "at/$N" ] && [ -f in ] && [ -f sums ] && [ "$(H <sums | h)" = "$sum" ] && [ "$(cd at && { L; K; } | h)" = "$digest" ]; then
   cd "$R" || return 1
   rm -rf "attempts/$N"
@@ -537,7 +551,7 @@ cd "$R" && rm -rf "$A"
 TAKE = r"""
 cd "$1" 2>/dev/null || { echo gone; return 0; }
 A=$(pwd -P)
-: >"$A.out"
+[ ! -f "$A.in" ] || : >"$A.out"
 xargs -0 sh -c 'for f; do printf %s "$f" | tr "\n" "\001"; echo; done' sh >"$T.n"
 while IFS= read -r p; do
   p=$(printf %s. "$p" | tr '\001' '\n')
@@ -604,7 +618,7 @@ while IFS= read -r p && read -r n && read -r how; do
       case $n in *.x) chmod 0555 "$S/$n" ;; *) chmod 0444 "$S/$n" ;; esac
       mv -f "$S/$n" "$D/" || continue
     fi
-    echo "$B" >"$T.s" && touch -r "$A.out" "$T.s" && mv -f "$T.s" "seals/$n" && : >"used/$n"
+    echo "$B" >"$T.s" && { [ ! -f "$A.out" ] || touch -r "$A.out" "$T.s"; } && mv -f "$T.s" "seals/$n" && : >"used/$n"
   fi
   echo "$n"
 done <"$T.n"

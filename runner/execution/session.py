@@ -152,6 +152,10 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
 
     from drivers.base import DriverError
 
+    driver = load("local")(ws.home / "local")
+    if (wake := getattr(driver, "wake", None)) is not None:
+        wake()  # what it takes to begin a supervisor passes while the rest is being prepared
+
     from ..planning.schedule import Move
     from .execute import Executor, Options
     from .fleet import Fleet
@@ -161,7 +165,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
 
     async def work() -> tuple[Report, bool]:
         nonlocal ledger
-        fleet = Fleet(ws, id, settings.driver, settings.hosts, listener.say)
+        fleet = Fleet(ws, id, local, settings.driver, settings.hosts, listener.say)
         try:
             await fleet.open(want=settings.jobs or len(found.todo))
             fits(ws, found, fleet, settings)
@@ -378,6 +382,8 @@ def new_id() -> str:
 
 def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     """A published copy that still holds the bytes goes back into the store."""
+    from ..storage.files import Content
+
     for output, path in found.places.get(producer, ()):
         if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
             if not ws.read_only:

@@ -8,7 +8,6 @@ answer is done without, with one notice: it never fails a run, nor holds one up 
 from __future__ import annotations
 
 import json
-import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,10 @@ from ..planning.plan import TEMPORARY, UNCACHED, Node, Plan
 from ..storage.files import Content
 
 if TYPE_CHECKING:
+    import queue
     import threading
 
-    from ..storage.artifacts import Seal
+    from ..storage.artifacts import Objects, Seal
     from ..storage.remotes import Found, Remote
     from ..storage.store import Trace
     from .config import StoreSettings
@@ -318,6 +318,8 @@ class _Outbox:
     """A thread that puts one trace after the other into a store."""
 
     def __init__(self, ws: Workspace, remote: Remote) -> None:
+        import queue
+
         from ..storage.artifacts import Objects
 
         self.problems: list[str] = []
@@ -365,11 +367,8 @@ class _Outbox:
             self._waiting -= 1
 
 
-def send(remote: Remote, objects: object, trace: Trace, kept: frozenset[str], progress: Callable[[int], object] = lambda _count: None) -> Trace:
+def send(remote: Remote, objects: Objects, trace: Trace, kept: frozenset[str], progress: Callable[[int], object] = lambda _count: None) -> Trace:
     """Put the outputs of a trace, but those that are `kept` here, into a store, and then the trace; answers the one that stands there."""
-    from ..storage.artifacts import Objects
-
-    assert isinstance(objects, Objects)
     sizes = {}
     for made in trace.outputs:
         if made.name not in kept:

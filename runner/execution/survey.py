@@ -7,11 +7,14 @@ note, the plan's first line, the stats of the files and the traces.
 
 from __future__ import annotations
 
+import bisect
+import fnmatch
 import glob
 import itertools
 import json
 import os
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,8 +160,9 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
         for name, digest in made_from["sources"].items():
             if of_bytes(Path(name).read_bytes()) != digest:
                 return None
+        folders = Folders(ws.root)
         for pattern, matches in made_from["globs"].items():
-            if _matches(ws.root, pattern) != matches:
+            if folders.matches(pattern) != matches:
                 return None
         if any(name not in os.environ for name in made_from["secrets"]):
             return None
@@ -222,14 +226,14 @@ class Globs(Mapping[str, tuple[str, ...]]):
 
     def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]]) -> None:
         self.looked: dict[str, list[str]] = {}
-        self._root, self._known = root, known
+        self._folders, self._known = Folders(root), known
 
     def __getitem__(self, pattern: str) -> tuple[str, ...]:
         if pattern in self._known:
             return self._known[pattern]
         if ":" in pattern:
             raise KeyError(pattern)
-        self.looked[pattern] = found = _matches(self._root, pattern)
+        self.looked[pattern] = found = self._folders.matches(pattern)
         return tuple(found)
 
     def __iter__(self) -> Iterator[str]:
@@ -237,6 +241,31 @@ class Globs(Mapping[str, tuple[str, ...]]):
 
     def __len__(self) -> int:
         return len(self.looked)
+
+
+class Folders:
+    """Matches of patterns below a folder.  A folder that many patterns look into is listed once, and is not expected to change meanwhile."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: dict[str, list[str]] = {}
+
+    def matches(self, pattern: str) -> list[str]:
+        """What `glob` finds, `**` included, sorted."""
+        folder, name = os.path.split(pattern)
+        if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
+            return sorted(glob.glob(pattern, root_dir=self._root, recursive=True))
+        if folder not in self._names:
+            try:
+                self._names[folder] = sorted(os.listdir(self._root / folder))
+            except OSError:
+                self._names[folder] = []
+        names = self._names[folder]
+        if start := re.split(r"[*?[]", name, maxsplit=1)[0]:
+            begin = bisect.bisect_left(names, start)
+            names = list(itertools.takewhile(lambda each: each.startswith(start), itertools.islice(names, begin, None)))
+        found = fnmatch.filter(names, name)
+        return [os.path.join(folder, each) for each in found if each[0] != "." or name[0] == "."]
 
 
 # -- the world -------------------------------------------------------------------------------------------------------------------------------------
@@ -247,11 +276,12 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
     own = {node.prefix + path for node in plan.nodes for _, path, _ in node.outputs}
     wanted: dict[str, None] = {}
+    folders = Folders(ws.root)
     for node in plan.nodes:
         for dep in node.deps:
             if "*" in dep or "?" in dep or "[" in dep:
                 if dep not in facts.matches:
-                    facts.matches[dep] = [match for match in _matches(ws.root, dep) if not any(head in own for head in _heads(match))]
+                    facts.matches[dep] = [match for match in folders.matches(dep) if not any(head in own for head in _heads(match))]
                 for match in facts.matches[dep]:
                     wanted[match] = None
             else:
@@ -339,10 +369,6 @@ def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
     if request.out is not None:
         return ws.absolute(str(request.out))
     return ws.root / "out" / plan.recipe / plan.digest[:12] if library else ws.root
-
-
-def _matches(root: Path, pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern, root_dir=root, recursive=True))
 
 
 def _heads(path: str) -> Iterator[str]:

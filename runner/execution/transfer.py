@@ -32,7 +32,7 @@ from .staging import no_space
 
 CHUNK = 8 << 20
 """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
-BATCH_BYTES, BATCH_FILES = 32 << 20, 4096
+BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """What one tar holds at most."""
 STREAMS = 2
 """Tars and files under way at once."""
@@ -391,8 +391,7 @@ class Depot:
         if said == b"linked\n":
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
-            for path in alike:
-                await self._compare(cargo, cargo.missing[path])
+            await self._compare_all(cargo, alike)
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
         """What a tree that the host has holds; nothing when that cannot be told."""
@@ -541,8 +540,16 @@ class Depot:
             for entry, letter in zip(small, letters.decode(), strict=True):
                 if letter != "-" and next(digests, b"").decode() == entry.value and letter == entry.kind:
                     del cargo.missing[entry.path]
-        for entry in [entry for entry in cargo.missing.values() if entry.size > self.chunk]:
-            await self._compare(cargo, entry)
+        await self._compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self.chunk])
+
+    async def _compare_all(self, cargo: _Cargo, paths: Sequence[str]) -> None:
+        todo = iter([cargo.missing[path] for path in paths])
+
+        async def some() -> None:
+            for entry in todo:
+                await self._compare(cargo, entry)
+
+        await asyncio.gather(*(some() for _ in range(STREAMS)))
 
     async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
         """Which chunks of a large file are not there as they are here."""
@@ -792,8 +799,7 @@ class _Fetch:
             if idle >= TRIES and isinstance(trouble, Unreachable):
                 raise trouble
             if idle >= TRIES:
-                path = f"{self._path}/{self._missing[0].path}".rstrip("/")
-                raise Corrupt(f"{path} of {self._depot.name} is not what it was when the step ended", fix="run the step again") from trouble
+                raise self._changed(self._missing[0]) from trouble
             if idle > 1:
                 await asyncio.sleep(0.05 * 2**idle)
 
@@ -870,9 +876,30 @@ class _Fetch:
             sink.close()
             self._missing = [entry for entry in missing if entry.path not in sink.done]
             for entry in self._missing:
-                if entry.path in sink.wrong or self._there(entry) < depot.chunk:
+                if self._there(entry) < depot.chunk or (entry.path in sink.wrong and entry.size <= depot.chunk):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self._at(entry))
+        for entry in [entry for entry in self._missing if entry.path in sink.wrong and entry.size > depot.chunk]:
+            await self._repair(entry)
+
+    async def _repair(self, entry: Entry) -> None:
+        """Fetch the chunks of a large file again that are not as they are there."""
+        depot, near = self._depot, self._at(entry)
+        folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
+        asked = depot._ask(work.CHUNKS, folder, f"./{name}", str(depot.chunk))
+        said, ours = await asyncio.gather(asked, asyncio.to_thread(_chunks, near, entry.size, depot.chunk))
+        theirs = said.decode("utf-8", "replace").split("\n")[1:-1]
+        for at, (here, there) in enumerate(zip(ours, theirs, strict=False)):
+            if here != there:
+                data = await depot.read(f"{folder}/{name}", at * depot.chunk, limit=depot.chunk)
+                _patch(near, at * depot.chunk, data)
+        if not self._right(entry):
+            raise self._changed(entry)
+        self._missing.remove(entry)
+
+    def _changed(self, entry: Entry) -> Corrupt:
+        path = f"{self._path}/{entry.path}".rstrip("/")
+        return Corrupt(f"{path} of {self._depot.name} is not what it was when the step ended", fix="run the step again")
 
     def _finish(self) -> None:
         for entry in self._taken.entries:
@@ -989,6 +1016,12 @@ def _part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
                 raise Changed(path)
             count -= len(data)
             yield data
+
+
+def _patch(path: str, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
 
 
 def _whole(path: str, size: int) -> bytes:

@@ -37,6 +37,8 @@ _NAME_MAX = 255
 _ZEROS = 1 << 14  # empty blocks behind the last member; `tar -b` may ask for many
 _FOLDERS = 32  # directories held open
 _PADDING = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
+_KIND = 0o170000 | stat.S_IXUSR
+_REGULAR = {"f": stat.S_IFREG, "x": stat.S_IFREG | stat.S_IXUSR}
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -86,13 +88,17 @@ def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = Fals
     parts: list[bytes] = []
     held = 0
     folder, at = None, -1
-    sha256 = hashlib.sha256
+    sha256, join, fstat, opened, read, close = hashlib.sha256, b"".join, os.fstat, os.open, os.read, os.close
     try:
         for entry in entries:
+            if held >= _BATCH:
+                yield join(parts)
+                parts.clear()
+                held = 0
             path, kind, size, value = entry
             parts.append(member_header(entry))
             held += BLOCK
-            if kind != "f" and kind != "x":
+            if kind not in _REGULAR:
                 continue
             parent, _, name = path.rpartition("/")
             try:
@@ -102,14 +108,13 @@ def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = Fals
                         at = -1
                     at = os.open(f"{top}/{parent}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     folder = parent
-                handle = os.open(name, _READ, dir_fd=at)
+                handle = opened(name, _READ, dir_fd=at)
                 try:
-                    before = os.fstat(handle)
-                    mode = before.st_mode
-                    if before.st_size != size or not stat.S_ISREG(mode) or (kind == "x") != bool(mode & stat.S_IXUSR):
+                    before = fstat(handle)
+                    if before.st_size != size or before.st_mode & _KIND != _REGULAR[kind]:
                         raise Changed(f"{top}/{path}")
                     if size <= _BATCH:
-                        data = os.read(handle, size + 1)
+                        data = read(handle, size + 1)
                         if len(data) != size or (check and sha256(data).hexdigest() != value):
                             raise Changed(f"{top}/{path}")
                         parts.append(data)
@@ -130,18 +135,14 @@ def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = Fals
                             yield data
                         if hasher is not None and hasher.hexdigest() != value:
                             raise Changed(f"{top}/{path}")
-                    after = os.fstat(handle)
+                    after = fstat(handle)
                     if after.st_size != size or after.st_mtime_ns != before.st_mtime_ns or after.st_ctime_ns != before.st_ctime_ns:
                         raise Changed(f"{top}/{path}")
                 finally:
-                    os.close(handle)
+                    close(handle)
             except OSError as error:
                 raise Changed(f"{top}/{path}", f"cannot be read any more: {error.strerror}") from error
             parts.append(_PADDING[size % BLOCK])
-            if held >= _BATCH:
-                yield b"".join(parts)
-                parts.clear()
-                held = 0
         parts.append(END)
         yield b"".join(parts)
     finally:
@@ -154,6 +155,7 @@ _MODES = {"x": b"0000755\0", "d": b"0000755\0", "l": b"0000777\0"}
 _HEADS = {kind: _MODES.get(kind, b"0000644\0") + b"0000000\0" * 2 for kind in _TYPES}
 _TIME = b"%011o\0" % _MTIME
 _MAGIC = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
+_TAILS = {kind: _TYPES[kind] + bytes(100) + _MAGIC + bytes(167) for kind in _TYPES}
 _SUMS = {kind: sum(_HEADS[kind] + _TIME + b" " * 8 + _TYPES[kind] + _MAGIC) for kind in _TYPES}
 
 
@@ -202,19 +204,10 @@ def _block(name: bytes, kind: str, size: int, link: bytes = b"", prefix: bytes =
     total = _SUMS[kind] + (adler32(name) & 0xFFFF) - 1 + (adler32(length) & 0xFFFF) - 1
     if link or prefix:
         total += sum(link) + sum(prefix)
-    return b"".join(
-        (
-            name.ljust(100, b"\0"),
-            _HEADS[kind],
-            length,
-            _TIME,
-            b"%06o\0 " % total,
-            _TYPES[kind],
-            link.ljust(100, b"\0"),
-            _MAGIC,
-            prefix.ljust(167, b"\0"),
-        )
-    )
+    start = name.ljust(100, b"\0") + _HEADS[kind] + length + _TIME + b"%06o\0 " % total
+    if link or prefix:
+        return b"".join((start, _TYPES[kind], link.ljust(100, b"\0"), _MAGIC, prefix.ljust(167, b"\0")))
+    return start + _TAILS[kind]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(shaky: Remote, proxy: Http
 
 def test_nobody_there_is_told_soon(raw: Bucket) -> None:
     begun = time.monotonic()
-    with pytest.raises(Unreachable, match="127.0.0.1:9") as caught:
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9") as caught:
         Remote(raw.bucket("http://127.0.0.1:9")).lookup([key(1)], patience=30)
     assert time.monotonic() - begun < 5
     assert caught.value.exit_code == 5

@@ -321,6 +321,7 @@ def test_a_tree_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits: 
         (tree / f"{n % 2}/{n}").write_text("00")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "FEW", few)
+        patch.setattr(files, "_MANY", few)
         aged(patch, 3)
         cache = known(folder)
         for number, (edit, n, fresh) in enumerate(edits):
@@ -375,6 +376,15 @@ def test_a_file_that_changes_while_it_is_read_is_read_again_and_named_when_it_go
     changes = iter([b"1", b"22", b"333"])
     with pytest.raises(files.Changed, match=r"a: it changes while it is read"):
         scan(path)
+
+
+def test_a_file_that_vanishes_while_it_is_looked_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t/sub").mkdir(parents=True)
+    (tmp_path / "t/sub/a").write_text("a")
+    real = os.open
+    monkeypatch.setattr(files.os, "open", lambda path, *more: ((tmp_path / "t/sub/a").unlink(), real(path, *more))[1])
+    with pytest.raises(files.Changed, match="t/sub/a: it vanishes"):
+        scan(tmp_path / "t")
 
 
 @pytest.mark.parametrize("layout", ["hole", "hole data", "data hole", "hole data hole", "data hole data"])

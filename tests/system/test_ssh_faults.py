@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import shutil
 import socket
 import threading
@@ -17,14 +18,15 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import asyncssh
 import pytest
 
 from drivers.base import Denied, DriverError, HostLost, NoCapacity, Rejected, Resources, Unreachable
 from drivers.ssh import Ssh
-from drivers.sshlink import Link
+from drivers.sshlink import Link, Route
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Fault, Proxy
-from tests.servers.sshd import Sshd, free_port, sshd  # noqa: F401  # a fixture
+from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture
 
 CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "10"))
 AT_ONCE, LONG = timedelta(0), timedelta(seconds=30)
@@ -100,6 +102,26 @@ async def again(ask):  # type: ignore[no-untyped-def]
         with contextlib.suppress(Unreachable):
             return await ask()
     return await ask()
+
+
+def test_a_job_of_a_host_that_was_switched_off_and_on_is_lost_and_the_host_is_used_again(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+    async def meet() -> None:
+        async with hosted(sshd.settings(root=str(tmp_path / "root"))) as host:
+            job = await host.start(script("echo begun; exec sleep 1000", tmp_path), "job")
+            while await host.log(job, 0) != b"begun\n":
+                pass
+            waiting = asyncio.ensure_future(host.wait(job, LONG))
+            await asyncio.to_thread(sshd.reboot)
+            end = await waiting
+            assert end is not None
+            assert (end.code, end.reason) == (None, "lost")
+            assert await again(lambda: host.log(job, 0)) == b"begun\n"
+            other = await again(lambda: host.start(script("echo back", tmp_path), "other"))
+            end = await host.wait(other, LONG)
+            assert end is not None
+            assert end.code == 0
+
+    run(meet())
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -254,7 +276,7 @@ def test_a_failing_host_is_not_hammered(server: Sshd) -> None:
 # --- many at once
 
 
-@pytest.mark.parametrize("sessions", [10, 3])
+@pytest.mark.parametrize("sessions", [10, 2])
 def test_more_jobs_than_channels_run_at_once(tmp_path: Path, sessions: int, gate: int) -> None:
     with Sshd(tmp_path / "sshd", options=[f"MaxSessions {sessions}"]) as machine:
 
@@ -390,6 +412,47 @@ def test_a_login_that_never_stops_talking_is_rejected(tmp_path: Path) -> None:
                     await said(link, "true")
 
         run(meet())
+
+
+# --- a server that means us harm
+
+
+EVIL = {
+    "a flood of words": lambda process: [process.stderr.write(b"\x1b[2J" + b"x" * 65_000) for _ in range(200)] and process.exit(1),
+    "a signal of its own": lambda process: process.exit_with_signal("\x1b]0;title\x07", False, "words", ""),
+    "a status and nothing else": lambda process: process.exit(0),
+    "bytes that are no text": lambda process: process.stdout.write(bytes(range(256)) * 100) or process.exit(255),
+    "an end without a status": lambda process: process.close(),
+}
+
+
+@pytest.mark.parametrize("does", EVIL)
+def test_a_server_that_means_harm_gets_an_error_of_ours_and_a_clean_terminal(tmp_path: Path, does: str) -> None:
+    make_key(tmp_path / "host")
+    make_key(tmp_path / "client")
+
+    async def meet() -> None:
+        server = await asyncssh.listen(
+            "127.0.0.1",
+            0,
+            server_host_keys=[str(tmp_path / "host")],
+            authorized_client_keys=str(tmp_path / "client.pub"),
+            process_factory=EVIL[does],
+            encoding=None,
+        )
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        pinned = " ".join((tmp_path / "host.pub").read_text().split()[:2])
+        way = Route("u", "127.0.0.1", server.get_port(), host_key=pinned, identity=(str(tmp_path / "client"),))
+        async with linked(way) as link:
+            with pytest.raises(DriverError) as told:
+                await said(link, "true")
+        assert all(character.isprintable() or character in "\n\t" for character in str(told.value))
+        assert len(str(told.value)) < 6000
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # kilobytes
+        server.close()
+        await server.wait_closed()
+
+    run(meet())
 
 
 # --- several servers

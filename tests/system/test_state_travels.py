@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import random
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from drivers.base import NOTHING, Argv, HostLost, Order, Resources
+from drivers.base import NOTHING, Argv, Host, HostLost, Order, Resources
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.execution.keeper import Keeper, Kept, OverDepot, Round, look
+from runner.execution.keeper import Keeper, Kept, Look, OverDepot, Round, look
 from runner.execution.transfer import Depot
 from tests.system.test_keeper import Training, steps
 
 PATTERN = "step-*"
+ROUNDS = int(os.environ.get("RECIPE_KEEPER_ROUNDS", "12"))
 
 
 class Journey:
@@ -33,7 +38,7 @@ class Journey:
     async def arrive(self, number: int) -> tuple[Keeper, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
         offer = (await self.driver.offers(Resources()))[0]
-        lease = await self.driver.acquire(Order(offer, f"lease-{number}", until=None))  # type: ignore[arg-type]  # nobody pays for it
+        lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
         hosts = await self.driver.hosts(lease)
         assert hosts is not None
         depot = Depot(hosts[0], ".recipe-host")
@@ -94,6 +99,82 @@ def test_a_training_moves_from_one_host_to_the_next_with_all_its_bytes(tmp_path:
         asked = journey.told[-1].size
         await keeper.restore()
         assert asked > 100_000 and journey.told[-1].size == 0
+
+    asyncio.run(story())
+
+
+SAVES = """
+import hashlib, itertools, json, os, pathlib, pickle, shutil, sys
+folder = pathlib.Path(sys.argv[1])
+for step in itertools.count(1):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    body = hashlib.sha256(str(step).encode()).digest() * 8000
+    head = json.dumps({"w": {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}}).encode()
+    whole = len(head).to_bytes(8, "little") + head + body
+    rest = {"optimizer.bin": pickle.dumps(body[:40000]), "random_states_0.pkl": pickle.dumps(step)}
+    for name, data in {"model.safetensors": whole, **rest}.items():
+        with open(path / name, "wb", 0) as file:
+            for at in range(0, len(data), 20000):
+                if not sys.stdin.buffer.read(1):
+                    sys.exit()
+                file.write(data[at : at + 20000])
+    if step > 2:
+        shutil.rmtree(folder / f"checkpoint-{step - 2}")
+"""
+"""Writes a piece for every byte that it reads, fifteen to a checkpoint."""
+
+
+class Paced(OverDepot):
+    """While anything is asked of that host, its trainer goes on writing and deleting."""
+
+    def __init__(self, host: Host, depot: Depot, trainer: asyncio.subprocess.Process) -> None:
+        super().__init__(host, depot)
+        self.trainer, self.random = trainer, random.Random(0)
+
+    def go(self) -> None:
+        assert self.trainer.stdin is not None
+        self.trainer.stdin.write(b"." * self.random.randrange(8))
+
+    async def look(self, path: str) -> Look:
+        self.go()
+        found = await super().look(path)
+        self.go()
+        return found
+
+    async def bring(self, path: str, target: Path) -> int:
+        self.go()
+        return await super().bring(path, target)
+
+
+def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoints(tmp_path: Path) -> None:
+    def right(path: Path) -> bool:
+        body = hashlib.sha256(path.name.rpartition("-")[2].encode()).digest() * 8000
+        there = (path / "random_states_0.pkl").exists() and (path / "random_states_0.pkl").stat().st_size > 0
+        return there and (path / "model.safetensors").read_bytes().endswith(body)
+
+    async def story() -> None:
+        host = LocalHost(tmp_path / "supervisor")
+        depot = Depot(host, str(tmp_path / "ours"))
+        await depot.open()
+        there = Path(depot.root) / "states" / "id" / "ckpt"
+        here = tmp_path / "home" / "1" / "ckpt"
+        told: list[Round] = []
+        there.mkdir(parents=True)
+        trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE)
+        kept = Kept("ckpt", here, str(there), "checkpoint-*", None, None)
+        keeper = Keeper(Paced(host, depot, trainer), [kept], told.append, pause=nothing)
+        for _ in range(ROUNDS):
+            await keeper.sync()
+            assert not told[-1].problem and all(right(path) for path in here.glob("*"))
+        trainer.kill()
+        await trainer.wait()
+        keeper = Keeper(OverDepot(host, depot), [kept], told.append, pause=nothing)
+        await keeper.finish()
+        assert all(right(path) for path in here.glob("*")) and len(steps(here)) >= ROUNDS // 8
+        last = max(step for step in steps(there) if right(there / f"checkpoint-{step}"))
+        assert max(steps(here)) == last and not [name for name, why in told[-1].passed if name == f"checkpoint-{last}"]
+        await host.aclose()
 
     asyncio.run(story())
 

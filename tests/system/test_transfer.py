@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from drivers.base import NOTHING, Argv, Unreachable
 from drivers.local import LocalHost
-from runner.execution.transfer import Depot, Parcel, Taken
+from runner.errors import Corrupt, Infrastructure
+from runner.execution import hostwork
+from runner.execution.transfer import Depot, Parcel, Progress, Taken
 from runner.storage import files
+from runner.storage.files import Changed, Entry
+
+RACES = int(os.environ.get("RECIPE_TRANSFER_RACES", "5"))
+
+
+class Wire:
+    """A host whose calls are counted, and before each of which something may happen."""
+
+    def __init__(self, host: LocalHost) -> None:
+        self.host = host
+        self.calls = 0
+        self.sent = 0
+        self.before: Callable[[str], None] = lambda _program: None
+        self.path = ""
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        self.calls += 1
+        self.before(argv[2])
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for block in stdin:
+                self.sent += len(block)
+                yield block
+
+        argv = ("env", f"PATH={self.path}", *argv) if self.path else argv
+        inner = cast("AsyncGenerator[bytes, None]", self.host.call(argv, NOTHING if stdin is NOTHING else counted()))
+        async with aclosing(inner):
+            async for block in inner:
+                yield block
 
 
 class Town:
@@ -20,8 +58,11 @@ class Town:
 
     def __init__(self, place: Path, **options: Any) -> None:
         self.place = place
-        self.host = LocalHost(place / "supervisor")
-        self.depot = Depot(self.host, str(place / "there"), **options)
+        self.wire = Wire(LocalHost(place / "supervisor"))
+        self.depot = self.another(**options)
+
+    def another(self, root: str = "there", **options: Any) -> Depot:
+        return Depot(cast(Any, self.wire), str(self.place / root), **options)
 
     def tree(self, name: str = "data") -> Path:
         """A tree with everything that a name or a file can be."""
@@ -61,7 +102,7 @@ def go(tmp_path: Path) -> Callable[[Callable[[Town], Awaitable[None]]], None]:
             town = Town(tmp_path)
             await town.depot.open()
             await what(town)
-            await town.host.aclose()
+            await town.wire.host.aclose()
 
         asyncio.run(whole())
 
@@ -117,3 +158,489 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
         assert (town.place / "there" / "states" / "k" / "one").read_bytes() == b"kept"
 
     go(check)
+
+
+# -- only what is missing
+
+
+def test_what_is_there_already_costs_one_round_trip(go: Go) -> None:
+    async def check(town: Town) -> None:
+        sources = {content: str(town.place / "data") for content in await town.sends(town.tree())}
+        manifests = {content: files.entries(path) for content, path in sources.items()}
+        town.wire.calls = town.wire.sent = 0
+        await town.depot.send(sources, manifests)
+        assert town.wire.calls == 1 and town.wire.sent < 100
+
+    go(check)
+
+
+def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None:
+    async def check(town: Town) -> None:
+        top = town.tree()
+        for n in range(300):
+            (top / f"big {n}").write_bytes(os.urandom(20_000))
+        (old,) = await town.sends(top)
+        (top / "big 7").write_bytes(os.urandom(20_000))
+        (top / "big 8").unlink()
+        shutil.rmtree(top / "dir0")
+        (top / "dir0").write_bytes(b"a file where a folder was")
+        (top / "zero").unlink()
+        (top / "zero").mkdir()
+        (top / "zero" / "one").write_bytes(b"a folder where a file was")
+        (top / "run").chmod(0o644)
+        (top / "link").unlink()
+        (top / "link").symlink_to("dir2")
+        town.wire.calls = town.wire.sent = 0
+        await town.sends(top)
+        assert town.wire.calls <= 4 and town.wire.sent < 120_000  # the manifest is 50,000 of it
+        assert files.scan(town.depot.path(old)) == old
+
+    go(check)
+
+
+def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go) -> None:
+    async def check(town: Town) -> None:
+        town.depot.chunk = 64 << 10
+        top = town.place / "data"
+        top.mkdir()
+        (top / "large").write_bytes(os.urandom(40 * town.depot.chunk + 5))
+        (old,) = await town.sends(top)
+        with (top / "large").open("r+b") as file:
+            for at in (3, 20, 21, 40):
+                file.seek(at * town.depot.chunk)
+                file.write(b"new")
+        with (top / "large").open("ab") as file:
+            file.write(b"longer")
+        town.wire.sent = 0
+        await town.sends(top)
+        assert town.wire.sent < 5 * town.depot.chunk
+        assert files.scan(town.depot.path(old)) == old
+
+    go(check)
+
+
+def test_an_object_that_was_written_to_is_found_out_and_put_right(go: Go) -> None:
+    async def check(town: Town) -> None:
+        one = town.place / "one"
+        one.write_bytes(os.urandom(1000))
+        tree, file = await town.sends(town.tree(), one)
+        for path in (Path(town.depot.path(tree)) / "dir1" / "file 1", Path(town.depot.path(file))):
+            path.chmod(0o644)
+            os.utime(path, (path.stat().st_mtime + 5,) * 2)
+            path.write_bytes(b"spoilt")
+        assert await town.depot.have({tree, file}) == set()
+        await town.sends(town.place / "data", one)
+
+    go(check)
+
+
+def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> None:
+    async def check(town: Town) -> None:
+        top = town.tree()
+        (top / "large").write_bytes(os.urandom(9 << 20))
+        (content,) = await town.sends(top)
+        town.depot.boot = "another"
+        assert await town.depot.have({content}) == set()
+        town.wire.sent = 0
+        await town.depot.send({content: str(top)})
+        assert town.wire.sent < 20_000
+        assert await town.depot.have({content}) == {content}
+
+    go(check)
+
+
+def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.execution.transfer.TRIES", 2)
+
+    async def check(town: Town) -> None:
+        town.depot.chunk = 64 << 10
+        top = town.tree()
+        (top / "large").write_bytes(os.urandom(10 * town.depot.chunk))
+        content = files.scan(top)
+
+        def cut(_program: str) -> None:
+            if town.wire.sent > 6 * town.depot.chunk:
+                raise Unreachable
+
+        town.wire.before = cut
+        with pytest.raises(Unreachable):
+            await town.depot.send({content: str(top)})
+        town.wire.before = lambda _program: None
+        before, town.wire.sent = town.wire.sent, 0
+        await town.another().open()
+        town.depot = town.another()
+        town.depot.chunk = 64 << 10
+        await town.depot.open()
+        await town.sends(top)
+        assert before > 10 * town.depot.chunk > 3 * town.wire.sent
+
+    go(check)
+
+
+def test_many_who_send_the_same_at_once_all_succeed(go: Go) -> None:
+    async def check(town: Town) -> None:
+        top = town.tree()
+        one = town.place / "one"
+        one.write_bytes(os.urandom(100_000))
+        sources = {files.scan(path): str(path) for path in (top, one)}
+        depots = [town.another() for _ in range(RACES)]
+        for depot in depots:
+            await depot.open()
+        await asyncio.gather(*(depot.send(sources) for depot in depots), *(depots[0].send(sources) for _ in range(RACES)))
+        await town.sends(top, one)
+        left = [path for path in (town.place / "there" / "partial").rglob("*") if path.name != ".alive" and not path.is_dir()]
+        assert left == []
+
+    go(check)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
+    async def check(town: Town) -> None:
+        top = town.tree()
+        content, manifest = files.scan(top), files.entries(top)
+        (top / "dir1" / "file 1").write_bytes(b"other")
+        with pytest.raises(Changed, match="dir1/file 1"):
+            await town.depot.send({content: str(top)}, {content: manifest})
+
+    go(check)
+
+
+def test_progress_is_told_and_ends_with_all(go: Go) -> None:
+    async def check(town: Town) -> None:
+        told: list[Progress] = []
+        town.depot = town.another(progress=told.append, name="box")
+        await town.depot.open()
+        await town.sends(town.tree())
+        assert told[-1].done == told[-1].total > 0 and told[-1].eta == 0 and told[-1].what == "to box"
+        assert [progress.done for progress in told] == sorted(progress.done for progress in told)
+
+    go(check)
+
+
+# -- attempts
+
+
+def test_staging_again_after_a_lost_answer_is_no_second_attempt(go: Go) -> None:
+    async def check(town: Town) -> None:
+        path = await town.attempt()
+        (path / "made").write_bytes(b"by the job")
+        assert await town.attempt() == path
+        assert (path / "made").read_bytes() == b"by the job"
+
+    go(check)
+
+
+def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
+    async def check(town: Town) -> None:
+        one = town.place / "one"
+        one.write_bytes(os.urandom(100_000))
+        tree, file = await town.sends(town.tree(), one)
+        path = await town.attempt(Parcel({"a": (b"a", False), "b": (b"b", False), "c": (b"c", False)}, {"data": tree, "one": file}))
+        assert (await town.depot.take(str(path), [])).changed == ()
+        later = path.with_name("attempt.in").stat().st_mtime + 1
+        for name in ("b", "data/dir1/file 1"):
+            os.utime(path / name, (later, later))
+        (path / "c").unlink()
+        assert sorted((await town.depot.take(str(path), [])).changed) == ["b", "c", tree]
+        assert await town.depot.have({tree, file}) == {file}
+
+    go(check)
+
+
+def test_what_is_no_output_is_told_in_words(go: Go) -> None:
+    async def check(town: Town) -> None:
+        path = await town.attempt()
+        for name in ("out", "pipes", "links"):
+            (path / name).mkdir()
+        os.mkfifo(path / "pipe")
+        os.mkfifo(path / "pipes" / "inner")
+        (path / "links" / "away").symlink_to("/etc/passwd")
+        outputs = [("pipe", False), ("pipes", True), ("links", True), ("given", True), ("out", False)]
+        taken = (await town.depot.take(str(path), outputs)).outputs
+        assert {name: one.problem for name, one in taken.items()} == {
+            "pipe": "pipe is neither a file nor a folder",
+            "pipes": "pipes: 'inner' is neither a file nor a folder",
+            "links": "links: a link to '/etc/passwd' leads out of it: 'away'",
+            "given": "declared output given/ is not a directory",
+            "out": "",
+        }
+        assert taken["out"].content == files.scan(path / "out")
+
+    go(check)
+
+
+def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None:
+    async def check(town: Town) -> None:
+        path = await town.attempt()
+        (path / "states").mkdir()
+        shutil.copytree(town.tree(), path / "out", symlinks=True)
+        shutil.copytree(town.place / "data", path / "states" / "out", symlinks=True)
+        taken = (await town.depot.take(str(path), [("out", True), ("states/out", True)])).outputs
+        content = taken["out"].content
+        assert await town.depot.keep(str(path), {"states/out": content}, copy=["states/out"]) == {content}
+        assert (path / "states" / "out").is_dir()
+        assert await town.depot.keep(str(path), {"out": content}) == {content}
+        assert await town.depot.have({content}) == {content}
+        following = await town.attempt(Parcel({}, {"in": content}), "following")
+        assert files.scan(following / "in") == content
+
+    go(check)
+
+
+def test_a_sweep_takes_what_nobody_asked_for_and_leaves_what_attempts_need(go: Go) -> None:
+    async def check(town: Town) -> None:
+        paths = [town.place / name for name in ("used", "kept", "forgotten", "young")]
+        for path in paths:
+            path.write_bytes(path.name.encode())
+        used, kept, forgotten, young = await town.sends(*paths)
+        (tree,) = await town.sends(town.tree())
+        await town.attempt(Parcel({}, {"x": used}))
+        for content in (used, kept, forgotten, tree):
+            os.utime(town.place / "there" / "used" / hostwork.name_of(content), (0, 0))
+        assert await town.depot.sweep([kept], unused=timedelta(days=1)) == 2
+        for content, there in ((used, True), (kept, True), (forgotten, False), (tree, False), (young, True)):
+            assert Path(town.depot.path(content)).exists() is there  # noqa: ASYNC240
+
+    go(check)
+
+
+# -- hosts of all kinds
+
+
+@pytest.fixture(params=["dash", "bash", "busybox", "sha256sum", "python3"])
+def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder of programs, all that a host has: this machine's with one shell, busybox's alone, or with one way of hashing."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    kind = request.param
+    shell = shutil.which(kind if kind in ("dash", "bash") else "dash")
+    if kind == "busybox":
+        busybox = shutil.which("busybox")
+        if busybox is None:
+            pytest.skip("no busybox here")
+        for name in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
+            (folder / name).symlink_to(busybox)
+    else:
+        if shell is None:
+            pytest.skip(f"no {kind} here")
+        (folder / "sh").symlink_to(shell)
+        wanted = "tar find xargs sort dd readlink head tail cut cat mkdir chmod mv rm rmdir cp ln ls df wc tr sed grep touch stat env"
+        ways = {"sha256sum": "sha256sum", "python3": "python3"}.get(kind, "openssl sha256sum python3")
+        for name in f"{wanted} {ways}".split():
+            (folder / name).symlink_to(sys.executable if name == "python3" else shutil.which(name) or name)
+    yield str(folder)
+
+
+def test_a_host_needs_little_and_does_not_have_to_be_gnu(tools: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        town = Town(tmp_path)
+        town.wire.path = tools
+        await town.depot.open()
+        town.depot.chunk = 64 << 10
+        top = town.tree()
+        (top / "large").write_bytes(os.urandom(5 * town.depot.chunk))
+        (content,) = await town.sends(top)
+        (top / "dir1" / "file 1").write_bytes(b"changed")
+        with (top / "large").open("r+b") as file:
+            file.write(b"changed")
+        (content,) = await town.sends(top)
+        path = await town.attempt(Parcel({"given": (b"given", False)}, {"data": content}))
+        shutil.copytree(top, path / "out", symlinks=True)
+        harvest = await town.depot.take(str(path), [("out", True), ("given", False)])
+        assert harvest.changed == () and harvest.outputs["out"].content == content
+        await town.depot.keep(str(path), {"given": harvest.outputs["given"].content})
+        await town.depot.fetch(str(path / "out"), harvest.outputs["out"], str(town.place / "home"))
+        assert files.scan(town.place / "home") == content
+        await town.depot.remove([str(path)])
+        assert await town.depot.sweep(unused=timedelta(days=1)) == 0
+        assert await town.depot.free() > 0
+        await town.wire.host.aclose()
+
+    asyncio.run(check())
+
+
+# -- full disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Three megabytes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], check=False, capture_output=True).returncode:
+        pytest.skip("nobody may mount here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_disk: Path) -> None:
+    async def check(town: Town) -> None:
+        (town.place / "large").write_bytes(bytes(5_000_000))
+        town.depot = town.another("small/there", name="box")
+        await town.depot.open()
+        with pytest.raises(Infrastructure, match=r"box has 3\.\d MB free, and needs 5\.0 MB"):
+            await town.sends(town.place / "large")
+        assert town.wire.sent < 1000
+
+    go(check)
+
+
+@pytest.mark.parametrize("shape", ["tree", "file"])
+def test_a_disk_that_fills_up_there_is_told_and_what_arrived_is_used_later(go: Go, small_disk: Path, shape: str) -> None:
+    async def check(town: Town) -> None:
+        town.depot = town.another("small/there", name="box")
+        town.depot.chunk = 64 << 10
+        await town.depot.open()
+        source = town.place / "source"
+        if shape == "tree":
+            source.mkdir()
+            for n in range(50):
+                (source / f"{n}").write_bytes(os.urandom(30_000))
+        else:
+            source.write_bytes(os.urandom(1_500_000))
+        filler = small_disk / "filler"
+
+        def fill(program: str) -> None:
+            if "tar -xf" in program or "dd of=" in program:
+                filler.write_bytes(bytes(2_000_000))
+
+        town.wire.before = fill
+        with pytest.raises(Infrastructure, match="the disk of box is full"):
+            await town.sends(source)
+        town.wire.before = lambda _program: None
+        filler.unlink()
+        town.wire.sent = 0
+        await town.sends(source)
+        assert town.wire.sent < 1_300_000
+
+    go(check)
+
+
+def test_a_disk_that_is_full_here_is_told(go: Go, small_disk: Path) -> None:
+    async def check(town: Town) -> None:
+        path = await town.attempt()
+        (path / "big").write_bytes(os.urandom(5_000_000))
+        (path / "some").write_bytes(os.urandom(2_500_000))
+        outputs = (await town.depot.take(str(path), [("big", False), ("some", False)])).outputs
+        with pytest.raises(Infrastructure, match=r"there is 3\.\d MB free here"):
+            await town.depot.fetch(str(path / "big"), outputs["big"], str(small_disk / "big"))
+
+        def fill(_program: str) -> None:
+            (small_disk / "filler").write_bytes(bytes(1_500_000))
+
+        town.wire.before = fill
+        with pytest.raises(Infrastructure, match="the disk is full"):
+            await town.depot.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
+        town.wire.before = lambda _program: None
+        (small_disk / "filler").unlink()
+        await town.depot.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
+        assert files.scan(small_disk / "some") == outputs["some"].content
+
+    go(check)
+
+
+# -- hosts that mean ill
+
+
+class Liar:
+    """A host that answers what it likes, in the right form."""
+
+    def __init__(self, body: bytes | None = None, stream: bytes = b"", repeat: int = 1) -> None:
+        self.body, self.stream, self.repeat = body, stream, repeat
+        self.told = 0
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        import hashlib
+
+        word = argv[4]
+        if self.body is not None:
+            yield f"\n{word} {hashlib.sha256(self.body).hexdigest()}\n".encode() + self.body
+            return
+        yield f"\n{word}\n".encode()
+        for _ in range(self.repeat):
+            self.told += len(self.stream)
+            yield self.stream
+
+
+def told(kind: str, listed: bytes, links: bytes, files_below: int) -> bytes:
+    """What a host says of one output that is a folder."""
+    return b"d\0" + listed + b"/\0" + links + b"/\0" + b"3\n" * files_below + b"\0" + (b"a" * 64 + b"\n") * files_below + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (told("d", b"d.\0f./../x\0", b"", 1), "is no name of a file"),
+        (told("d", b"d.\0f.//etc/x\0", b"", 1), "is no name of a file"),
+        (told("d", b"d.\0f./a/./b\0", b"", 1), "is no name of a file"),
+        (told("d", b"d.\0f./" + b"n" * 300 + b"\0", b"", 1), "is no name of a file"),
+        (told("d", b"d.\0f./a\0f./a\0", b"", 2), "a name comes twice"),
+        (told("d", b"d.\0f./a\0f./a/b\0", b"", 2), "lies below what is no folder"),
+        (told("d", b"d.\0l./a\0", b"../../etc\n\0", 0), "leads out of it"),
+        (told("d", b"d.\0l./a\0l./b\0", b".\n\0a/..\n\0", 0), "leads out of it"),
+        (told("d", b"d.\0l./a\0", b"a\n\0", 0), "leads out of it"),
+        (told("d", b"d.\0l./a\0f./a/passwd\0", b"/etc\n\0", 1), "lies below what is no folder|leads out of it"),
+    ],
+)
+def test_names_and_links_that_a_host_makes_up_are_refused(body: bytes, words: str) -> None:
+    async def check() -> None:
+        harvest = await Depot(cast(Any, Liar(body)), "/there").take("/there/attempts/a", [("out", True)])
+        with pytest.raises(AssertionError, match=words):
+            assert not harvest.outputs["out"].problem, harvest.outputs["out"].problem
+        assert harvest.outputs["out"].content == ""
+
+    asyncio.run(check())
+
+
+def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostwork, "LONGEST_ANSWER", 1 << 20)
+
+    async def check() -> None:
+        liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
+        with pytest.raises(Infrastructure, match="does not stop answering"):
+            await Depot(cast(Any, liar), "/there").take("/there/attempts/a", [("out", True)])
+        assert liar.told < 2 << 20
+
+    asyncio.run(check())
+
+
+def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.execution.transfer.TRIES", 2)
+
+    async def check() -> None:
+        entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
+        liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
+        with pytest.raises(Corrupt, match="is not what it was"):
+            await Depot(cast(Any, liar), "/there").fetch("/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home"))
+        assert not (tmp_path / "home").exists()
+        assert liar.told < 100_000
+        with pytest.raises(Corrupt, match="is no name of a file"):
+            outside = (Entry("../outside", "f", 3, "0" * 64),)
+            await Depot(cast(Any, liar), "/there").fetch("/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home"))
+        assert not (tmp_path / "outside").exists()
+
+    asyncio.run(check())
+
+
+def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        class Noisy(Wire):
+            async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+                yield b"Welcome!\n\nrecipe 1234\n\0"
+                async for block in super().call(argv, stdin):
+                    yield block
+
+        town = Town(tmp_path)
+        town.wire = Noisy(town.wire.host)
+        town.depot = town.another()
+        await town.depot.open()
+        (content,) = await town.sends(town.tree())
+        manifest = tuple(files.entries(town.place / "data"))
+        await town.depot.fetch(town.depot.path(content), Taken(content, manifest, 0), str(town.place / "home"))
+        assert files.scan(town.place / "home") == content
+        beside = Path(town.depot.path(content) + ".json")
+        kept = json.loads(beside.read_text(errors="surrogateescape"))  # noqa: ASYNC240
+        assert [Entry(*row) for row in kept] == list(manifest)
+        await town.wire.host.aclose()
+
+    asyncio.run(check())

@@ -11,16 +11,20 @@ import random
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from drivers.base import NOTHING, Argv, Unreachable
+from drivers.base import NOTHING, Argv, Order, Resources, Unreachable
 from drivers.local import LocalHost
+from drivers.ssh import Ssh
 from runner.execution import hostwork
-from runner.execution.transfer import Depot
+from runner.execution.transfer import Depot, Taken
 from runner.storage import files
+from tests.servers.proxy import Fault, Proxy
+from tests.servers.sshd import Sshd
 
 FAULTS = int(os.environ.get("RECIPE_TRANSFER_FAULTS", "24"))
 CHUNK = 128 << 10
@@ -124,3 +128,64 @@ def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: s
             shutil.rmtree(place)
 
     asyncio.run(sweep())
+
+
+@pytest.mark.parametrize("fault", ["cut", "kill", "flip", "lose"])
+def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault: str, tmp_path: Path) -> None:
+    top = dataset(tmp_path / "data")
+    content, manifest = files.scan(top), tuple(files.entries(top))
+    taken = Taken(content, manifest, sum(entry.size for entry in manifest if entry.kind in "fx"))
+
+    async def fetch(weather: Weather, target: Path) -> None:
+        depot = Depot(cast(Any, weather), str(tmp_path / "there"))
+        depot.chunk = CHUNK
+        await depot.fetch(str(top), taken, str(target))
+        assert files.scan(target) == content, f"{fault} at {weather.at}: bad bytes were accepted"
+        shutil.rmtree(target)
+
+    async def sweep() -> None:
+        host = LocalHost(tmp_path / "supervisor")
+        calm = Weather(host)
+        opened = Depot(cast(Any, calm), str(tmp_path / "there"))
+        await opened.open()
+        calm.passed["out"] = 0
+        await fetch(calm, tmp_path / "home")
+        rng = random.Random(fault)
+        for _ in range(max(1, FAULTS // 4)):
+            weather = Weather(host, fault, "out", rng.randrange(calm.passed["out"]))
+            await fetch(weather, tmp_path / "home")
+            again = weather.passed["out"] - calm.passed["out"]
+            assert weather.struck
+            assert again <= CHUNK + PIPE, f"{fault} at {weather.at}: {again} bytes were fetched twice"
+        await host.aclose()
+
+    asyncio.run(sweep())
+
+
+def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: Path) -> None:
+    """Through a real server, and a proxy that cuts each connection after so many bytes; with more faults, at as many places."""
+    top = dataset(tmp_path / "data")
+    content, manifest = files.scan(top), tuple(files.entries(top))
+    rng = random.Random(3)
+
+    async def travel(settings: dict[str, Any]) -> None:
+        driver = Ssh(**settings)
+        lease = await driver.acquire(Order((await driver.offers(Resources()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
+        host = (await driver.hosts(lease) or [])[0]
+        depot = Depot(host, ".recipe-host")
+        depot.chunk = CHUNK
+        await depot.open()
+        await depot.send({content: str(top)})
+        assert files.scan(depot.path(content)) == content
+        await depot.fetch(depot.path(content), Taken(content, manifest, 0), str(tmp_path / "home"))
+        assert files.scan(tmp_path / "home") == content
+        await host.aclose()
+        await driver.aclose()
+
+    with Sshd(tmp_path / "sshd") as sshd, Proxy(sshd.port, record=0) as proxy:
+        kind, key = sshd.host_key.split()
+        sshd.known_hosts.write_text(f"[127.0.0.1]:{proxy.port} {kind} {key}\n")
+        for _ in range(max(3, FAULTS // 8)):
+            proxy.next(Fault("cut", at=rng.randrange(20_000, 700_000), way=rng.choice(("up", "down"))))
+        asyncio.run(travel(sshd.settings(hosts=[f"{sshd.user}@127.0.0.1:{proxy.port}"])))
+        assert len(proxy.connections) > 2

@@ -1,0 +1,192 @@
+"""Send data sets to a host through a real sshd on loopback, beside rsync, scp and tar over ssh, and print a table.
+
+usage: transfer.py [--scale 1.0] [--shapes small,medium,large] [--place /dev/shm] [--cipher aes128-gcm@openssh.com|default] [--only NAME]
+
+Three shapes: 50,000 files of 20 KB, 2,000 of 2 MB, 4 of 1 GB; `--scale` shrinks the first two in number and the last in size.  Each is sent cold
+(nothing is there), unchanged, and changed: one file of a hundred has other bytes, or, where there are few files, 1 % of each.  Ours includes hashing
+here (digests of unchanged files are remembered, as a workspace does), hashing there, and making the connection, as the others do.  Seconds are wall
+time, × is the time of each over ours; `cpu` are seconds of user and system time here and there.  Both sides lie on `--place`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from drivers.base import Host, Order, Resources
+from drivers.ssh import Ssh
+from runner.execution.transfer import Depot
+from runner.storage import files
+from tests.servers.sshd import Sshd
+
+SHAPES = {"small": (50_000, 20_000), "medium": (2_000, 2_000_000), "large": (4, 1_000_000_000)}
+
+
+def make(top: Path, shape: str, scale: float) -> Path:
+    count, size = SHAPES[shape]
+    count, size = (count, int(size * scale)) if shape == "large" else (max(4, int(count * scale)), size)
+    rng = random.Random(shape)
+    block = rng.randbytes(4 << 20)
+    for n in range(count):
+        path = top / f"d{n // 500:03}" / f"{n:06}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            left = size
+            file.write(b"%016d" % n)
+            left -= 16
+            while left > 0:
+                at = rng.randrange(len(block))
+                left -= file.write(block[at : at + min(left, len(block) - at)])
+    return top
+
+
+def change(top: Path) -> None:
+    """Other bytes in one file of a hundred, or in one percent of each when there are few."""
+    paths = sorted(path for path in top.rglob("*") if path.is_file())
+    for path in paths[::100] if len(paths) >= 100 else paths:
+        with path.open("r+b") as file:
+            size = path.stat().st_size
+            file.seek(size // 2)
+            file.write(random.randbytes(size - size // 2 if len(paths) >= 100 else size // 100))
+
+
+class Ours:
+    """One workspace: it remembers digests and manifests from one time to the next, and which host it has; not the connection."""
+
+    def __init__(self, sshd: Sshd, top: Path) -> None:
+        self.driver = Ssh(**sshd.settings())
+        self.top = top
+        self.cache = files.DigestCache(top.parent)
+        self.manifests: dict[str, Sequence[files.Entry]] = {}
+        self.host = asyncio.run(self._rent())
+
+    async def _rent(self) -> Host:
+        offers = await self.driver.offers(Resources())
+        lease = await self.driver.acquire(Order(offers[0], "benchmark", datetime.now(UTC) + timedelta(hours=1)))
+        hosts = await self.driver.hosts(lease)
+        assert hosts
+        await self.driver.aclose()
+        return hosts[0]
+
+    def __call__(self) -> None:
+        asyncio.run(self._send())
+
+    async def _send(self) -> None:
+        manifest = self.cache.entries(self.top.name)
+        content = files.tree_id(manifest)
+        self.manifests[content] = manifest
+        depot = Depot(self.host, ".recipe-host", recall=self.manifests.get)
+        await depot.open()
+        await depot.send({content: str(self.top)}, {content: manifest})
+        await self.host.aclose()
+        await self.driver.aclose()
+
+
+def peers(sshd: Sshd, top: Path, cipher: str) -> dict[str, Callable[[], None]]:
+    ssh = ["ssh", "-F", "none", "-p", str(sshd.port), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}", "-o", "BatchMode=yes"]
+    if cipher != "default":
+        ssh += ["-c", cipher]
+    there, login = str(sshd.home / "theirs"), f"{sshd.user}@127.0.0.1"
+    scp = ["scp", *("-P" if word == "-p" else word for word in ssh[1:]), "-q", "-r"]
+
+    def rsync() -> None:
+        subprocess.run(["rsync", "-a", "-e", " ".join(ssh), f"{top}/", f"{login}:{there}/rsync/"], check=True)
+
+    def copy() -> None:
+        subprocess.run([*scp, f"{top}", f"{login}:{there}/scp"], check=True)
+
+    def tar() -> None:
+        with subprocess.Popen(["tar", "-C", str(top), "-cf", "-", "."], stdout=subprocess.PIPE) as pack:
+            command = f"mkdir -p {there}/tar && tar -C {there}/tar -xf -"
+            subprocess.run([*ssh, login, command], stdin=pack.stdout, check=True)
+
+    return {"rsync -a": rsync, "scp -r": copy, "tar | ssh tar": tar}
+
+
+def here() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def there(sshd: Sshd) -> float:
+    """What everything below the server has used, that which has ended too."""
+    told = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            told[int(name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    found = {sshd._machine.pid if sshd._machine else 0}
+    while more := {pid for pid, (parent, _) in told.items() if parent in found} - found:
+        found |= more
+    return sum(told[pid][1] for pid in found if pid in told) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(what: Callable[[], None], sshd: Sshd) -> tuple[float, float, float]:
+    mine, theirs, wall = here(), there(sshd), time.perf_counter()
+    what()
+    wall = time.perf_counter() - wall
+    return wall, here() - mine, there(sshd) - theirs
+
+
+@contextmanager
+def workplace(place: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="transfer-", dir=place) as folder:
+        yield Path(folder)
+        for below in Path(folder).rglob("*.t"):
+            subprocess.run(["chmod", "-R", "u+w", str(below)], check=True)
+
+
+def measure(shape: str, options: argparse.Namespace) -> None:
+    with workplace(options.place) as place, Sshd(place / "sshd") as sshd:
+        top = make(place / "data", shape, options.scale)
+        count = sum(1 for path in top.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in top.rglob("*") if path.is_file())
+        (sshd.home / "theirs").mkdir()
+        ours = Ours(sshd, top)
+        ways: dict[str, Callable[[], None]] = {"ours": ours, **peers(sshd, top, options.cipher)}
+        ways = {name: way for name, way in ways.items() if name == "ours" or not options.only or options.only in name}
+        for state in ("cold", "unchanged", "1 % changed"):
+            if state == "1 % changed":
+                change(top)
+            results = {}
+            for name, way in ways.items():
+                if state != "cold" and not (name == "ours" or name.startswith("rsync")):
+                    continue  # these send everything, always
+                results[name] = timed(way, sshd)
+            base = results["ours"][0]
+            for name, (wall, mine, theirs) in results.items():
+                what = f"{shape:7} {count:6} files {size / 1e6:6.0f} MB  {state:12} {name:14}"
+                print(f"{what} {wall:7.2f} s {wall / base:5.2f}×  cpu here {mine:6.2f} s, there {theirs:6.2f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--shapes", default="small,medium,large")
+    parser.add_argument("--place", default="/dev/shm")
+    parser.add_argument("--cipher", default="aes128-gcm@openssh.com")
+    parser.add_argument("--only", default="", help="of the others, only those with this in their name")
+    options = parser.parse_args()
+    print(f"cipher of the others: {options.cipher}; on {options.place}; × is the time of each over ours")
+    for shape in options.shapes.split(","):
+        measure(shape, options)
+
+
+if __name__ == "__main__":
+    main()
