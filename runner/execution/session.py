@@ -150,7 +150,12 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
 def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, begun: float, total: int, fresh: int, before: int) -> Summary:
     import asyncio
 
+    from drivers import load
     from drivers.base import DriverError
+
+    local = load("local")(ws.home / "local")
+    if (wake := getattr(local, "wake", None)) is not None:
+        wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
     driver = load("local")(ws.home / "local")
     if (wake := getattr(driver, "wake", None)) is not None:
