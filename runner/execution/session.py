@@ -157,10 +157,6 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     if (wake := getattr(local, "wake", None)) is not None:
         wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
-    driver = load("local")(ws.home / "local")
-    if (wake := getattr(driver, "wake", None)) is not None:
-        wake()  # what it takes to begin a supervisor passes while the rest is being prepared
-
     from ..planning.schedule import Move
     from .execute import Executor, Options
     from .fleet import Fleet
