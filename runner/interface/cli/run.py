@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...execution.session import Choice, Settings, look
 from ...execution.session import run as run_session
-from ...execution.sharing import share
 from ...execution.workspace import Workspace
 from ..tail import shown
 from .parser import add_request, color, request_of
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
     dry = args.verb == "plan" or args.dry_run
     with Workspace.open(args.workspace, read_only=False) as ws:
-        share(ws, args.store)
+        ws.share(args.store)
         if dry:
             found = look(ws, request, choice)
             _warn(found, args)
