@@ -50,11 +50,10 @@ def plan(
     the command line; without it the one that recipe.toml says.  Raises errors.RecipeError.
     """
     from .execution.session import Choice, look
-    from .execution.sharing import share
     from .execution.workspace import Workspace
 
     with Workspace.open(Path(workspace)) as ws:
-        share(ws, store)
+        ws.share(store)
         found = look(ws, _request(recipe, inputs, preset, out, python), choice or Choice())
         found.plan.details()  # read while the workspace is open
         return found
@@ -79,11 +78,10 @@ def run(
     """
     from .execution.session import Choice, Settings
     from .execution.session import run as run_session
-    from .execution.sharing import share
     from .execution.workspace import Workspace
 
     with Workspace.open(Path(workspace)) as ws:
-        share(ws, store)
+        ws.share(store)
         request = _request(recipe, inputs, preset, out, python)
         return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..storage.artifacts import delete
 from .formats import flaw, sharded
-from .layouts import TEMPORARY, layout, shape, step_of
+from .layouts import ENGINE, TEMPORARY, layout, shape, step_of
 
 OURS = "checkpoint.json"
 """In a checkpoint of the trainers of this library: its step, its settings, and its files with their SHA-256."""
@@ -161,27 +161,13 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
     `thorough` also reads every checksum that there is.  What is gone meanwhile is not whole; raises nothing.
     """
     try:
-        if path.is_file():
-            wrong = flaw(path, thorough=thorough) or ("" if path.stat().st_size else "is empty")
-            return Verdict(not wrong, "file", step_of(path.name), None, wrong and f"it {wrong}")
-        names = files(path)
+        verdict = _file(path, thorough=thorough) if path.is_file() else _folder(path, files(path), thorough=thorough)
     except OSError as error:
-        return Verdict(False, "files", step_of(path.name), None, f"it cannot be read ({error.strerror})")
-    if not names:
-        return Verdict(False, "files", step_of(path.name), None, "it is empty")
-    found = layout(names, folder=path.name)
-    kind, by, step = found.kind, found.world, step_of(path.name)
-    wrong = _unfinished(path.name, names) or _flawed(path, names, thorough=thorough)
-    if not wrong and OURS in names:
-        ours = _ours(path, names, thorough=thorough)
-        kind, step, by, wrong = (ours.kind, ours.step if ours.step is not None else step, ours.world, ours.why) if ours else (kind, step, by, wrong)
-    if kind == "transformers" and not wrong:
-        step = _trained(path) if "trainer_state.json" in names else step
-    if not wrong and found.missing:
-        wrong = f"it lacks {', '.join(found.missing[:3])}" + (f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else "")
-    if not wrong and world is not None and by is not None and by != world:
-        wrong = f"it was made by {_processes(by)}, and this is {_processes(world)}: it would not give the same weights"
-    return Verdict(not wrong, kind, step, by, wrong)
+        verdict = Verdict(False, "files", step_of(path.name), None, f"it cannot be read ({error.strerror})")
+    if verdict.ok and world is not None and verdict.world not in (None, world):
+        why = f"it was made by {_processes(verdict.world)}, and this is {_processes(world)}: it would not give the same weights"
+        verdict = replace(verdict, ok=False, why=why)
+    return verdict
 
 
 def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
@@ -253,6 +239,24 @@ def _time(path: Path) -> int:
         return 0
 
 
+def _file(path: Path, *, thorough: bool) -> Verdict:
+    wrong = flaw(path, thorough=thorough) or ("" if path.stat().st_size else "is empty")
+    return Verdict(not wrong, "file", step_of(path.name), None, wrong and f"it {wrong}")
+
+
+def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
+    if not names:
+        return Verdict(False, "files", step_of(path.name), None, "it is empty")
+    found = layout(names, folder=path.name)
+    wrong = _unfinished(path.name, names) or _flawed(path, names, thorough=thorough)
+    if not wrong and found.missing:
+        wrong = f"it lacks {', '.join(found.missing[:3])}" + (f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else "")
+    if not wrong and OURS in names and (ours := _ours(path, names, thorough=thorough)) is not None:
+        return ours
+    step = _trained(path) if found.kind == "transformers" and not wrong else step_of(path.name)
+    return Verdict(not wrong, found.kind, step, found.world, wrong)
+
+
 def _unfinished(own: str, names: Sequence[str]) -> str:
     for name in (own, *names):
         if any(TEMPORARY.match(part) for part in name.split("/")):
@@ -277,6 +281,10 @@ def _flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
                     return f"it lacks {head}{shard}"
                 if (path / f"{head}{shard}").stat().st_size < length:
                     return f"{head}{shard} is cut off"
+    if "latest" in names and any(ENGINE.search(name) for name in names):
+        named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
+        if not any(name.startswith(f"{named}/") for name in names):
+            return f"it lacks {named or 'what'}, which its file latest names"
     return ""
 
 

@@ -6,7 +6,6 @@ Credentials are in neither; they come from where the ecosystem keeps them.  With
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Invalid, Location, NotFound, Problem, did_you_mean
+from .workspace import settings_files
 
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
@@ -101,8 +101,8 @@ def _masked(key: str, value: Any) -> Any:
 
 def paths(root: Path, environ: Mapping[str, str]) -> tuple[Path, Path]:
     """The files that are looked at: the workspace's, which wins, and the user's."""
-    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
-    return root / NAME, Path(base, "recipe", "config.toml")
+    ours, theirs = settings_files(root, environ)
+    return Path(ours), Path(theirs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable
 from typing import Any
@@ -42,24 +43,32 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
     return answer
 
 
-def shown_command(found: Survey, n: int) -> str:
-    """A step's command as it would be typed; what only an attempt knows stays as written."""
-    from ..language.template import Place, TemplateError
+def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
+    """A step's command as it would be typed, and the text of the files that are written first; what only an attempt knows stays as written."""
+    from ..errors import CannotRun
+    from ..language.template import Place
     from . import launch
 
-    detail = found.plan.details()[n]
+    node, detail = found.plan.nodes[n], found.plan.details()[n]
     if "select" in detail:
-        return ""
+        return "", {}
+    run = detail["run"]
+    as_written = run.rstrip("\n") if isinstance(run, str) else shlex.join(map(str, run or []))
+    files_as_written = {
+        path: tree if isinstance(tree, str) else json.dumps(tree, indent=2, ensure_ascii=False) for path, tree in detail["files"].items()
+    }
+    if any(producer not in found.made for producer, *_ in node.late):
+        return as_written, files_as_written
     scope = scope_of(detail, found.plan, n, found.made)
     scope |= {"state": {s[0]: Place(s[1], {"latest": None}) for s in detail["state"]}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
     scope |= {
         "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
         "run": {"id": "RUN", "recipe": found.plan.recipe},
-        "step": {"id": found.plan.nodes[n].id, "key": "KEY"},
+        "step": {"id": node.id, "key": "KEY"},
     }
     try:
         made = launch.render(detail, scope, python="python")
-    except (TemplateError, Exception):
-        run = detail["run"]
-        return run if isinstance(run, str) else shlex.join(map(str, run or []))
-    return made.script.rstrip("\n") if made.script is not None else shlex.join(made.argv)
+    except CannotRun:
+        return as_written, files_as_written
+    files = {path: data.decode(errors="replace") for path, data in made.files.items() if path != launch.SHIM}
+    return made.script.rstrip("\n") if made.script is not None else shlex.join(made.argv), files

@@ -14,14 +14,16 @@ TEMPORARY = re.compile(r"^(?:\.?tmp[-_.].*|.*\.(?:tmp|temp|incomplete|unfinished
 RANKED = re.compile(r"^(?:rng_state_(\d+)\.pth|random_states_(\d+)\.pkl)$")
 SHARDED = re.compile(r"(?:^|/)__(\d+)_\d+\.distcp$")
 ZERO = re.compile(r"(?:^|/)(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
+ENGINE = re.compile(r"(?:^|/)(?:\w*zero_pp_rank_\d+_)?mp_rank_\d+_(?:model|optim)_states\.pt$")
+"""What DeepSpeed writes instead of weights and optimizer, in a folder that the file `latest` names."""
 PART = re.compile(r"^(.*)-(\d{5})-of-(\d{5})(\.\w+)$")
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)s?[-_=.]?(\d+)", re.IGNORECASE)
 WEIGHTS = re.compile(
     r"^(?:model|pytorch_model|adapter_model|pytorch_lora_weights|diffusion_pytorch_model)(?:_\d+)?(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)$"
     r"|^[^/]+/(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)$"
-    r"|^pytorch_model_fsdp(?:_\d+)?(?:\.bin$|/)|^global_step\d+/"
+    r"|^pytorch_model_fsdp(?:_\d+)?(?:\.bin$|/)"
 )
-OPTIMIZER = re.compile(r"^(?:optimizer(?:_\d+)?\.(?:pt|bin)$|optimizer_\d+/|global_step\d+/|rank\d+-of-\d+-optimizer\.pt$)")
+OPTIMIZER = re.compile(r"^(?:optimizer(?:_\d+)?\.(?:pt|bin)$|optimizer_\d+/|rank\d+-of-\d+-optimizer\.pt$)")
 OF_TRANSFORMERS = {"trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
 OF_ACCELERATE = {"optimizer.bin", "scheduler.bin", "sampler.bin"}
 
@@ -55,7 +57,7 @@ def layout(names: Collection[str], *, folder: str = "") -> Layout:
     if re.fullmatch(r"checkpoint-\d+", folder) and any(WEIGHTS.match(name) for name in names):
         # Their name, their weights, and nothing of what comes after the weights: a trainer that was killed there.
         return Layout("transformers", None, (*missing, "trainer_state.json"))
-    return Layout("deepspeed" if any(ZERO.search(name) for name in names) else "sharded" if shards else "files", world or None, tuple(missing))
+    return Layout("deepspeed" if any(ENGINE.search(name) for name in names) else "sharded" if shards else "files", world or None, tuple(missing))
 
 
 def step_of(name: str) -> int | None:
@@ -70,26 +72,26 @@ def shape(names: Iterable[str]) -> set[str]:
 
 
 def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
-    engine = any(name.startswith("global_step") for name in names)
-    missing = [] if any(WEIGHTS.match(name) for name in names) else ["its weights"]
-    if not any(OPTIMIZER.match(name) for name in names):
-        missing.append("optimizer.pt")
-    if "scheduler.pt" not in names and not engine:
+    missing = _model(names, "optimizer.pt")
+    if "scheduler.pt" not in names and not any(ENGINE.search(name) for name in names):
         missing.append("scheduler.pt")
     if not ranked and "rng_state.pth" not in names:
         missing.append("rng_state.pth")
-    if engine and "latest" not in names:
-        missing.append("latest")
     if any(name.startswith("adapter_model.") for name in names) and "adapter_config.json" not in names:
         missing.append("adapter_config.json")
     return missing + [name for name in ("training_args.bin", "trainer_state.json") if name not in names]
 
 
 def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
-    missing = [] if any(WEIGHTS.match(name) for name in names) else ["its weights"]
-    if not any(OPTIMIZER.match(name) for name in names):
-        missing.append("optimizer.bin")
+    missing = _model(names, "optimizer.bin")
     return missing if ranked else [*missing, "random_states_0.pkl"]
+
+
+def _model(names: Collection[str], optimizer: str) -> list[str]:
+    if any(ENGINE.search(name) for name in names):
+        return [] if "latest" in names else ["latest"]
+    missing = [] if any(WEIGHTS.match(name) for name in names) else ["its weights"]
+    return missing if any(OPTIMIZER.match(name) for name in names) else [*missing, optimizer]
 
 
 def _parts(names: Collection[str]) -> list[str]:

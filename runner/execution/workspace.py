@@ -50,6 +50,13 @@ class Workspace:
     def close(self) -> None:
         self.store.close()
 
+    def share(self, name: str | None, *, push: bool | None = None) -> None:
+        """Use the store called `name` beside this one, or that of the settings, if there is any: see `sharing.share`."""
+        if name is not None or any(map(os.path.exists, settings_files(self.root, os.environ))):
+            from .sharing import share
+
+            share(self, name, push=push)
+
     @cached_property
     def config(self) -> Config:
         """The settings in force here.  Raises Invalid."""
@@ -119,6 +126,12 @@ class Workspace:
     def _machine(self) -> dict[str, float]:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages), "gpus": float(_gpus())}
+
+
+def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Where settings stand: the workspace's, which win, and the user's."""
+    base = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
+    return f"{root}/recipe.toml", f"{base}/recipe/config.toml"
 
 
 class _Outputs(NamedTuple):

@@ -398,6 +398,7 @@ def _hash_all(files: Sequence[tuple[str, Identity]], told: Progress | None = Non
 
     counter = 0
     counting = threading.Lock()
+    failures: list[BaseException] = []
 
     def done(count: int) -> None:
         nonlocal counter
@@ -405,11 +406,12 @@ def _hash_all(files: Sequence[tuple[str, Identity]], told: Progress | None = Non
             counter += count
             if told is not None:
                 told(counter, total)
+        if failures:
+            raise failures[0]  # the other thread has given up: whoever waits shall not wait for a large file
 
     if len(files) < 2:
         return [_hash(path, found, done) for path, found in files]
     answer: list[tuple[os.stat_result, str] | None] = [None] * len(files)
-    failures: list[BaseException] = []
     queue = _batches(files)
     turn = threading.Lock()
 

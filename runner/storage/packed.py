@@ -107,6 +107,8 @@ def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[st
             written += count
             if told is not None:
                 told(written, total)
+        if failures:
+            raise failures[0]  # the other thread has given up
 
     def work() -> None:
         try:

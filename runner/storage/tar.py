@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import NamedTuple, NoReturn
 from zlib import adler32
 
 from ..errors import Corrupt, Infrastructure
+from . import artifacts
 from .files import Changed, Entry, link_leads_out
 
 BLOCK = 512
@@ -240,6 +240,7 @@ class Unpacking:
             self._bytes = sum(entry.size for entry in expect if entry.kind in "fx")
             self._members = 2 * len(expect) + 1_000_000  # directories in between
             self._parents = _parents(expect)
+        self._deepest = self._members
         self._found: dict[str, Entry] = {}
         self._rest = bytearray()
         self._need = BLOCK
@@ -253,6 +254,7 @@ class Unpacking:
         self._made: set[str] = set()
         folder, name = os.path.split(self._target)
         self._folder = f"{folder}/.{name[:200]}.{os.getpid()}.{next(_count)}.unpacking"
+        self._longest = _PATH_MAX - len(os.fsencode(self._folder)) - 1
         self._done = False
         try:
             os.mkdir(self._folder, 0o700)
@@ -275,7 +277,10 @@ class Unpacking:
             os.close(handle)
         self._folders.clear()
         if not self._done:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            try:
+                artifacts.delete(Path(self._folder))
+            except Infrastructure:
+                pass  # whatever went wrong with this disk has been said
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """The next bytes of an archive."""
@@ -423,6 +428,8 @@ class Unpacking:
             self._long = {}
             self._size = None
         path = member_path(raw, folder=kind == b"5")
+        if len(raw) > self._longest:
+            raise BadArchive(f"{path[:80]!r}… is too long a path here")
         self._members -= 1
         if self._members < 0:
             raise BadArchive("more members than were announced")
@@ -517,6 +524,8 @@ class Unpacking:
                 except FileExistsError:
                     raise BadArchive(f"{above!r} is a file and a directory") from None
                 self._made.add(above)
+                if len(self._made) > self._deepest:
+                    raise BadArchive("more directories than were announced")
             handle = os.open(name, _FOLDER, dir_fd=handle)
             if len(self._folders) >= _FOLDERS:
                 oldest = next(itertools.islice(self._folders, 1, None))  # the first one is the top

@@ -200,3 +200,26 @@ def test_help_has_an_example_for_every_verb(recipe: Recipe, space: Path) -> None
     for verb in ("why", "status", "graph", "runs", "logs", "diff", "adopt", "clean", "gc"):
         said = recipe(verb, "--help")
         assert said.code == 0 and f"  recipe {verb}" in said.out
+
+
+def test_a_plan_shows_commands_and_files_as_far_as_they_are_known(space: Space, recipe: Recipe) -> None:
+    space.recipe("""
+inputs: {n: {type: integer, default: 3}}
+steps:
+  a:
+    run: cat conf.json list.txt > {{ outputs.o }}; echo '{"loss":1}' > m.json
+    files: {conf.json: {n: "{{ inputs.n }}"}, list.txt: "of {{ inputs.n }}\\n"}
+    outputs: {o: o}
+    metrics: {file: m.json}
+  b: {run: [echo, "{{ steps.a.metrics.loss }}"], files: {late.txt: "{{ steps.a.metrics.loss }}"}}
+""")
+    said = recipe("plan", "-p")
+    assert said.code == 0, said.err
+    shown = [line.strip() for line in said.out.splitlines()]
+    at = shown.index("> conf.json")
+    assert shown[at + 1 : at + 4] == ["{", '"n": 3', "}"]
+    assert shown[shown.index("> list.txt") + 1] == "of 3"
+    assert "$ echo '{{ steps.a.metrics.loss }}'" in shown
+    assert shown[shown.index("> late.txt") + 1] == "{{ steps.a.metrics.loss }}"
+    space.recipe({"steps": {"a": {"run": "true", "files": {"long.txt": "x\n" * 30}}}})
+    assert recipe("plan", "-p").out.splitlines()[-2].strip() == "… 10 more lines"

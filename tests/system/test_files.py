@@ -207,6 +207,23 @@ def test_large_files_are_hashed_on_two_threads_with_the_same_result(tmp_path: Pa
         DigestCache(tmp_path).contents([str(n) for n in range(6)])
 
 
+def test_an_interrupt_does_not_wait_for_large_files(tmp_path: Path) -> None:
+    for name in "ab":
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 30)
+    heard: list[int] = []
+
+    def told(done: int, _total: int) -> None:
+        heard.append(done)
+        raise KeyboardInterrupt
+
+    cache = DigestCache(tmp_path)
+    cache.told = told
+    with pytest.raises(KeyboardInterrupt):
+        cache.contents(["a", "b"])
+    assert len(heard) <= 2 and heard[-1] <= 2 << 20
+
+
 def test_a_content_id_is_a_string_of_kind_and_digest(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     assert scan(tmp_path / "a") == Content("f:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from runner.errors import Infrastructure, RecipeError
 from runner.storage import tar
 from runner.storage.files import Changed, Entry, Unhashable, entries, scan, tree_id
-from runner.storage.tar import BadArchive, Budget, Unpacking, tar_size, tar_stream, unpack
+from runner.storage.tar import END, BadArchive, Budget, Unpacking, tar_size, tar_stream, unpack
 
 ROOM = Budget(1 << 30, 100_000)
 FUZZ = int(os.environ.get("RECIPE_TAR_FUZZ", "2000"))
@@ -335,6 +335,21 @@ def test_what_the_manifest_does_not_say_is_refused(tree: Path, tmp_path: Path) -
     with pytest.raises(BadArchive, match="another kind"):
         unpack([whole], tmp_path / "out", [*(entry for entry in manifest if entry.path != "plain"), Entry("plain", "l", 6, "a/tool")])
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_tree_of_a_thousand_levels_is_made_or_taken_back(tmp_path: Path) -> None:
+    deep = "/".join("d" * 1500)
+    good = member("././@LongLink", f"{deep}/f".encode() + b"\0", kind=b"L") + member("x", b"x")
+    with pytest.raises(BadArchive, match="ends too early"):
+        unpack([good], tmp_path / "out", ROOM)
+    with pytest.raises(BadArchive, match="more directories"):
+        unpack([good + END], tmp_path / "out", Budget(10, 1000))
+    long = member("././@LongLink", b"/".join([b"n" * 200] * 20) + b"\0", kind=b"L") + member("x", b"x")
+    with pytest.raises(BadArchive, match="too long a path here"):
+        unpack([long + END], tmp_path / "out", ROOM)
+    assert list(tmp_path.iterdir()) == []
+    assert [entry.path for entry in unpack([good + END], tmp_path / "out", ROOM)] == [f"{deep}/f"]
+    assert entries(tmp_path / "out")[0].path == f"{deep}/f"
 
 
 @pytest.mark.parametrize(("budget", "message"), [(Budget(100, 10), "more bytes"), (Budget(1 << 30, 3), "more members")])

@@ -78,6 +78,9 @@ def gate(space: Space) -> Gate:
 def test_a_run_killed_at_any_named_point_is_taken_up_and_leaves_nothing(space: Space, point: str) -> None:
     log = space.root.parent / "ran"
     space.write("in.txt", "1\n")
+    if point.startswith("remote-"):  # on the way into a store that is shared
+        (space.root.parent / "store").mkdir()
+        space.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{space.root.parent}/store"\npush = true\n')
     space.recipe(f"""
 steps:
   a: {{run: "echo a >> {log}; cat in.txt > a.txt", deps: [in.txt], outputs: {{o: a.txt}}}}

@@ -164,7 +164,7 @@ def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exa
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_handshake_that_breaks_anywhere_is_an_error_of_ours(server: Sshd, way: str, kind: str) -> None:
     with Proxy(server.port) as proxy:
-        way_there = route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), patience=1.5)
+        way_there = route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), patience=1.5, keep_alive=0.3)
 
         async def one(*faults: Fault) -> bool:
             proxy.next(*faults)
@@ -196,7 +196,7 @@ def test_bytes_that_were_changed_on_the_way_are_never_taken(server: Sshd) -> Non
 
         async def one(at: int, way: str) -> None:
             proxy.next(Fault("flip", at, way, bit=at % 8))
-            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))) as link:
+            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), keep_alive=0.3)) as link:
                 got = b""
                 with pytest.raises(Unreachable):
                     async for piece in link.call(("cat",), data()):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.execution.checkpoints import choose, examine, newest, prune, went_back
-from runner.execution.layouts import layout
+from runner.execution.layouts import Layout, layout
 
 
 def made(folder: Path, *names: str) -> Path:
@@ -133,9 +133,33 @@ def test_sharded_optimizers_name_their_ranks() -> None:
     assert layout([*zero, *rest, *ranks]) == layout([*zero, *rest, *ranks], folder="checkpoint-4")
     assert (layout([*zero, *rest, *ranks]).world, layout([*zero, *rest, *ranks]).missing) == (3, ())
     assert "rank 1" in "".join(layout([zero[0], zero[2], *rest, *ranks]).missing)
+    lone = [
+        "pytorch_model/mp_rank_00_model_states.pt",
+        "pytorch_model/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "random_states_0.pkl",
+        "latest",
+    ]
+    assert layout(lone) == Layout("accelerate", 1)
+    assert layout(lone[:3]).missing == ("latest",)
+    assert layout([*lone[:2]]).kind == "deepspeed"
     fsdp = [f"{folder}/__{rank}_0.distcp" for folder in ("pytorch_model_fsdp_0", "optimizer_0") for rank in range(2)]
     assert layout(fsdp).world == 2
     assert layout(fsdp).missing == ("optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata")
+
+
+def test_the_file_latest_of_deepspeed_has_to_name_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint-4"
+    for name in ("global_step4/mp_rank_00_model_states.pt", "rng_state.pth", "training_args.bin"):
+        archive(path / name)
+    (path / "trainer_state.json").write_text('{"global_step": 4}')
+    (path / "latest").write_text("global_step4")
+    assert examine(path).ok
+    for text in ("global_st", ""):
+        (path / "latest").write_text(text)
+        assert "which its file latest names" in examine(path).why
+    (path / "latest").unlink()
+    (path / "latest").symlink_to("global_step4")
+    assert "cannot be read" in examine(path).why
 
 
 @pytest.mark.parametrize("name", ["tmp-checkpoint-3", "x.incomplete", "a/b.part", ".state.unfinished", "checkpoint-is-incomplete.txt"])

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...execution.session import Choice, Settings, look
 from ...execution.session import run as run_session
-from ...execution.sharing import share
 from ...execution.workspace import Workspace
+from ..tail import shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...execution.survey import Survey
 
 
+LINES = 20
+"""Of a file that a step writes first: so many are shown."""
 LARGE = 1 << 20
 """Of a recipe file: bytes; above it only `validate` looks for what is suspect."""
 
@@ -28,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--until", metavar="STEP", help="only this step and what it needs")
     parser.add_argument("--from", dest="begin", metavar="STEP", help="this step and everything after it, whatever is remembered")
     parser.add_argument("--only", metavar="STEP", help="only this step; what it needs must be fresh")
-    parser.add_argument("-p", "--print-commands", action="store_true", help="show the commands")
+    parser.add_argument("-p", "--print-commands", action="store_true", help="show the commands, and the files that are written for them")
     parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
     parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
     if verb == "run":
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
     dry = args.verb == "plan" or args.dry_run
     with Workspace.open(args.workspace, read_only=False) as ws:
-        share(ws, args.store)
+        ws.share(args.store)
         if dry:
             found = look(ws, request, choice)
             _warn(found, args)
@@ -87,10 +89,13 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
             continue
         time = f"  ~{_seconds(expected[node.id])}" if verdict.answer in ("run", "maybe") and node.id in expected else ""
         lines.append(f"{verdict.answer:8} {node.id:<{width}}{time}")
-        lines += [f"{'':9}{reason}" for reason in why[n]]
+        lines += [f"{'':9}{line}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
         if commands and verdict.answer in ("run", "maybe"):
-            lines += [f"{'':9}$ {line}" for line in shown_command(found, n).splitlines()]
+            command, files = shown_command(found, n)
+            lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
+            for path, text in sorted(files.items()):
+                lines += [f"{'':9}> {shown(path)}", *(f"{'':11}{line}" for line in _beginning(text))]
     for pending in found.plan.pending:
         lines.append(f"maybe    {pending.step}[…]")
         lines.append(f"{'':9}one for each {pending.pattern} that {pending.producer} makes")
@@ -101,6 +106,12 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     )
     lines.append(f"{found.plan.recipe}: {total}")
     return "\n".join(lines)
+
+
+def _beginning(text: str) -> list[str]:
+    """The first lines of a file, to be looked at."""
+    lines = [shown(line) for line in text.splitlines()]
+    return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
 def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
