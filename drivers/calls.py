@@ -49,6 +49,8 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             feeding.cancel()
             if process.returncode is None:
                 _kill(process)
+                # Its end is told when its pipes are closed, and nobody reads the rest of what is in them.
+                process._transport.close()  # type: ignore[attr-defined]
                 await process.wait()
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))

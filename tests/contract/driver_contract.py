@@ -477,6 +477,18 @@ class DriverContract:
 
         self.on_host(place, act)
 
+    def test_a_call_that_is_given_up_in_a_flood_is_ended(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            call = host.call((SH, "-c", "cat /dev/zero"))
+            async with asyncio.timeout(10):
+                await anext(call)
+                with reading(place / "gate") as gate:  # time for more to arrive than anybody keeps
+                    await host.wait(await host.start(self.command("sleep 0.2; echo > gate", place), "later"), LONG)
+                    assert await heard(gate, 1) == b"\n"
+                await call.aclose()  # type: ignore[attr-defined]
+
+        self.on_host(place, act)
+
 
 async def over(host: Host, job: Job) -> Exit:
     end = await host.wait(job, LONG)
