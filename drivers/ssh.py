@@ -184,8 +184,12 @@ class Ssh:
 
     async def leases(self) -> Sequence[Lease]:
         found: list[Lease] = []
-        for said in await asyncio.gather(*(each.places("list") for each in self._machines.values())):
-            found += [_read(line) for line in said.splitlines() if line]
+        machines = list(self._machines.values())
+        for each, said in zip(machines, await asyncio.gather(*(each.places("list") for each in machines)), strict=True):
+            try:
+                found += [_read(line) for line in said.splitlines() if line]
+            except (ValueError, TypeError) as error:
+                raise Denied(f"what is kept in leases/ on {each.route} is no list of leases: look there, and remove what is not ours") from error
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, SshHost | DriverError]]:

@@ -35,6 +35,8 @@ REFUSALS = 8  # of a channel, while we have none, before we believe that there a
 KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
+# After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
+HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 # What a shell of any kind takes between single quotes as it is: csh reads "!", fish reads "\\".
 PLAIN = re.compile(rb"[ \"-&(-\[\]-~]*")
@@ -154,14 +156,15 @@ class Link:
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
                     client_keys=keys or (),
-                    agent_path=route.agent,
-                    agent_identities=identities,
+                    agent_path=route.agent if identities is None or identities else None,
+                    agent_identities=identities or None,
                     agent_forwarding=False,
                     config=None,
                     preferred_auth=("publickey",),
                     gss_host=None,
                     x509_trusted_certs=None,
                     send_env=None,
+                    server_host_key_algs=HOST_KEYS,
                     encryption_algs=CIPHERS,
                     compression_algs=None,
                     keepalive_interval=route.keep_alive,
@@ -172,7 +175,11 @@ class Link:
         except asyncssh.PermissionDenied as error:
             raise Denied(_not_let_in(route)) from error
         except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
-            raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
+            if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
+                raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
+            if "matching" in str(error):
+                raise Denied(f"{route} and we have no way to encrypt in common: {error}") from error
+            raise Unreachable(f"{route}: the key exchange broke ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
             raise _foreign(error, route) from error
 
@@ -458,7 +465,7 @@ def _readable(words: bytes) -> str:
 
 
 def _keys(route: Route) -> tuple[list[str], list[str] | None]:
-    """Files of keys to log in with, none for the usual ones, and public keys whose other half only the agent has.  Raises Denied."""
+    """Files of keys to log in with, none for the usual ones; public keys of those that only the agent has, None for all of its.  Raises Denied."""
     ours, of_agent = [], []
     for name in route.identity:
         path = Path(name).expanduser()
@@ -503,7 +510,9 @@ def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: object, wh
     """What to tell a person whose machine has not proved that it is the one."""
     name = route.host if route.port == 22 else f"[{route.host}]:{route.port}"
     known = trusted[0] if isinstance(trusted, tuple) else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]  # type: ignore[attr-defined]
-    shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}" if shown is not None else why
+    if shown is None:
+        return f"the host key of {name} is not accepted, and nothing was sent: {why}"
+    shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}"
     check = f"On the machine itself, `ssh-keygen -lf /etc/ssh/ssh_host_{_kind(shown)}_key.pub` prints its true key"
     if not known:
         scan = f"ssh-keyscan -p {route.port} -t {_kind(shown)} {route.host} >> {route.known_hosts[0] if route.known_hosts else 'known_hosts'}"
@@ -513,8 +522,8 @@ def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: object, wh
     return f"the host key of {name} has changed, and nothing was sent: {shows}; known is {was}.\n{check}; if it was installed anew: {forget}"
 
 
-def _kind(key: asyncssh.SSHKey | None) -> str:
-    algorithm = key.get_algorithm() if key is not None else "ssh-ed25519"
+def _kind(key: asyncssh.SSHKey) -> str:
+    algorithm = key.get_algorithm()
     return "ecdsa" if algorithm.startswith("ecdsa") else algorithm.removeprefix("ssh-")
 
 
@@ -530,6 +539,8 @@ def _foreign(error: Exception, route: Route) -> DriverError:
             return Denied(f"{route}: {error}")
         case socket.gaierror():
             return Unreachable(f'the name "{route.host}" of {route} leads nowhere: {error.strerror}')
+        case asyncssh.DisconnectError() if "authentication failures" in str(error):
+            return Denied(f"{route} let us in with none of the first keys and hears no more of them: name the one that opens it (`identity`)")
         case OSError() if error.errno:
             return Unreachable(f"{route} cannot be reached: {os.strerror(error.errno)}")
         case _:

@@ -546,6 +546,19 @@ def test_a_server_that_cannot_be_asked_is_left_out_with_the_reason_and_makes_the
         run(meet())
 
 
+def test_rubbish_among_the_leases_is_no_empty_list(server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "root" / "leases").mkdir(parents=True)
+    (tmp_path / "root" / "leases" / "slot.0").write_text("99999999999\nid\nrubbish\n")
+
+    async def meet() -> None:
+        driver = Ssh(**server.settings(root=str(tmp_path / "root")))
+        with pytest.raises(Denied, match="is no list of leases"):
+            await driver.leases()
+        await driver.aclose()
+
+    run(meet())
+
+
 def test_when_no_server_can_be_asked_the_reasons_are_the_error(server: Sshd) -> None:
     async def meet() -> None:
         with pytest.raises(Unreachable, match=r"cannot be reached(.|\n)*cannot be reached"):

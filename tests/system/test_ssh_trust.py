@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -120,10 +121,34 @@ def test_a_revoked_key_is_not_believed(server: Sshd, tmp_path: Path) -> None:
 
     async def meet() -> None:
         async with linked(route(server, known_hosts=(str(known),))) as link:
-            with pytest.raises(Denied):
+            with pytest.raises(Denied, match="is not accepted, and nothing was sent: Host key is revoked"):
                 await said(link, "true")
 
     run(meet())
+
+
+def test_a_server_that_shows_a_key_of_another_kind_has_changed_its_key(server: Sshd, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "ecdsa")], check=True)
+    known = tmp_path / "known_hosts"
+    known.write_text(f"[127.0.0.1]:{server.port} {' '.join((tmp_path / 'ecdsa.pub').read_text().split()[:2])}\n")
+    assert re.search(
+        "has changed, and nothing was sent: it shows ssh-ed25519 SHA256.*known is ecdsa", run(denial(route(server, known_hosts=(str(known),))))
+    )
+
+
+def test_of_several_keys_of_a_server_the_one_we_know_will_do(tmp_path: Path) -> None:
+    for kind in ("ecdsa", "rsa"):
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(tmp_path / kind)], check=True)
+    with Sshd(tmp_path / "sshd", options=[f"HostKey {tmp_path / kind}" for kind in ("ecdsa", "rsa")]) as sshd:
+        for kind in ("ecdsa", "rsa"):
+            known = tmp_path / f"known_{kind}"
+            known.write_text(f"[127.0.0.1]:{sshd.port} {' '.join((tmp_path / f'{kind}.pub').read_text().split()[:2])}\n")
+
+            async def meet(known: Path = known) -> str:
+                async with linked(route(sshd, known_hosts=(str(known),))) as link:
+                    return await said(link, "echo", "in")
+
+            assert run(meet()) == "in\n"
 
 
 HOSTILE = """\
@@ -201,6 +226,23 @@ def test_a_key_of_the_agent_opens_the_door(server: Sshd, tmp_path: Path, monkeyp
         assert run(meet(agent=socket)) == "in\n"
         with pytest.raises(Denied):
             run(meet(agent=False))
+
+
+def test_an_agent_with_too_many_keys_is_told_from_one_without_the_right_one(server: Sshd, tmp_path: Path) -> None:
+    with agent(tmp_path) as socket:
+        for number in range(7):
+            make_key(tmp_path / f"key{number}")
+        keys = [str(tmp_path / f"key{number}") for number in range(7)]
+        subprocess.run(
+            ["ssh-add", "-q", *keys, str(server.identity)], check=True, stderr=subprocess.DEVNULL, env={**os.environ, "SSH_AUTH_SOCK": socket}
+        )
+        assert "name the one that opens it (`identity`)" in run(denial(route(server, identity=(), agent=socket)))
+
+        async def meet() -> str:
+            async with linked(route(server, agent=socket)) as link:
+                return await said(link, "echo", "in")
+
+        assert run(meet()) == "in\n"
 
 
 def test_a_key_with_a_passphrase_is_the_agents_or_nobodys(server: Sshd, tmp_path: Path) -> None:
