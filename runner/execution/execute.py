@@ -189,8 +189,7 @@ class Executor:
             limit = self.plan.settings["limits"]["time"]
             clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
             try:
-                sites = [*self.fleet.sites, *([self.fleet.here] if self.fleet.away and self._some_here() else [])]
-                await asyncio.gather(*(self._chores_of(site).setup() for site in sites))
+                await self._set_up()
                 looks = self._look_after()
                 self._pulse()
                 while not self.scheduler.finished and not self._abandoned:
@@ -229,6 +228,15 @@ class Executor:
             self._scrap.clear()
         counts = {str(state): count for state, count in self.scheduler.counts.items() if count}
         return Report(self.scheduler.result, counts, self.failures, sorted(self.running) if self._abandoned else [])
+
+    async def _set_up(self) -> None:
+        """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
+        sites = [*self.fleet.sites, *([self.fleet.here] if self.fleet.away and self._some_here() else [])]
+        try:
+            await asyncio.gather(*(self._chores_of(site).setup() for site in sites))
+        except CannotRun:
+            if not self._stopping:
+                raise
 
     def _look_after(self) -> asyncio.Task[None] | None:
         """Ask after the host's health now and then, if the recipe says how."""

@@ -489,6 +489,14 @@ def test_a_run_that_reaches_its_time_limit_is_stopped_and_tries_nothing_again(sp
     assert space.summary is not None and space.summary.state == "FAILED"
 
 
+def test_a_limit_that_is_reached_in_the_setup_is_told_as_the_limit(space: Space) -> None:
+    space.recipe("limits: {time: 0.3s}\nsetup: [sleep 60]\nsteps: {one: {run: touch made}}\n")
+    code, out, err = space.command("run")
+    assert code == 1
+    assert "the run reached its limit of 0.3 s (`limits.time`)" in err
+    assert "setup failed" not in out + err
+
+
 def test_a_metrics_file_may_be_a_pattern(space: Space) -> None:
     made = """'mkdir -p out/x; echo "{\\\"acc\\\": 0.5}" > out/x/log.jsonl'"""
     space.recipe(f"steps:\n  one: {{run: {made}, metrics: {{file: 'out/*/log.jsonl'}}}}\n")
