@@ -124,7 +124,14 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", choices=["current"], help="`current`: run in the packages of this Python instead of what the recipe declares")
     parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
     parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
-    parser.add_argument("--host", dest="hosts", metavar="HOST", action="append", default=[], help="a host for the driver, as user@name:port (ssh)")
+    parser.add_argument(
+        "--host",
+        dest="hosts",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a server for the driver `ssh`, as user@name:port, instead of those in the settings",
+    )
     parser.add_argument("--update", action="store_true", help="resolve moving revisions again and write them to recipe.lock")
 
 

@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
-        parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor, or per place on hosts)")
+        parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
         parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
