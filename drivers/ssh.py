@@ -47,12 +47,12 @@ for place in slot.*; do
     [ -f "$place" ] || continue
     case $2 in
     list) sed -n 3p "$place" ;;
+    give) id "$place"; [ "$id" != "$3" ] || rm -f "$place" ;;
     *) id "$place"; if [ "$id" = "$3" ]; then found=$place; break; fi ;;
     esac
 done
 case $2 in
 has) [ -z "$found" ] || echo "$found" ;;
-give) [ -z "$found" ] || rm -f "$found" ;;
 take)
     now=$(date +%s)
     printf '%s\n' "$4" "$3" "$6" >"new.$$"
@@ -76,6 +76,8 @@ take)
             echo "slot.$place"
             exit
         fi
+        id "slot.$place"
+        if [ "$id" = "$3" ]; then mv "new.$$" "slot.$place"; echo "slot.$place"; exit; fi  # by another process, just now
         [ -e "slot.$place" ] || ln "new.$$" "slot.$place"  # says why it cannot
         place=$((place + 1))
     done

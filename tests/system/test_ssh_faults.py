@@ -481,8 +481,9 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
     run(meet())
 
 
-def test_one_key_is_one_place_whoever_asks(server: Sshd, tmp_path: Path) -> None:
-    settings = server.settings(root=str(tmp_path / "root"), slots=4)
+@pytest.mark.parametrize("slots", [1, 4])
+def test_one_key_is_one_place_whoever_asks(server: Sshd, tmp_path: Path, slots: int) -> None:
+    settings = server.settings(root=str(tmp_path / "root"), slots=slots)
 
     async def meet() -> None:
         drivers = [Ssh(**settings) for _ in range(3)]
