@@ -246,6 +246,8 @@ def test_a_file_is_packed_as_it_is(space: Space, data: Path) -> None:
     assert done(space, "--verify", "packed")[0] == 0
     assert done(space, "data.tar.gz", "--verify", "packed")[0] == 0
     assert done(space, "data/0/000.bin", "--verify", "packed")[0] == 1
+    (space.root / "link").symlink_to("data.tar.gz")
+    assert done(space, "link", "--out", "other") == (code, out.replace("packed", "other"))
 
 
 def test_ordinary_tools_read_a_written_pack(space: Space, data: Path, tmp_path: Path) -> None:

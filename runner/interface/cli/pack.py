@@ -68,7 +68,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
             cut = shards(manifest)
             if out is not None:
                 with Bar(args, "writing") as bar:
-                    root = str(path) if content[0] == "t" else str(path.parent)
+                    root = str(path) if content[0] == "t" else str(path.resolve().parent)
                     packed.write(root, content, manifest, out, bar)
             break
         except Changed as error:
@@ -105,7 +105,7 @@ def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
     content = ws.cache.content_of(str(path))
     if content is None or content[0] == "t":
         raise Changed(str(path))
-    return content, packed.file_manifest(path.name, content, path.stat().st_size)
+    return content, packed.file_manifest(path.resolve().name, content, path.stat().st_size)
 
 
 def _tell(args: argparse.Namespace, content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], out: Path | None) -> None:
