@@ -399,13 +399,14 @@ done
 echo linked
 """
 
-# tree, digest of its names and links: it gets its name
+# tree, digest of its names and links, whether it has links, whether all of it came in order: it gets its name
 _PLACE = r"""
 place() {
   shelf "$1"
   cd "$R/$S/$1" 2>/dev/null || { echo gone; return 0; }
-  [ "$({ L; K; } | h)" = "$2" ] || { echo differs; return 0; }
-  find . -type f -perm -0200 -exec chmod a-w {} + -o -type d ! -name . -exec chmod 0555 {} +
+  [ "$({ L; [ "$3" = plain ] || K; } | h)" = "$2" ] || { echo differs; return 0; }
+  [ "$4" = smooth ] || find . -type f -perm -0200 -exec chmod a-w {} +
+  find . -type d ! -name . -exec chmod 0555 {} +
   cd "$R" && mkdir -p "$D" || return 1
   [ ! -f "$S/$1.json" ] || mv -f "$S/$1.json" "$D/"
   if e=$(mv "$S/$1" "$D/" 2>&1); then
@@ -423,7 +424,7 @@ place() {
 }
 """
 
-PLACE_TREE = f"{_PLACE}place $1 $2"
+PLACE_TREE = f"{_PLACE}place $1 $2 $3 $4"
 
 # folder, name of the list that comes first, tree, digests of its bytes and names if it may get its name now; a tar -> digest of the files' digests
 BATCH = (
@@ -434,9 +435,10 @@ e=$(tar -xf - -o -m --no-same-permissions 2>&1) || echo "tar $(words "$e")"
 [ -f "$2" ] || return 0
 d=$(H <"$2" | h)
 echo "$d"
+xargs -0 chmod a-w <"$2" 2>/dev/null
 [ ! -f "$2.json" ] || mv -f "$2.json" "$R/$S/$3.json"
 rm -f "$2"
-[ "$d" != "$4" ] || place "$3" "$5"
+[ "$d" != "$4" ] || place "$3" "$5" "$6" "$7"
 """
 )
 

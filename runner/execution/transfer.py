@@ -107,6 +107,7 @@ class _Cargo:
     holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first chunk, chunks) that are not there
     links: list[Entry] = field(default_factory=list)  # and empty folders
     bare: bool = False  # neither links nor the manifest are there yet
+    rough: bool = False  # something of it was found there, or did not come as it should
     placed: bool = False
 
     def owed(self) -> int:
@@ -496,7 +497,7 @@ class Depot:
             yield tar.END
 
         expected = work.bytes_digest(digests)
-        place = (cargo.name, expected, work.tree_digest(cargo.manifest)) if alone and cargo.root else (cargo.name, "later", "")
+        place = (cargo.name, expected, *_stamp(cargo)) if alone and cargo.root else (cargo.name, "later")
         folder = cargo.name if cargo.root else "."
         said = (await self._once(work.BATCH, folder, title, *place, stdin=meter.counted(pieces()))).decode("utf-8", "replace")
         digest, _, more = said.partition("\n")
@@ -528,6 +529,7 @@ class Depot:
 
     async def _survey(self, cargo: _Cargo) -> None:
         """Ask what of the missing has arrived, and leave out of `missing` what is right."""
+        cargo.rough = True
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
         if small:
             said = await self._ask(work.SURVEY, cargo.folder, stdin=names(f"./{entry.path}" for entry in small))
@@ -611,10 +613,9 @@ class Depot:
         if not cargo.root:
             await self._place_files(cargo)
             return
-        digest = work.tree_digest(cargo.manifest)
         for _ in range(TRIES):
             if not cargo.placed:
-                said = (await self._ask(work.PLACE_TREE, cargo.name, digest)).decode()
+                said = (await self._ask(work.PLACE_TREE, cargo.name, *_stamp(cargo))).decode()
             if cargo.placed or said == f"placed {cargo.name}\n":
                 self._remember(cargo.content, cargo.manifest)
                 return
@@ -993,6 +994,12 @@ def _folders(manifest: Iterable[Entry]) -> list[str]:
         for depth in range(1, len(parts) + 1):
             found["/".join(parts[:depth])] = None
     return list(found)
+
+
+def _stamp(cargo: _Cargo) -> tuple[str, str, str]:
+    """What a tree is recognized by before it gets its name, whether links are to be looked at, and modes."""
+    links = any(entry.kind == "l" for entry in cargo.manifest)
+    return work.tree_digest(cargo.manifest), "links" if links else "plain", "rough" if cargo.rough else "smooth"
 
 
 def _text(manifest: Sequence[Entry]) -> bytes:
