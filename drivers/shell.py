@@ -26,6 +26,7 @@ SCRIPT = Path(__file__).with_name("supervisor.sh")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin"
 ROOM = 4 << 20  # bytes of log in one answer
+LINE = 1 << 16  # bytes; no answer but a log is longer
 LINGER = 5.0  # seconds that the shared call stays open after the last wait
 FAREWELL = 1.0  # seconds for the shared call to end by itself
 PING = 2.0  # seconds between signs of life while we wait
@@ -165,9 +166,14 @@ class ShellHost:
 
     async def log(self, job: Job, offset: int) -> bytes:
         read: list[bytes] = []
+        left = ROOM
         try:
-            async for data in self._ask("log", file_name(job.key), job.data.get("log", ""), str(offset), str(ROOM)):
-                read.append(data)
+            async with aclosing(self._ask("log", file_name(job.key), job.data.get("log", ""), str(offset), str(ROOM))) as stream:
+                async for data in stream:
+                    read.append(data[:left])
+                    left -= len(read[-1])
+                    if not left:
+                        break
         except Unreachable:
             if not read:
                 raise
@@ -202,7 +208,11 @@ class ShellHost:
     # --- asking
 
     async def _answer(self, *words: str, program: bytes | None = None) -> bytes:
-        return b"".join([data async for data in self._ask(*words, program=program)]).rstrip(b"\n")
+        answer = b""
+        async with aclosing(self._ask(*words, program=program)) as stream:
+            async for data in stream:
+                answer = (answer + data)[:LINE]
+        return answer.rstrip(b"\n")
 
     async def _ask(
         self, *words: str, program: bytes | None = None, stdin: Callable[[], AsyncIterable[bytes]] | None = None
@@ -248,8 +258,8 @@ class ShellHost:
                     yield word
                     if rest:
                         yield rest
-                elif not found:
-                    held = held[-len(mark) :]
+                else:
+                    held = (held if found else held[-len(mark) :])[-LINE:]
         if held is not None:
             raise Unreachable("the host answered nothing that we asked for")
 
@@ -321,6 +331,7 @@ class ShellHost:
                         return
                     raise Unreachable("the host stopped telling us of ends")
                 *lines, received = (received + data).split(b"\n")
+                received = received[-LINE:]
                 for line in lines:
                     if line == b"ready":
                         self._questions = questions
@@ -343,7 +354,7 @@ class ShellHost:
             try:
                 self._over[name] = _exit(told)
             except ValueError as error:
-                raise Rejected(f"the host does not say how a job ended, but {line!r}") from error
+                raise Unreachable(f"the host does not say how a job ended, but {line!r}") from error
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
         else:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from driver_contract import AT_ONCE, ENV, LONG, SH, gathered, over, printed, release
 
 from drivers import calls, shell
-from drivers.base import Argv, Command, Denied, HostLost, Job, Rejected, Unreachable
+from drivers.base import Argv, Command, Denied, DriverError, HostLost, Job, Rejected, Unreachable
 from drivers.shell import ShellHost
 
 SHELLS = ("dash", "bash --posix", "busybox sh")
@@ -480,6 +481,41 @@ def test_a_lost_host_is_told_to_all_who_wait(plain: Machine) -> None:
     plain.run(act)
 
 
+def test_a_host_that_talks_without_end_fills_no_memory(plain: Machine) -> None:
+    async def act(host: ShellHost) -> None:
+        job = await host.start(command("true", plain), "job")
+        await over(host, job)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        host._call = babbling
+        assert len(await host.log(job, 0)) == shell.ROOM
+        with pytest.raises(DriverError):
+            await host.start(command("true", plain), "another")
+        other = ShellHost(babbling, reach=timedelta(0))
+        with pytest.raises(DriverError):
+            await other.wait(job, AT_ONCE)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64_000  # kilobytes
+
+    async def babbling(argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        yield b"\n%s here\n" % host_nonce(argv)
+        for _ in range(200):
+            yield bytes(1 << 20)
+
+    plain.run(act, reach=timedelta(0))
+
+
+def test_an_end_that_makes_no_sense_is_no_end(plain: Machine) -> None:
+    async def act(host: ShellHost) -> None:
+        host._call = nonsense
+        with pytest.raises(Unreachable, match="does not say how a job ended"):
+            await host.wait(Job("job"), LONG)
+
+    async def nonsense(argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        yield b"\n%s here\nready\nover job 0 - \x1b[31m\n" % host_nonce(argv)
+        await asyncio.Event().wait()
+
+    plain.run(act, reach=timedelta(0))
+
+
 # --- logs and life
 
 
@@ -617,3 +653,7 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def host_nonce(argv: Argv) -> bytes:
+    return argv[argv.index("recipe") + 3].encode()
