@@ -195,13 +195,14 @@ def went_back(restored: int | None, first: int | None) -> str:
 
 
 def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
-    """The names of all checkpoints there, whole or not."""
+    """The names of all checkpoints there, whole or not.  A link to one is none."""
     if pattern is None:
         return []
     try:
         names = [name for name in os.listdir(folder) if fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)]
     except FileNotFoundError:
         return []
+    names = [name for name in names if not (folder / name).is_symlink()]
     return sorted(names, key=lambda name: (number(name), _time(folder / name), name), reverse=True)
 
 

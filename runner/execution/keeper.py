@@ -49,7 +49,8 @@ LISTED = 64 << 20
 """Bytes of an answer that lists files."""
 
 Listing: TypeAlias = Mapping[str, tuple[int, int]]
-"""Paths below a folder -> bytes, and nanoseconds since the epoch of the last change; a file on its own has the path ""."""
+"""Paths below a folder -> bytes, and nanoseconds since the epoch of the last change.  A file on its own has the path "", a link LINK bytes."""
+LINK = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class Keeper:
             here = await asyncio.to_thread(_listings, state.here, state.pattern)
             wanted = [name for name in here if name == found.name or state.pattern is None or not _is_checkpoint(name, state.pattern)]
             wrong = [name for name in wanted if here[name] != there.get(name)]
-            need = sum(size for name in wrong for size, _ in here[name].values())
+            need = sum(_total(here[name]) for name in wrong)
             if need > look.free:
                 raise Infrastructure(
                     f"the disk there has {_size(look.free)} free, the state {state.name} needs {_size(need)}", fix="free some space there"
@@ -284,7 +285,7 @@ class Keeper:
         """Delete what is older than the checkpoints that stay, and say so when the disk there gets full."""
         if state.pattern is None:
             return
-        sizes = {name: sum(size for size, _ in there[name].values()) for name in names}
+        sizes = {name: _total(there[name]) for name in names}
         need = int(max(sizes.values(), default=0) * MARGIN)
         old: list[str] = []
         if state.keep is not None and len(good) >= max(1, state.keep):
@@ -322,7 +323,7 @@ class OverDepot:
 
     async def put(self, source: Path, path: str) -> int:
         content = await asyncio.to_thread(scan, source)
-        size = sum(size for size, _ in (await asyncio.to_thread(_listing, source)).values())
+        size = _total(await asyncio.to_thread(_listing, source))
         await self._depot.send({content: str(source)})
         aside = f"{self._depot.root}/states/.arriving-{content[2:18]}"
         async for _ in self._host.call(("sh", "-c", _MOVE, "sh", self._depot.root, self._depot.path(content), path, aside)):
@@ -352,7 +353,7 @@ class Janitor:
         newest = next(iter(there.items()), None)
         settled, self._newest = newest == self._newest, newest
         good = [name for name, verdict in checkpoints.judged(self._folder, self._pattern) if verdict.ok and (settled or name != next(iter(there)))]
-        sizes = {name: sum(size for size, _ in listing.values()) for name, listing in there.items()}
+        sizes = {name: _total(listing) for name, listing in there.items()}
         disk = os.statvfs(self._folder)
         free, total, need = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, int(max(sizes.values(), default=0) * MARGIN)
         old: list[str] = []
@@ -409,6 +410,8 @@ def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for path, known in files.items():
         name, _, rest = path.partition("/")
+        if not rest and known[0] == LINK:
+            continue  # to a checkpoint, as a rule: that travels, and what its trainer calls it does not
         found.setdefault(name, {})[rest] = known
     return dict(found)
 
@@ -416,23 +419,25 @@ def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
 def _listing(path: Path) -> Listing:
     """The same of something here; empty when there is nothing."""
     try:
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode):
-            return {"": (found.st_size, found.st_mtime_ns)}
-        below = {}
-        for name in checkpoints.files(path):
-            known = os.lstat(path / name)
-            below[name] = (known.st_size, known.st_mtime_ns)
-        return below
+        names = checkpoints.files(path) if path.is_dir() and not path.is_symlink() else [""]
+        return {name: _known(os.lstat(path / name)) for name in names}
     except OSError:
         return {}
+
+
+def _known(found: os.stat_result) -> tuple[int, int]:
+    return LINK if stat.S_ISLNK(found.st_mode) else found.st_size, found.st_mtime_ns
+
+
+def _total(listing: Listing) -> int:
+    return sum(size for size, _ in listing.values() if size != LINK)
 
 
 def _listings(folder: Path, pattern: str | None) -> dict[str, Listing]:
     if pattern is None:
         whole = _listing(folder)
         return {"": whole} if whole else {}
-    return {name: _listing(folder / name) for name in sorted(os.listdir(folder))} if folder.is_dir() else {}
+    return {name: _listing(folder / name) for name in sorted(os.listdir(folder)) if not (folder / name).is_symlink()} if folder.is_dir() else {}
 
 
 def _below(folder: Path, name: str) -> Path:
@@ -511,8 +516,9 @@ async def look(host: Host, path: str) -> Look:
     files = {}
     for line in rest.split(b"\n"):
         found = _LINE.fullmatch(line)
-        if found and ".." not in (name := os.fsdecode(found[4])).split("/") and not name.startswith("/"):
-            files[name] = int(found[1]), int(found[2]) * 10**9 + int((found[3] or b"0").ljust(9, b"0"))
+        if found and not {"", ".", ".."} & set((name := os.fsdecode(found[5])).split("/")):
+            size = LINK if stat.S_ISLNK(int(found[1], 16)) else int(found[2])
+            files[name] = size, int(found[3]) * 10**9 + int((found[4] or b"0").ljust(9, b"0"))
     return Look(files, int(room[2]) << 10, int(room[1]) << 10) if room else Look(files, sys.maxsize, 0)  # some disks do not say
 
 
@@ -520,7 +526,7 @@ _LOOK = """d=$1
 while [ -n "$d" ] && [ ! -d "$d" ]; do d=${d%/*}; done
 df -Pk "${d:-/}" 2>/dev/null | tail -n 1
 cd "$1" 2>/dev/null || exit 0
-find . \\( -type f -o -type l \\) -exec stat -c '%s %.9Y %n' {} + 2>/dev/null || :
+find . \\( -type f -o -type l \\) -exec stat -c '%f %s %.9Y %n' {} + 2>/dev/null || :
 """
 _MOVE = """o=$2 n=${2##*/}
 [ -e "$o" ] || exit 1
@@ -532,4 +538,4 @@ rm -rf "$3" && mv "$4" "$3"
 """
 """An object becomes something of a state: out of the objects, shared with no other of them, writable."""
 _DISK = re.compile(rb" (\d+) +\d+ +(\d+) +\d+% ")
-_LINE = re.compile(rb"(\d{1,19}) (\d{1,12})(?:\.(\d{1,9}))? \./(.+)")
+_LINE = re.compile(rb"([0-9a-f]{1,8}) (\d{1,19}) (\d{1,12})(?:\.(\d{1,9}))? \./(.+)")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from drivers.base import HostLost, Unreachable
 from runner.errors import Infrastructure
 from runner.execution import checkpoints
-from runner.execution.keeper import Janitor, Keeper, Kept, Look, Round, strained
+from runner.execution.keeper import LINK, Janitor, Keeper, Kept, Look, Round, strained
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "60"))
 PATTERN = "step-*"
@@ -55,7 +55,11 @@ class Elsewhere:
             self._drop(Path(path))
 
     def _known(self, top: Path) -> dict[str, tuple[int, int]]:
-        return {str(p.relative_to(top)): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in top.rglob("*") if not p.is_dir()}
+        return {
+            str(p.relative_to(top)): (LINK if p.is_symlink() else p.lstat().st_size, p.lstat().st_mtime_ns)
+            for p in top.rglob("*")
+            if not p.is_dir() or p.is_symlink()
+        }
 
     def _drop(self, path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -319,6 +323,17 @@ def test_an_older_one_that_a_host_has_does_not_take_the_place_of_ours(scene: Sce
     assert scene.restore().name == "step-3"
     assert (scene.here / "step-2" / "model.safetensors").stat().st_mtime_ns == mine
     assert (scene.here / "step-2" / "optimizer.json").read_text() == "{}"
+
+
+def test_a_link_beside_the_checkpoints_does_not_travel(scene: Scene) -> None:
+    scene.there.save(1)
+    (scene.there.folder / "latest").symlink_to("step-1")
+    (scene.there.folder / "step-9").symlink_to("step-1")
+    assert scene.finish().brought == ("step-1",) and scene.finish().brought == ()
+    (scene.here / "step-9").symlink_to("step-1")
+    scene.host("b")
+    scene.restore()
+    assert sorted(path.name for path in scene.there.folder.iterdir()) == ["step-1"]
 
 
 def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> None:

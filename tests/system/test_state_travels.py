@@ -309,7 +309,8 @@ def test_any_shell_tells_what_lies_there(shell: str, tmp_path: Path) -> None:
 def test_a_host_that_lies_about_names_writes_nothing_outside_the_state(tmp_path: Path) -> None:
     class Liar:
         async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-            yield b"tmpfs 100 50 50 50% /\n5 1.0 ./../../etc/passwd\n5 1.0 .//etc/passwd\n-5 1.0 ./x\n5 99999999999999999999.0 ./y\n5 7.5 ./good\nnoise"
+            yield b"tmpfs 100 50 50 50% /\n81a4 5 1.0 ./../../etc/passwd\n81a4 5 1.0 .//etc/passwd\n81a4 5 1.0 ./.\n81a4 5 1.0 ./a/\n"
+            yield b"81a4 -5 1.0 ./x\n81a4 5 99999999999999999999.0 ./y\n81a4 5 7.5 ./good\nnoise"
 
     async def story() -> None:
         assert dict((await look(Liar(), "/x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
