@@ -119,7 +119,7 @@ class Ledger:
         paths = {name: path for name, path, _ in node.outputs}
         made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
         seconds = exit.ended - exit.started if exit.ended else 0.0
-        facts = json.dumps({"cpu": round(exit.cpu, 3), "peak_memory": exit.peak_memory})
+        facts = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}}}'
         self._next.traces.append(
             Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", facts)
         )

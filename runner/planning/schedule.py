@@ -212,14 +212,14 @@ class Scheduler:
 
     def ready(self, limit: int | None = None) -> list[str]:
         """Steps to judge now, most urgent first."""
-        if self._held:
+        if not len(self._ready) or self._held:
             return []
         return self._ready.first(len(self._ready) if limit is None else limit)
 
     def startable(self, resting: Collection[str] = ()) -> list[str]:
         """Steps that may all be started now, most urgent first; not those `resting` before another try."""
         room = self._jobs - self._counts[_S.RUNNING]
-        if self._held or room <= 0 or not self._counts[_S.QUEUED]:
+        if room <= 0 or not self._counts[_S.QUEUED] or self._held:
             return []
         free = dict(self._free)
         chosen: list[str] = []

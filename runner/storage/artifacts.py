@@ -310,6 +310,8 @@ class Objects:
         try:
             os.rename(name, target)
         except FileNotFoundError:
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.mkdir(os.path.dirname(target))
             self._place(name, target)
         except OSError as error:
             if error.errno != errno.EXDEV:
