@@ -94,6 +94,8 @@ def seen(body: bytes, count: int) -> tuple[list[Seen], list[str]]:
                 links = [_decode(target[:-1]) for target in iter(lambda: next(records), b"/")]
             else:
                 below, links = [(kind, "")], []
+            if kind not in ("-", "o", "f", "x", "d"):
+                raise Garbled
             if kind in "-o":
                 found.append(Seen(kind))
                 continue
@@ -107,7 +109,7 @@ def seen(body: bytes, count: int) -> tuple[list[Seen], list[str]]:
             entries += [Entry(name, kind, 0, "") for kind, name in _empty(below)]
             found.append(Seen(kind, tuple(sorted(entries, key=lambda entry: _encode(entry.path)))))
         return found, [_decode(record) for record in records]
-    except (StopIteration, RuntimeError, ValueError) as error:
+    except (StopIteration, RuntimeError, ValueError, IndexError) as error:
         raise Garbled from error
 
 
@@ -162,7 +164,7 @@ def listing(body: bytes) -> tuple[dict[str, str], dict[str, str]]:
         below = {name: kind for kind, name in _below(records) if name}
         pointing = sorted((name for name, kind in below.items() if kind == "l"), key=_encode)
         return below, dict(zip(pointing, (_decode(record[:-1]) for record in records), strict=True))
-    except (StopIteration, RuntimeError, ValueError) as error:
+    except (StopIteration, RuntimeError, ValueError, IndexError) as error:
         raise Garbled from error
 
 

@@ -976,6 +976,8 @@ def _judged(name: str, folder: bool, seen: work.Seen) -> Taken:
     if seen.kind != "d":
         if folder:
             return Taken(problem=f"declared output {name}/ is not a directory")
+        if trouble := work.untrusted([entry._replace(path="it") for entry in seen.entries]):
+            return Taken(problem=f"{name}: {trouble}")
         entry = Entry("", *seen.entries[0][1:])
         return Taken(f"{entry.kind}:{entry.value}", (entry,), entry.size)
     if trouble := work.untrusted(seen.entries):

@@ -644,3 +644,49 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
         await town.wire.host.aclose()
 
     asyncio.run(check())
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from drivers.local import LocalHost
+from runner.execution.transfer import Depot
+from runner.storage import files
+
+class Fragile:
+    def __init__(self, host):
+        self.host, self.sent = host, 0
+
+    def call(self, argv, stdin):
+        async def counted():
+            async for block in stdin:
+                self.sent += len(block)
+                if self.sent > int(sys.argv[3]):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield block
+        return self.host.call(argv, counted())
+
+async def send():
+    depot = Depot(Fragile(LocalHost(sys.argv[1] + "/supervisor")), sys.argv[1] + "/there")
+    depot.chunk = 64 << 10
+    await depot.open()
+    await depot.send({files.scan(sys.argv[2]): sys.argv[2]})
+
+asyncio.run(send())
+"""
+
+
+def test_a_process_that_is_killed_leaves_what_arrived_to_the_next(go: Go) -> None:
+    async def check(town: Town) -> None:
+        top = town.tree()
+        for n in range(40):
+            (top / f"more {n}").write_bytes(os.urandom(60_000))
+        (top / "large").write_bytes(os.urandom(3_000_000))
+        argv = [sys.executable, "-c", KILLED, str(town.place), str(top), "4500000"]
+        killed = await asyncio.create_subprocess_exec(*argv, env={**os.environ, "PYTHONPATH": str(Path(hostwork.__file__).parents[2])})
+        assert await killed.wait() == -9
+        town.depot.chunk = 64 << 10
+        town.wire.sent = 0
+        await town.sends(top)
+        assert town.wire.sent < 2_000_000  # of 5.4 million
+
+    go(check)
