@@ -82,7 +82,8 @@ class Sharing:
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
         """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
         keys = [key for n, verdict in enumerate(verdicts) if (key := self.unknown(plan.nodes[n], verdict)) is not None]
-        return bool(keys) and self.learned(keys, self._try(lambda: self.remote.lookup(keys, patience=PATIENCE), {}))
+        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
+        return bool(keys) and self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
 
     def unknown(self, node: Node, verdict: Verdict) -> str | None:
         """The key of a step that would run although another may have made what it makes; None when there is nothing to ask."""
@@ -92,9 +93,15 @@ class Sharing:
             return None
         return verdict.key
 
-    def learned(self, keys: Iterable[str], found: Mapping[str, Found]) -> bool:
+    def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
+        """What the store knows of keys, and which contents of that it has; may be asked in another thread."""
+        found = self.remote.lookup(keys, patience=PATIENCE)
+        return found, self.remote.holds([made.content for trace, _ in found.values() for made in trace.outputs], patience=PATIENCE)
+
+    def learned(self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]) -> bool:
         """Remember the answers to a question."""
         self._looked_up.update(keys)
+        self._there |= {made.content: made.content in there for trace, _ in found.values() for made in trace.outputs}
         traces = []
         for key, (trace, sizes) in found.items():
             facts = json.dumps({**trace.facts, "store": self.name})
@@ -217,6 +224,10 @@ class Sharing:
         for problem in outbox.problems:
             self.notices.append(f"not put into the store {self.name}: {problem}; `recipe push` tries again")
 
+    def indulge(self) -> None:
+        """A run has begun: from now on trouble with the store is a notice, whoever asked for it."""
+        self._asked_for = False
+
     def told(self) -> list[str]:
         """Notices that nobody has been told yet."""
         notices, self.notices = self.notices, []
@@ -259,8 +270,12 @@ class Deliveries:
     def __init__(self, sharing: Sharing, wake: Callable[[], None], say: Callable[[str], None]) -> None:
         self._sharing, self._wake, self._say = sharing, wake, say
         self._under_way: set[str] = set()
+        self._bug: BaseException | None = None
+        sharing.indulge()
 
     def awaited(self, id: str) -> bool:
+        if self._bug is not None:
+            raise self._bug
         return id in self._under_way
 
     def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
@@ -270,10 +285,9 @@ class Deliveries:
 
             def lookup() -> Callable[[], object]:
                 try:
-                    found = sharing.remote.lookup([key], patience=PATIENCE)
+                    return partial(sharing.learned, [key], *sharing.answer([key]))
                 except RecipeError as error:
                     return partial(sharing.failed, [key], error)
-                return partial(sharing.learned, [key], found)
 
             self._begin(id, lookup)
             return True
@@ -305,7 +319,10 @@ class Deliveries:
             self._wake()
 
         def work() -> None:
-            note = do()
+            try:
+                note = do()
+            except BaseException as error:
+                self._bug, note = error, bool  # raised where the run is: here nobody would hear it
             try:
                 loop.call_soon_threadsafe(done, note)
             except RuntimeError:

@@ -278,6 +278,15 @@ class Objects:
             with contextlib.suppress(FileNotFoundError):  # it was not dead, and is done
                 if os.lstat(f"{folder}/{name}").st_ctime < before:
                     _delete(f"{folder}/{name}")
+        self._forget_outlines(before)
+
+    def _forget_outlines(self, before: float) -> None:
+        """Delete manifests of trees that are not here: they came from a store, and come again."""
+        for prefix in os.listdir(f"{self._root}/objects"):
+            for name in os.listdir(f"{self._root}/objects/{prefix}"):
+                path = f"{self._root}/objects/{prefix}/{name}"
+                if name.endswith(".t.json") and not os.path.lexists(path[: -len(".json")]) and os.lstat(path).st_ctime < before:
+                    os.unlink(path)
 
     def learned(self, seals: Iterable[Seal]) -> None:
         """Take over the seals that another store over the same folder has made."""

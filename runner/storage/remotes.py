@@ -126,7 +126,7 @@ class Remote:
         wanted = list(dict.fromkeys(keys))
         deadline = self._begin(patience)
         if len(wanted) > MANY:
-            there = {stat.name for part in self._map(self._listed, [f"traces/{n:02x}/" for n in range(256)], deadline) for stat in part}
+            there = {stat.name for part in self._map(self._listed, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline) for stat in part}
             wanted = [key for key in wanted if _trace_name(key) in there]
         found = self._map(self._trace, wanted, deadline)
         return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
