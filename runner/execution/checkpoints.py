@@ -132,11 +132,6 @@ def judged(folder: Path, pattern: str | None, *, world: int | None = None, thoro
         yield name, verdict
 
 
-def latest(folder: Path, pattern: str | None) -> str | None:
-    """The name of the newest checkpoint that is whole."""
-    return newest(folder, pattern).name
-
-
 def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     """Delete checkpoints beyond the `keep` newest whole ones; nothing else.  Returns the deleted names.
 

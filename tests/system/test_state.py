@@ -59,8 +59,31 @@ def test_a_broken_checkpoint_is_passed_over(space: Space) -> None:
     run(space, DIE="3")
     (newest,) = (space.root / ".recipe/states").glob("*/*/ckpt/step-3")
     (newest / "weights").unlink()
-    assert run(space)[0] != 2
+    said = run(space, "-v")[1]
     assert notes(space)[-1] == "2-4"
+    assert "goes on from step-2; step-3 is passed over: it is empty" in said, said
+
+
+def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(space: Space) -> None:
+    training(space)
+    run(space, DIE="3")
+    for weights in (space.root / ".recipe/states").glob("*/*/ckpt/*/weights"):
+        weights.unlink()
+    said = run(space)[1]
+    assert notes(space)[-1] == "0-4"
+    assert "NO CHECKPOINT CAN BE USED, starting over: step-3 is passed over: it is empty; step-2" in said, said
+
+
+def test_a_training_that_trains_again_what_it_had_is_told_of(space: Space) -> None:
+    training(space)
+    space.write(
+        "train.py", TRAIN.replace("pathlib.Path(out)", "open(os.environ['RECIPE_METRICS'], 'w').write('{\"step\": 1}\\n')\npathlib.Path(out)")
+    )
+    space.recipe(space.read("recipe.yaml") + "    metrics: true\n")
+    assert run(space, DIE="3")[0] == 1
+    code, said = run(space)
+    assert code == 0 and notes(space)[-1] == "3-4"
+    assert "train: it was to go on from step 3, and its first report is of step 1" in said, said
 
 
 def test_more_continues_and_less_starts_over_and_says_why(space: Space) -> None:
