@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -288,3 +289,35 @@ def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store,
     monkeypatch.setattr(files, "_hash", None)
     with Store.open(tmp_path / ".recipe", read_only=True) as reader:
         assert set(DigestCache(tmp_path, reader.files()).contents(paths).values()) == {content}
+
+
+def test_a_group_that_a_thread_stores_is_there_for_whoever_asks_next(store: Store, root: Path) -> None:
+    store.submit(RUN)
+    fence = store.claim("r1", "w")
+    assert fence is not None
+    landed = threading.Event()
+    last = store.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], traces=[trace("k")], landed=landed.set)
+    assert store.trace("k") is not None and landed.is_set()
+    store.land()
+    with Store.open(root, read_only=True) as reader:
+        assert reader.trace("k") is not None and last == reader.events("r1")[-1].seq
+
+
+def test_a_group_that_did_not_land_is_said_to_whoever_asks_and_nothing_of_it_is_there(
+    fresh: Callable[[], Store], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    store = fresh()
+    store.submit(RUN)
+    fence = store.claim("r1", "w")
+    assert fence is not None
+    reader = sqlite3.connect(root / "recipe.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM runs").fetchall()  # nobody can commit as long as this one reads
+    store.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], traces=[trace("k")], landed=lambda: None)
+    with pytest.raises(Busy):
+        store.land()
+    reader.close()
+    assert store.trace("k") is None
+    store.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], traces=[trace("k")])
+    assert store.trace("k") is not None
