@@ -1,0 +1,114 @@
+"""Whole runs over SSH, as somebody at a prompt meets them: fresh here afterwards, a host that is down, one that restarts, one that nobody knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.servers.sshd import Sshd, free_port
+from tests.support import RECIPE
+
+RECIPE_YAML = """\
+recipe: t@1
+summary: Two steps, the second waits at a gate
+steps:
+  count:
+    run: wc -w < words.txt > count.txt
+    deps: [words.txt]
+    outputs: {count: count.txt}
+  last:
+    run: echo begun; read line < "$GATE"; cp count.txt last.txt
+    deps: [count.txt]
+    pass_env: [GATE]
+    outputs: {last: last.txt}
+"""
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    with Sshd(tmp_path / "sshd") as server:
+        yield server
+
+
+class Place:
+    """A workspace whose steps run over SSH."""
+
+    def __init__(self, root: Path, sshd: Sshd) -> None:
+        self.root, self.sshd = root, sshd
+        root.mkdir()
+        (root / "recipe.yaml").write_text(RECIPE_YAML)
+        (root / "words.txt").write_text("a few words\n")
+        os.mkfifo(root.parent / "gate")
+        self.gate = os.open(root.parent / "gate", os.O_RDWR)
+        self.settings([sshd.address])
+
+    def settings(self, hosts: Sequence[str], known_hosts: str = "") -> None:
+        table = {"hosts": hosts, "known_hosts": known_hosts or str(self.sshd.known_hosts), "identity": str(self.sshd.identity)}
+        (self.root / "recipe.toml").write_text("[drivers.ssh]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()))
+
+    def open(self) -> None:
+        os.write(self.gate, b"\n")
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "HOME": str(self.root.parent), "GATE": str(self.root.parent / "gate")}
+        return subprocess.Popen([*RECIPE, "run", *words], cwd=self.root, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(self, *words: str) -> tuple[int, str]:
+        with self.begin(*words) as process:
+            said = process.communicate(timeout=60)[0]
+        return process.returncode, said
+
+
+@pytest.fixture
+def place(tmp_path: Path, sshd: Sshd) -> Iterator[Place]:
+    made = Place(tmp_path / "space", sshd)
+    yield made
+    os.close(made.gate)
+
+
+def test_what_ran_over_ssh_is_fresh_here(place: Place) -> None:
+    place.open()
+    code, said = place.run("--driver", "ssh")
+    assert code == 0, said
+    assert "2 ran" in said
+    assert (place.root / "last.txt").read_text() == "3\n"
+    code, said = place.run()
+    assert (code, "everything is fresh" in said) == (0, True), said
+
+
+def test_a_host_that_is_down_is_left_out(place: Place) -> None:
+    place.settings([place.sshd.address, f"somebody@127.0.0.1:{free_port()}"])
+    place.open()
+    code, said = place.run("--driver", "ssh")
+    assert code == 0, said
+    assert "is left out: " in said
+
+
+def test_a_server_that_restarts_in_the_middle_of_a_run_changes_nothing(place: Place) -> None:
+    with place.begin("--driver", "ssh", "-v") as process:
+        jobs = place.sshd.home / ".recipe-host" / "jobs"
+        while sum(1 for _ in jobs.glob("*/pid")) < 2:
+            assert process.poll() is None
+            select.select([], [], [], 0.02)
+        place.sshd.stop()
+        place.sshd.start()
+        place.open()
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, said
+    assert "0 failed" in said
+    assert (place.root / "last.txt").read_text() == "3\n"
+
+
+def test_a_host_that_nobody_knows_starts_nothing(place: Place) -> None:
+    place.settings([place.sshd.address], known_hosts="/nowhere")
+    code, said = place.run("--driver", "ssh")
+    assert code == 5
+    assert "is not known here, and nothing was sent" in said
+    assert "ssh-keyscan" in said
+    assert list(place.sshd.home.iterdir()) == []
