@@ -419,8 +419,7 @@ class Executor:
 
     def _verdict(self, n: int) -> Verdict:
         id = self.plan.nodes[n].id
-        force = self._verdicts[id].reasons == ("forced",) if id in self._verdicts else False
-        return judging.judge(self.plan, n, self.facts, self.made, force=force, targets=self.survey.places)
+        return judging.judge(self.plan, n, self.facts, self.made, force=self.survey.forces(id), targets=self.survey.places)
 
     def _settle(self, n: int, made: Made) -> bool:
         """Note what a step left, if whoever needs it can have it."""

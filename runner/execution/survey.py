@@ -58,6 +58,11 @@ class Survey:
     places: dict[int, list[tuple[str, str]]]
     globs: dict[str, tuple[str, ...]]
     forced: frozenset[str] = frozenset()
+    all: bool = False  # every step is forced
+
+    def forces(self, id: str) -> bool:
+        """Whether a step was asked to run whatever is remembered."""
+        return _forces(self.forced, self.all, id)
 
     @property
     def todo(self) -> list[int]:
@@ -93,7 +98,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         grown = expansions(ws, plan, made)
         if not grown:
             ws.save_cache()
-            return Survey(request, source, library, plan, facts, verdicts, made, places, known, forced)
+            return Survey(request, source, library, plan, facts, verdicts, made, places, known, forced, all)
         known.update(grown)
 
 
@@ -104,7 +109,7 @@ def judge_all(
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
-        verdict = judge(plan, n, facts, made, force=all or node.id in forced or (bool(forced) and _base(node.id) in forced), targets=places)
+        verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=places)
         if verdict.made is not None:
             made[n] = verdict.made
         verdicts.append(verdict)
@@ -380,6 +385,10 @@ def _heads(path: str) -> Iterator[str]:
 
 def _is_path(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _forces(forced: frozenset[str], all: bool, id: str) -> bool:
+    return all or (bool(forced) and (id in forced or _base(id) in forced))
 
 
 def _base(id: str) -> str:
