@@ -327,7 +327,7 @@ class ShellHost:
                 async with asyncio.timeout(SILENCE):
                     data = await anext(stream, b"")
                 if not data:
-                    if leaving or self._questions is not questions:
+                    if leaving:
                         return
                     raise Unreachable("the host stopped telling us of ends")
                 *lines, received = (received + data).split(b"\n")
