@@ -157,8 +157,7 @@ class Folder:
         pass
 
     def check(self, marker: str) -> bytes | None:
-        if not os.path.isdir(self.url):
-            raise Trouble(f"{self.url} is not a directory", fix="make it, or mount what it should be; a store is never made by itself")
+        self._demand()
         return self.read(marker)
 
     def head(self, name: str) -> Stat | None:
@@ -282,8 +281,13 @@ class Folder:
         self._made(f"{self.url}/partial")
         return f"{self.url}/partial/{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}-{next(_count)}"
 
+    def _demand(self) -> None:
+        if not os.path.isdir(self.url):
+            raise Trouble(f"{self.url} is not a directory", fix="make it, or mount what it should be; a store is never made by itself")
+
     def _made(self, folder: str) -> None:
         if folder not in self._folders:
+            self._demand()  # it may have been unmounted since
             try:
                 os.makedirs(folder, exist_ok=True)
             except OSError as error:

@@ -390,3 +390,36 @@ def test_what_is_wrong_with_a_bucket_is_one_error_with_what_to_do(tmp_path: Path
     assert err.count("recipe:") == 1
     assert err.count("fix:") == 1
     assert "Traceback" not in err
+
+
+def test_gc_forgets_manifests_of_trees_that_never_came(a: Machine, b: Machine) -> None:
+    steps = {
+        "split": {"run": "mkdir -p p; echo 1 > p/1.txt", "outputs": {"p": "p/"}},
+        "each": {"matrix": {"f": {"glob": "p/*.txt"}}, "run": "cat {{ matrix.f }} > {{ outputs.o }}", "outputs": {"o": "o/{{ matrix.f | stem }}"}},
+    }
+    for machine in (a, b):
+        machine.recipe({"steps": steps, "outputs": {}})
+    a.run()
+    a.recipe({"steps": steps})
+    b.plan()
+    assert list(b.root.glob(".recipe/objects/*/*.t.json")), "what is below the glob is known, though it is not here"
+    assert b.command("gc")[0] == 0
+    assert not list(b.root.glob(".recipe/objects/*/*.t.json"))
+    assert len(list(a.root.glob(".recipe/objects/*/*.t.json"))) == 1
+    assert a.command("gc")[0] == 0
+    assert len(list(a.root.glob(".recipe/objects/*/*.t.json"))) == 1
+
+
+def test_trouble_in_the_middle_of_a_run_fails_nothing(a: Machine, b: Machine, store: Path) -> None:
+    """The store goes away after the plan, although it was asked for by name."""
+    a.run()
+    for trace in store.glob("traces/*/*.json"):
+        if json.loads(trace.read_text())["step"] == "base":
+            trace.unlink()
+    first = {"run": f"mv {store} {b.root}/gone; echo 1 > {{{{ outputs.o }}}}", "outputs": {"o": "first"}}
+    base = {**CHAIN["steps"]["base"], "needs": ["first"]}
+    b.recipe({"inputs": CHAIN["inputs"], "steps": {"first": first, **CHAIN["steps"], "base": base}})
+    code, _, err = b.command("run", "--store", "team")
+    assert code == 0, err
+    assert b.read("model.txt") == "hello\n300000\n"
+    assert "store team" in err
