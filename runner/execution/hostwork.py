@@ -449,7 +449,7 @@ WRITE = r"""
 mkdir -p "$1/${2%/*}" && cd "$1" || return 1
 [ ! -e "$2" ] || chmod u+w "$2"
 e=$(dd of="$2" bs="$3" seek="$4" conv=notrunc 2>&1) || echo "dd $(words "$e")"
-[ "$6" = part ] || { chmod "$5" "$2" && h <"$2"; }
+[ "$6" = part ] || { chmod "$5" "$2" && h <"$2"; } || echo gone
 """
 
 # folder; files -> a letter for each, and a digest for each that is there

@@ -39,6 +39,7 @@ STREAMS = 2
 TRIES = 8
 """Times that nothing at all may get through before we give up."""
 _READ = 1 << 20
+_TURN = 128  # chunks of a large file in one call: a sender is heard of now and then
 _MANIFESTS = 8
 _T = TypeVar("_T")
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
@@ -290,7 +291,7 @@ class Depot:
         if not todo:
             return
         doubtful = {content for content, how in todo.items() if how == "doubtful"}
-        cargoes = [self._tree(content, sources[content], manifests, here=content in doubtful) for content in todo if content[0] == "t"]
+        cargoes = [await self._tree(content, sources[content], manifests, here=content in doubtful) for content in todo if content[0] == "t"]
         loose = [content for content in todo if content[0] != "t"]
         for content in doubtful & set(loose):
             cargoes.append(self._files({content: sources[content]}, here=True))
@@ -316,12 +317,12 @@ class Depot:
                 standing.how.update({name: "partial" for name in taken if name in standing.how})
         return standing
 
-    def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> _Cargo:
+    async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> _Cargo:
         manifest = manifests.get(content)
         if manifest is None:
             manifest = self._recall(content)
         if manifest is None:
-            manifest = files.entries(source)
+            manifest = await asyncio.to_thread(files.entries, source)
         if files.tree_id(manifest) != content:
             raise Changed(source)
         name = name_of(content)
@@ -512,6 +513,7 @@ class Depot:
     async def _write(self, cargo: _Cargo, entry: Entry, meter: _Meter) -> None:
         mode = "0555" if entry.kind == "x" else "0444"
         holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // self.chunk))]
+        holes = [(at, min(_TURN, first + count - at)) for first, count in holes for at in range(first, first + count, _TURN)]
         for first, count in holes:
             pieces = _part(cargo.origin(entry), entry.size, first * self.chunk, min(count * self.chunk, entry.size - first * self.chunk))
             arguments = (cargo.folder, f"./{entry.path}", str(self.chunk), str(first), mode, "whole" if (first, count) == holes[-1] else "part")

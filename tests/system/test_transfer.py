@@ -119,9 +119,11 @@ def test_a_tree_with_every_kind_of_name_arrives_as_it_was(go: Go) -> None:
     go(check)
 
 
-def test_files_small_and_large_arrive_as_they_were(go: Go) -> None:
+def test_files_small_and_large_arrive_as_they_were(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.execution.transfer._TURN", 2)  # a file in many calls
+
     async def check(town: Town) -> None:
-        for name, size in (("empty", 0), ("small", 1000), ("large", (20 << 20) + 7)):
+        for name, size in (("empty", 0), ("small", 1000), ("large", (40 << 20) + 7)):
             (town.place / name).write_bytes(os.urandom(size))
         (town.place / "program").write_bytes(b"x")
         (town.place / "program").chmod(0o755)
