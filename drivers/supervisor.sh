@@ -265,6 +265,7 @@ finish_off() { # NAME
 }
 
 bury() { # NAME: nobody looks after it any more
+    claimed "$1" && ! ended "$1" || return 0
     first='' first_born='' at_boot='' group=''
     owned "$1"
     booted
@@ -281,7 +282,19 @@ bury() { # NAME: nobody looks after it any more
         [ -z "$group" ] || kill -TERM -- "-$group" 2>/dev/null
         end_rest "$1" "$group" $lost_grace
     fi
-    ended "$1" || write_end "$1" "- - lost 0 0 0 0+0 0 $strays "
+    write_end "$1" "- - lost 0 0 0 0+0 0 $strays "
+}
+
+claimed() { # NAME: whether the end of this job is ours to write, and not that of somebody else who found it lost, and lives
+    set -C
+    { printf '%s\n' $$ >"jobs/$1/claim"; } 2>/dev/null
+    set +C
+    other=''
+    { read -r other <"jobs/$1/claim"; } 2>/dev/null
+    case $other in '' | $$) return 0 ;; esac # nothing can be written on a full disk
+    born "$other"
+    [ -z "$born" ] || return 1
+    printf '%s\n' $$ >"jobs/$1/claim"
 }
 
 cared_for() { # NAME: whether somebody looks after it, who is `owned`
