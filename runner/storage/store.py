@@ -698,9 +698,14 @@ def _make(root: Path, path: Path) -> None:
             with _trouble(path):
                 new.touch()
                 db = _connect(new)
+                # Nobody uses it before it is whole: it goes to the disk once, and not with every statement.
+                db.execute("PRAGMA journal_mode = MEMORY")
+                db.execute("PRAGMA synchronous = OFF")
                 db.execute(f"PRAGMA application_id = {_APPLICATION}")
                 _migrate(db)
                 db.close()
+            with new.open("rb") as made:
+                os.fsync(made.fileno())
             crashpoint("store-made")
             new.rename(path)
     except OSError as error:
