@@ -205,11 +205,6 @@ shift 4
 cd "$R" || exit 9
 T=$R/partial/.$W.$$
 [ ! -d "$S" ] || : >"$S/.alive"
-L() { # without brackets: busybox runs no `{} +` inside them
-  find . -type d -exec sh -c 'printf "d%s\0" "$@"' sh {} + -o -type l -exec sh -c 'printf "l%s\0" "$@"' sh {} + \
-    -o -type f -perm -0100 -exec sh -c 'printf "x%s\0" "$@"' sh {} + -o -type f -exec sh -c 'printf "f%s\0" "$@"' sh {} + \
-    -o -exec sh -c 'printf "o%s\0" "$@"' sh {} + | sort -z
-}
 K() {
   find . -type l -print0 | sort -z | xargs -0 sh -c 'for f; do readlink "$f"; printf "\0"; done' sh
 }
@@ -226,7 +221,7 @@ sealed() {
   fi
 }
 seal() {
-  echo "$B" >"$T.s" && mv -f "$T.s" "seals/$1" && : >"used/$1"
+  echo "$B" >"seals/$1" && : >"used/$1" # half a seal is none
 }
 s() {
   if d=$(sha256sum 2>/dev/null); then echo "${d%% *}"; else h; fi
@@ -304,11 +299,21 @@ trap 'exit 1' HUP INT TERM PIPE
 """
 
 
-def program(hashes: str, body: str) -> str:
-    """A program whose `main` is `body`, on a host that hashes in this way."""
+_KINDS = {"d": "-type d", "l": "-type l", "x": "-type f -perm -0100", "f": "-type f", "o": ""}
+_EACH = r"""-exec sh -c 'printf "%s%%s\0" "$@"' sh {} +"""  # without brackets around it: in those, busybox runs nothing
+LISTS: Mapping[str, str] = {
+    "printf": " -o ".join(f"{test} -printf '{kind}%p\\0'" for kind, test in _KINDS.items()),
+    "exec": " -o ".join(f"{test} {_EACH % kind}" for kind, test in _KINDS.items()),
+}
+"""Ways of listing what is below a folder: with what GNU's find has, or with what all have."""
+
+
+def program(hashes: str, lists: str, body: str) -> str:
+    """A program whose `main` is `body`, on a host that hashes and lists in these ways."""
+    look = f"L() {{\n  find . {LISTS[lists]} | sort -z\n}}\n"
     tail = _BYTES if body in _NOT_WORDS else _WORDS
     clean = _CLEAN if "$T" in body + tail else ""
-    return f"{_HEAD}{clean}{HASHES[hashes]}main() {{\n{body}\n}}\n{tail}"
+    return f"{_HEAD}{clean}{look}{HASHES[hashes]}main() {{\n{body}\n}}\n{tail}"
 
 
 # Root as it was said -> where it is, how to hash, whether tar can do what is needed, the boot, what is free, the time there.
@@ -326,12 +331,14 @@ done
 if [ "$how" != openssl ] && [ "$(python3 -c 'import hashlib; print(hashlib.sha256(b"recipe").hexdigest())' 2>/dev/null)" = $known ]; then
   how=python3
 fi
+lists=exec
+[ "$(find . -maxdepth 0 -printf '%p\0x' 2>/dev/null | tr -d '\0')" != .x ] || lists=printf
 for tool in tar find xargs sort dd readlink head tail cut; do
   command -v $tool >/dev/null || lacks="$lacks $tool"
 done
 [ -n "$how" ] || lacks="$lacks sha256sum"
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.boottime 2>/dev/null || echo unknown)
-printf '\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n' "$2" "$(pwd -P)" "$how" "$boot" "$lacks" "$(df -Pk . | tail -n 1)" "$2"
+printf '\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n' "$2" "$(pwd -P)" "$how" "$lists" "$boot" "$lacks" "$(df -Pk . | tail -n 1)" "$2"
 """.replace("PROBE", hashlib.sha256(b"recipe").hexdigest())
 
 # names of objects -> those that may be used unread
@@ -409,7 +416,7 @@ place() {
   [ "$({ L; [ "$3" = plain ] || K; } | h)" = "$2" ] || { echo differs; return 0; }
   [ "$4" = smooth ] || find . -type f -perm -0200 -exec chmod a-w {} +
   find . -type d ! -name . -exec chmod 0555 {} +
-  cd "$R" && mkdir -p "$D" || return 1
+  cd "$R" && { [ -d "$D" ] || mkdir -p "$D"; } || return 1
   [ ! -f "$S/$1.json" ] || mv -f "$S/$1.json" "$D/"
   if e=$(mv "$S/$1" "$D/" 2>&1); then
     chmod 0555 "$D/$1"
@@ -432,7 +439,8 @@ PLACE_TREE = f"{_PLACE}place $1 $2 $3 $4"
 BATCH = (
     _PLACE
     + r"""
-mkdir -p "$S/$1" && cd "$S/$1" || return 1
+[ -d "$S/$1" ] || mkdir -p "$S/$1"
+cd "$S/$1" || return 1
 e=$(tar -xf - -o -m --no-same-permissions 2>&1) || echo "tar $(words "$e")"
 [ -f "$2" ] || return 0
 d=$(H <"$2" | h)
@@ -622,7 +630,7 @@ while IFS= read -r p && read -r n && read -r how; do
       case $n in *.x) chmod 0555 "$S/$n" ;; *) chmod 0444 "$S/$n" ;; esac
       mv -f "$S/$n" "$D/" || continue
     fi
-    echo "$B" >"$T.s" && { [ ! -f "$A.out" ] || touch -r "$A.out" "$T.s"; } && mv -f "$T.s" "seals/$n" && : >"used/$n"
+    seal "$n" && { [ ! -f "$A.out" ] || touch -r "$A.out" "seals/$n"; }
   fi
   echo "$n"
 done <"$T.n"

@@ -149,7 +149,7 @@ class Depot:
         self._recall = recall
         self._word = secrets.token_hex(8)
         self._sender = f"{_process()}-{next(_count)}"
-        self._hashes = "sha256sum"
+        self._hashes, self._lists = "sha256sum", "exec"
         self._manifests: dict[str, Sequence[Entry]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._meters: list[_Meter] = []
@@ -163,16 +163,16 @@ class Depot:
             said = await self._raw(("sh", "-c", work.OPENING, "sh", self.root, self._word), b"")
             parts = said.decode("utf-8", "surrogateescape").split(f"\n{self._word}\n")
             lines = parts[1].split("\n") if len(parts) == 3 else []
-            if len(lines) != 5:
+            if len(lines) != 6:
                 raise Garbled
             return lines
 
-        root, hashes, boot, lacks, _ = await self._patiently(once)
-        if lacks or hashes not in work.HASHES:
+        root, hashes, lists, boot, lacks, _ = await self._patiently(once)
+        if lacks or hashes not in work.HASHES or lists not in work.LISTS:
             raise Infrastructure(
                 f"{self.name} has no{lacks or ' sha256sum'}", fix="install it there; everything of coreutils, findutils and tar is needed"
             )
-        self.root, self._hashes, self.boot = root, hashes, boot
+        self.root, self._hashes, self._lists, self.boot = root, hashes, lists, boot
 
     # -- contents
 
@@ -647,7 +647,7 @@ class Depot:
         return await self._patiently(lambda: self._once(body, *arguments, stdin=stdin))
 
     async def _once(self, body: str, *arguments: str, stdin: bytes | Iterator[bytes] = b"") -> bytes:
-        argv = ("sh", "-c", work.program(self._hashes, body), "sh", self._word, self.root, self._sender, self.boot, *arguments)
+        argv = ("sh", "-c", work.program(self._hashes, self._lists, body), "sh", self._word, self.root, self._sender, self.boot, *arguments)
         return work.answer(await self._raw(argv, stdin), self._word)
 
     async def _raw(self, argv: Sequence[str], stdin: bytes | Iterator[bytes]) -> bytes:
