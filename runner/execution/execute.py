@@ -718,7 +718,7 @@ class Executor:
                     )
                     if isinstance(site, Away):
                         running.errand = self._errand(running, detail, sys.executable, site)
-                        running.errand.job = job
+                        running.errand.job, running.errand.rejoined = job, True
                     return running
         log = attempt.path + ".log"
         image = self._image(detail)

@@ -155,7 +155,9 @@ class Errand:
     keeper: Keeper | None = None
     began: Callable[[], None] = lambda: None
     job: Job | None = None
-    """Set where it was begun by a worker that is gone."""
+    """Set at once where it was begun by a worker that is gone."""
+    rejoined: bool = False
+    """It was."""
 
 
 class Away(Site):
@@ -179,6 +181,8 @@ class Away(Site):
         self._path, self._say = path, say
         self._here: set[str] = set()  # contents that lie there for certain
         self._silent = 0.0  # since when it has not answered
+        self._spent: list[str] = []  # paths there that nobody needs any more
+        self._clearing = asyncio.Lock()
 
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
@@ -199,8 +203,13 @@ class Away(Site):
         return Paths.at(await self._insist(lambda: self.depot.stage(name, parcel)))
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
-        with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
-            await self.depot.remove([*paths, *others])
+        """What comes while the host is busy with what came before goes in one go."""
+        self._spent += [*paths, *others]
+        async with self._clearing:
+            spent, self._spent = self._spent, []
+            if spent:
+                with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
+                    await self.depot.remove(spent)
 
     async def noted(self, path: str) -> bool:
         return bool(await self._insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
@@ -231,9 +240,12 @@ class Away(Site):
         finally:
             if errand.keeper is not None:
                 await errand.keeper.finish()
+        rest = self._insist(lambda: self._rest(errand, job, paths))
         if exit.code != 0 or exit.reason != "exit":
+            await rest
             return Brought(exit)
-        return await self._insist(lambda: self._bring(errand, exit, paths))
+        brought, _ = await asyncio.gather(self._insist(lambda: self._bring(errand, exit, paths)), rest)
+        return brought
 
     # -- the parts of an errand
 
@@ -283,7 +295,6 @@ class Away(Site):
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
-        await self._insist(lambda: self._rest(errand, job, paths))
         return exit
 
     async def _follow(self, job: Job, target: str) -> None:
@@ -330,6 +341,8 @@ class Away(Site):
     async def _bring(self, errand: Errand, exit: Exit, paths: Paths) -> Brought:
         """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
         outputs = errand.node.outputs
+        if not outputs and not errand.attempt.staged and not errand.attempt.links and not errand.attempt.objects and not errand.rejoined:
+            return Brought(exit)  # it was given nothing, and left nothing that was asked for
         harvest = await self.depot.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])
         if harvest.changed:
             self._here.difference_update(harvest.changed)
@@ -360,7 +373,8 @@ class Away(Site):
                 errand.attempt.note(name, content)
         below = {path for _, path, _ in outputs if any(path == state or path.startswith(f"{state}/") for state in errand.states)}
         moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
-        self._here |= await self.depot.keep(paths.cwd, moved, copy=below & moved.keys())
+        if moved:
+            self._here |= await self.depot.keep(paths.cwd, moved, copy=below & moved.keys())
         return Brought(exit, found)
 
     async def _fetch(self, errand: Errand, path: str, taken: Taken) -> None:

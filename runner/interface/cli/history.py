@@ -88,13 +88,14 @@ def _told(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> dict
     phases = list(tally)
     if not isinstance(total, int) or total > ready + sum(counts.values()):
         phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
+    begun = "ACTIVE" if row.state == "QUEUED" and row.fence else row.state  # a worker has it, and may have died before it stored a move
     return {
         "id": row.id,
         "recipe": row.recipe,
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(row.state, reason=row.reason, steps=phases, leases=(), claimed=ws.store.live(row.id)),
+        "state": word(begun, reason=row.reason, steps=phases, leases=(), claimed=ws.store.live(row.id)),
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),
