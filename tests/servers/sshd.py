@@ -125,7 +125,8 @@ class Sshd:
             self.port = free_port()
             self._configure()
             argv = [sys.executable, "-I", "-S", "-c", MACHINE, SSHD, "-D", "-f", str(self.place / "sshd_config"), "-E", str(self.log)]
-            self._machine = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+            with (self.place / "machine.log").open("ab") as said:
+                self._machine = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
             try:
                 self.start()
             except OSError:

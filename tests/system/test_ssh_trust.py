@@ -151,6 +151,27 @@ def test_of_several_keys_of_a_server_the_one_we_know_will_do(tmp_path: Path) -> 
             assert run(meet()) == "in\n"
 
 
+def test_a_host_with_a_certificate_of_an_authority_we_know_is_believed_under_its_names_only(tmp_path: Path) -> None:
+    for name in ("authority", "machine"):
+        make_key(tmp_path / name)
+    known = tmp_path / "known_hosts"
+    known.write_text(f"@cert-authority * {(tmp_path / 'authority.pub').read_text()}")
+    signed = [f"HostKey {tmp_path / 'machine'}", f"HostCertificate {tmp_path / 'machine-cert.pub'}"]
+    for named, believed in (("127.0.0.1", True), ("other.example.org", False)):
+        sign = ["ssh-keygen", "-q", "-s", str(tmp_path / "authority"), "-I", "id", "-h", "-n", named, str(tmp_path / "machine.pub")]
+        subprocess.run(sign, check=True, stderr=subprocess.DEVNULL)
+        with Sshd(tmp_path / named, options=signed) as sshd:
+
+            async def meet(way: Route) -> str:
+                async with linked(way) as link:
+                    return await said(link, "echo", "in")
+
+            if believed:
+                assert run(meet(route(sshd, known_hosts=(str(known),)))) == "in\n"
+            else:
+                assert "nothing was sent" in run(denial(route(sshd, known_hosts=(str(known),))))
+
+
 HOSTILE = """\
 Host *
     UserKnownHostsFile /dev/null
