@@ -9,13 +9,14 @@ any instant leaves at most something in `.incoming`, which the next round delete
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import os
 import re
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -175,7 +176,8 @@ class Keeper:
                 except (DriverError, RecipeError, OSError) as error:
                     doing.problem = f"what was saved there is not all here: {_words(error)}"
                     if not isinstance(error, DriverError):
-                        await asyncio.to_thread(delete, _incoming(state))  # half of something may be what fills our disk
+                        with contextlib.suppress(OSError, RecipeError):
+                            await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
                     if left and isinstance(error, Unreachable):
                         await self._pause(2.0 ** (tries - left - 1))
                         continue
@@ -187,6 +189,7 @@ class Keeper:
         doing = _Doing(state.name)
         async with self._seen[state.name].lock:
             look = await self._away.look(state.there)
+            await asyncio.to_thread(_afresh, state, None)
             if look.files:
                 await self._bring(state, doing, over=True, newer=True)
                 look = await self._away.look(state.there)
@@ -215,7 +218,7 @@ class Keeper:
         incoming = _incoming(state)
         look = await self._away.look(state.there)
         there = _parts(look.files, state.pattern)
-        await asyncio.to_thread(_afresh, incoming, state.here, {f"{name or WHOLE}.coming" for name in there})
+        await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
         age = {name: _age(name, listing) for name, listing in there.items() if _is_checkpoint(name, state.pattern)}
         names = sorted(age, key=lambda name: age[name], reverse=True)
         whole = await asyncio.to_thread(_whole, state)
@@ -455,12 +458,17 @@ def _whole(state: Kept) -> dict[str, Listing]:
     return {name: _listing(state.here / name) for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
 
 
-def _afresh(incoming: Path, here: Path, going: set[str]) -> None:
-    """Clear what a kill left, but for what a copy can go on from."""
+def _afresh(state: Kept, going: Collection[str] | None = ()) -> None:
+    """Clear what a kill left, but for what a copy can go on from (None: any), and for what was moved aside and not yet replaced."""
+    incoming = _incoming(state)
     incoming.mkdir(parents=True, exist_ok=True)
-    here.mkdir(parents=True, exist_ok=True)
-    for name in set(os.listdir(incoming)) - going:
-        delete(incoming / name)
+    for name in os.listdir(incoming):
+        place = _below(state.here, "" if state.pattern is None else name.removesuffix(".old"))
+        if name.endswith(".old") and (not os.path.lexists(place) or (place == state.here and not os.listdir(place))):
+            os.rename(incoming / name, place)
+        elif going is not None and name not in going:
+            delete(incoming / name)
+    state.here.mkdir(parents=True, exist_ok=True)
 
 
 def _ours(path: Path) -> None:
@@ -474,14 +482,31 @@ def _ours(path: Path) -> None:
 
 
 def _place(source: Path, target: Path, listing: Listing) -> None:
-    """Give what arrived its name, and the times that it has there."""
+    """Give what arrived its name, and the times that it has there.  It is on the disk then: there, it may be deleted at any time."""
     _date(source, listing)
+    for path in (source, *source.rglob("*")):
+        if not path.is_symlink():
+            _sync(path)
     old = source.with_name(f"{source.name}.old")
     if os.path.lexists(target):
         os.rename(target, old)
-    os.rename(source, target)
+    try:
+        os.rename(source, target)
+    except OSError:
+        if os.path.lexists(old):
+            os.rename(old, target)
+        raise
+    _sync(target.parent)
     if os.path.lexists(old):
         delete(old)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _date(path: Path, listing: Listing) -> None:

@@ -229,6 +229,20 @@ def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
     assert copy.read_bytes() == model.read_bytes()
 
 
+@pytest.mark.parametrize("pattern", [PATTERN, None])
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_neither(pattern: str | None, tmp_path: Path) -> None:
+    scene = Scene(tmp_path, pattern=pattern)
+    scene.there.save(1)
+    scene.sync()
+    incoming = scene.here.parent / ".incoming" / "ckpt"
+    incoming.mkdir(parents=True)
+    (scene.here / "step-1" if pattern else scene.here).rename(incoming / ("step-1.old" if pattern else "whole.old"))
+    scene.here.mkdir(exist_ok=True)
+    scene.host("b")
+    scene.restore()
+    assert steps(scene.here) == steps(scene.there.folder) == [1]
+
+
 def test_a_host_that_dies_in_the_middle_of_a_copy_leaves_nothing_half_visible(scene: Scene) -> None:
     scene.there.save(1)
     scene.sync()
@@ -259,7 +273,7 @@ def test_a_full_disk_here_is_said_and_what_was_half_copied_makes_room(scene: Sce
 
     scene.away.during = fill
     assert "the disk is full" in scene.sync().problem
-    assert not (scene.here.parent / ".incoming" / "ckpt").exists()
+    assert not any((scene.here.parent / ".incoming" / "ckpt").iterdir())
 
 
 def test_the_last_round_takes_what_is_no_checkpoint_too_and_waits_for_nothing(scene: Scene) -> None:
