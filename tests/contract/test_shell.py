@@ -577,23 +577,23 @@ def test_contact_keeps_a_host_alive(plain: Machine, monkeypatch: pytest.MonkeyPa
     plain.run(act, deadman=timedelta(seconds=1))
 
 
-def test_what_has_been_over_for_long_is_forgotten_and_what_goes_on_is_not(machine: Machine) -> None:
+def test_what_has_been_over_for_long_is_forgotten_and_what_goes_on_is_not(plain: Machine) -> None:
     async def act(host: ShellHost) -> None:
-        job = await host.start(command("read line < gate", machine), "old")
-        machine.owners("old")
+        job = await host.start(command("read line < gate", plain), "old")
+        plain.owners("old")
         for number in range(1005):
-            done = machine.job(f"done{number}")
+            done = plain.job(f"done{number}")
             done.mkdir()
             (done / "over").touch()
-        os.utime(machine.job("old"), (1, 1))
-        kill(machine.keeper())
+        os.utime(plain.job("old"), (1, 1))
+        kill(plain.keeper())
         await host.stop(Job("nothing"), AT_ONCE)  # which finds the keeper gone
-        await asyncio.to_thread(patiently, lambda: len(list(machine.job("old").parent.iterdir())) == 1001)
+        await asyncio.to_thread(patiently, lambda: len(list(plain.job("old").parent.iterdir())) == 1001)
         assert await host.wait(job, AT_ONCE) is None
-        release(machine.home)
+        release(plain.home)
         await over(host, job)
 
-    machine.run(act)
+    plain.run(act)
 
 
 def test_a_machine_with_nothing_but_busybox_does(tmp_path: Path) -> None:
