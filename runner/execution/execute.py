@@ -497,7 +497,7 @@ class Executor:
         self.todo |= new
         if hasattr(self, "_consumers"):
             del self._consumers
-        self.ledger.expanded(fresh)
+        self.ledger.expanded(fresh, len(new))
         self._record(self.scheduler.extend(self._tasks(new)))
 
     def _tasks(self, ids: set[str]) -> list[Task]:

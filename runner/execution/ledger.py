@@ -150,9 +150,10 @@ class Ledger:
     def published(self, path: str, content: str, step: str) -> None:
         self._next.published.append(Published(path, Content(content), "", self.run, step, self.recipe))
 
-    def expanded(self, globs: Mapping[str, Sequence[str]]) -> None:
-        """What a glob below an output turned out to be: part of the run's history."""
-        self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", {"globs": {k: list(v) for k, v in globs.items()}}))
+    def expanded(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
+        """What a glob below an output turned out to be, and how many steps there are more: part of the run's history."""
+        data = {"globs": {k: list(v) for k, v in globs.items()}, "steps": steps}
+        self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", data))
 
     def hold(self, key: str) -> bool:
         """Hold a key against other runs; one that was about to be let go is kept."""

@@ -417,14 +417,15 @@ class _Story:
         told: list[Line] = []
         for event in batch:
             if event.subject != "step":
+                more = event.data.get("steps") if event.reason == "expanded" else 0
+                self.total += more if isinstance(more, int) else 0  # a matrix has become its instances
                 continue
             after, before = event.after, event.before
             if before in _FINAL:
                 self.ended -= 1
             if after in _FINAL:
                 self.ended += 1
-                if self.ended > self.total:
-                    self.total = self.ended  # a matrix has become its instances
+                self.total = max(self.total, self.ended)  # one that was fresh had to run all the same
                 if after == "FAILED":
                     self.failed += 1
                 elif after == "FRESH" and event.data.get("restored"):

@@ -76,6 +76,12 @@ def test_each_step_has_a_line_as_it_ends_counted_among_all_steps() -> None:
     ]
 
 
+def test_steps_that_a_matrix_becomes_are_counted_when_they_are_known() -> None:
+    grown = move("r1", "ACTIVE", "ACTIVE", "expanded", globs={}, steps=5)._replace(subject="run")
+    lines = told(move("make", "RUNNING", "DONE", seconds=1.0), grown, move("each[f=1]", "RUNNING", "DONE", seconds=1.0), before=overview(1, 0))
+    assert lines == ["[1/1] make  1.0s", "[2/6] each[f=1]  1.0s"]
+
+
 def test_a_retry_says_which_one_and_why() -> None:
     again = move("train", "RUNNING", "QUEUED", "exit", detail="exit 1", retries=3)
     assert told(again, again) == ["train: retry 1 of 3 (exit 1)", "train: retry 2 of 3 (exit 1)"]
