@@ -149,3 +149,13 @@ def test_every_setting_is_described() -> None:
 
     assert described(SCHEMA)
     assert not described({"properties": {"a": {"type": "string"}}})
+
+
+@pytest.mark.parametrize(("name", "place"), [("ssh", "drivers.ssh:Ssh"), ("loopback", "drivers.loopback:Loopback")])
+def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> None:
+    from importlib import import_module
+    from inspect import signature
+
+    module, _, attribute = place.partition(":")
+    box = {"container_engine", "engine_args", "container_args"}
+    assert set(SCHEMA["$defs"][name]["properties"]) - box == set(signature(getattr(import_module(module), attribute)).parameters)
