@@ -18,7 +18,7 @@ from typing import TypeAlias
 from ..errors import Infrastructure
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
 from ..storage.artifacts import Objects, delete
-from ..storage.files import Content, DigestCache, Unhashable
+from ..storage.files import Changed, Content, DigestCache, Unhashable
 from .scrap import Scrap, overwrite
 
 _Mark: TypeAlias = tuple[int, int, int]
@@ -157,11 +157,14 @@ class Attempt:
         """Inputs that are not what the step was given: it alone can have changed a copy or an object, and it or its caller what it read in place."""
         changed = [name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark]
         changed += [name for name, content in self.objects.items() if not objects.intact(Content(content))]
-        return changed + [name for name, (at, content) in self.links.items() if (cache.content_of(at) or "") != content]
+        return changed + [name for name, (at, content) in self.links.items() if _content_now(cache, at) != content]
 
     def stale(self, cache: DigestCache) -> list[str]:
         """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
-        return self.doubtful + [at for at, now in cache.contents(self.sources).items() if now != self.sources[at]]
+        try:
+            return self.doubtful + [at for at, now in cache.contents(self.sources).items() if now != self.sources[at]]
+        except Changed as error:
+            return [*self.doubtful, error.path]
 
     def heavy(self, node: Node) -> bool:
         """Whether taking the outputs would hold up whoever waits for it."""
@@ -280,6 +283,14 @@ def _look(path: str) -> _Mark | None:
         return _mark(os.stat(path))
     except OSError:
         return None
+
+
+def _content_now(cache: DigestCache, at: str) -> str:
+    """What a caller's path holds; empty when there is nothing, or nothing that holds still."""
+    try:
+        return cache.content_of(at) or ""
+    except Changed:
+        return ""
 
 
 def _empty(path: str) -> bool:
