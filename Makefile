@@ -37,12 +37,15 @@ lint: .venv/.ready
 
 .cache/peers/.ready:
 	$(PYTHON) -m venv .cache/peers
-	.cache/peers/bin/pip install --quiet ninja doit snakemake
+	.cache/peers/bin/pip install --quiet ninja doit snakemake dvc
 	touch $@
 
 bench: .venv/.ready .cache/peers/.ready
 	$(BIN)/python benchmarks/peers.py --bin .cache/peers/bin
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/pack.py --bin .cache/peers/bin
+	$(BIN)/python benchmarks/transfer.py
+	$(BIN)/python benchmarks/remote.py
 
 docs: .venv/.ready
 	$(BIN)/python -m docs.generate
