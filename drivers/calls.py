@@ -50,7 +50,9 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             if process.returncode is None:
                 _kill(process)
                 # Its end is told when its pipes are closed, and nobody reads the rest of what is in them.
-                process._transport.close()  # type: ignore[attr-defined]
+                process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+                if process.stdin is not None and not process.stdin.is_closing():
+                    process.stdin.transport.abort()
                 await process.wait()
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))

@@ -477,7 +477,7 @@ class DriverContract:
 
         self.on_host(place, act)
 
-    def test_a_call_that_is_given_up_in_a_flood_is_ended(self, place: Path) -> None:
+    def test_a_call_that_is_given_up_in_a_flood_is_ended(self, place: Path, caplog: pytest.LogCaptureFixture) -> None:
         async def act(host: Host) -> None:
             call = host.call((SH, "-c", "cat /dev/zero"))
             async with asyncio.timeout(10):
@@ -488,6 +488,7 @@ class DriverContract:
                 await call.aclose()  # type: ignore[attr-defined]
 
         self.on_host(place, act)
+        assert caplog.text == ""
 
 
 async def over(host: Host, job: Job) -> Exit:
