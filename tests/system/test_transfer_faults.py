@@ -118,7 +118,7 @@ def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: s
             place = tmp_path / f"there{n}"
             await send(place, weather, sources)
             again = weather.data - calm.data
-            assert weather.struck
+            assert weather.struck or weather.at >= weather.passed[weather.way]  # answers are not always equally long
             assert again <= CHUNK + PIPE, f"{fault} {way} at {weather.at}: {again} bytes were sent twice"
             hosted = place / "objects"
             assert sorted(path.name for path in hosted.glob("*/*") if not path.name.endswith(".json")) == sorted(map(hostwork.name_of, sources))
@@ -157,7 +157,7 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
             weather = Weather(host, fault, "out", rng.randrange(calm.passed["out"]))
             await fetch(weather, tmp_path / "home")
             again = weather.passed["out"] - calm.passed["out"]
-            assert weather.struck
+            assert weather.struck or weather.at >= weather.passed[weather.way]  # answers are not always equally long
             assert again <= CHUNK + PIPE, f"{fault} at {weather.at}: {again} bytes were fetched twice"
         await host.aclose()
 
