@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +50,8 @@ class Overview:
     workspace: str
     mask: Callable[[bytes], bytes] = bytes
     """Takes the run's secrets out of what a step prints."""
+    command: Callable[[str], str] = lambda id: ""
+    """A step's command as it would be typed, by the step's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
     ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say)
-    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), _mask(found)))
+    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), _mask(found), partial(_typed, found)))
     _tell(ws, listener)
     _bury(ws, found.plan.recipe, id)
     crashpoint("run-claimed")
@@ -248,6 +251,12 @@ def _tell(ws: Workspace, listener: Listener) -> None:
     """What a person should know of the store that is shared."""
     for notice in ws.sharing.told() if ws.sharing is not None else ():
         listener.say(notice)
+
+
+def _typed(found: Survey, id: str) -> str:
+    from .explain import shown_command
+
+    return shown_command(found, found.plan.index[id])[0]
 
 
 def _mask(found: Survey) -> Callable[[bytes], bytes]:

@@ -395,6 +395,7 @@ class _Story:
         self._clock = clock
         self.workspace = ""
         self.mask: Callable[[bytes], bytes] = bytes
+        self._command: Callable[[str], str] = lambda id: ""
         self.total = self.ended = self.failed = 0
         self._restored = 0
         self._tries: dict[str, int] = {}
@@ -403,7 +404,7 @@ class _Story:
         self._allowed_at = 0.0
 
     def begin(self, overview: Overview) -> None:
-        self.workspace, self.mask = overview.workspace, overview.mask
+        self.workspace, self.mask, self._command = overview.workspace, overview.mask, overview.command
         self.total, self.ended = overview.total, overview.fresh
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()
@@ -470,8 +471,8 @@ class _Story:
                 told.append((f"{name}: was left running, goes on", "odd"))
             if self._verbose:
                 told.append((f"{name}: started", "dim"))
-            if self._commands and (command := data.get("command")):
-                told.append((f"{name}: $ {shown(_command(command))}", "dim"))
+            if self._commands:
+                told += [(f"{name}: $ {shown(line)}", "dim") for line in self._command(event.id).splitlines()]
             return told
         if before == "RUNNING":
             if event.reason == "stopped":
@@ -560,12 +561,6 @@ def _write_results(out: _Stream, summary: Summary) -> None:
 def _why(event: Event) -> str:
     detail = event.data.get("detail")
     return shown(str(detail) if detail else event.reason)
-
-
-def _command(command: object) -> str:
-    import shlex
-
-    return shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else str(command)
 
 
 def _finite(value: object) -> object:

@@ -221,5 +221,6 @@ steps:
     assert shown[shown.index("> list.txt") + 1] == "of 3"
     assert "$ echo '{{ steps.a.metrics.loss }}'" in shown
     assert shown[shown.index("> late.txt") + 1] == "{{ steps.a.metrics.loss }}"
+    assert "b: $ echo '{{ steps.a.metrics.loss }}'" in recipe("run", "-p").err
     space.recipe({"steps": {"a": {"run": "true", "files": {"long.txt": "x\n" * 30}}}})
     assert recipe("plan", "-p").out.splitlines()[-2].strip() == "… 10 more lines"

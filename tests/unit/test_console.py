@@ -108,9 +108,10 @@ def test_what_was_restored_skipped_or_stopped_has_a_line() -> None:
 
 
 def test_a_note_on_a_start_is_said_and_a_command_when_asked_for() -> None:
-    start = move("train", "QUEUED", "RUNNING", note="continues from step 1000", command=["python", "a b.py"])
+    start = move("train", "QUEUED", "RUNNING", note="continues from step 1000")
     assert told(start) == ["train: continues from step 1000"]
-    assert told(start, commands=True)[1:] == ["train: $ python 'a b.py'"]
+    before = overview(command={"train": "python 'a b.py'\necho done"}.__getitem__)
+    assert told(start, commands=True, before=before)[1:] == ["train: $ python 'a b.py'", "train: $ echo done"]
     assert told(start, verbose=1)[1:] == ["train: started"]
 
 
