@@ -584,7 +584,7 @@ while IFS= read -r p; do
     if [ -e "$p" ] || [ -L "$p" ]; then printf 'o\0'; else printf -- '-\0'; fi
     continue
   fi
-  xargs -0 sh -c '[ $# -eq 0 ] || stat -c %s "$@" 2>/dev/null || for f; do wc -c <"$f"; done' sh <"$T.f"
+  xargs -0 sh -c '[ $# -eq 0 ] || stat -L -c %s "$@" 2>/dev/null || for f; do wc -c <"$f"; done' sh <"$T.f"
   printf '\0'
   H <"$T.f"
   printf '\0'
