@@ -41,6 +41,8 @@ TRIES = 8
 _READ = 1 << 20
 _TURN = 128  # chunks of a large file in one call: a sender is heard of now and then
 _MANIFESTS = 8
+_WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
+_ASKED = 4  # older ones of which we do not know what they hold, at most
 _T = TypeVar("_T")
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
 _count = itertools.count(1)
@@ -375,7 +377,13 @@ class Depot:
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
         large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self.chunk}
         best, common = "", 0
+        if cargo.size < _WORTH:
+            return
+        unknown = 0
         for name in trees:
+            unknown += f"t:{name[:64]}" not in self._manifests
+            if unknown > _ASKED:
+                break
             older = await self._manifest(name)
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
             shared += sum(min(entry.size, large.get(entry.path, 0)) // 2 for entry in older)  # they may have chunks in common
