@@ -5,7 +5,8 @@ usage: transfer.py [--scale 1.0] [--shapes small,medium,large] [--place /dev/shm
 Three shapes: 50,000 files of 20 KB, 2,000 of 2 MB, 4 of 1 GB; `--scale` shrinks the first two in number and the last in size.  Each is sent cold
 (nothing is there), unchanged, and changed: one file of a hundred has other bytes, or, where there are few files, 1 % of each.  Ours includes hashing
 here (digests of unchanged files are remembered, as a workspace does), hashing there, and making the connection, as the others do.  Seconds are wall
-time, × is the time of each over ours; `cpu` are seconds of user and system time here and there.  Both sides lie on `--place`.
+time, × is the time of each over ours; `cpu` are seconds of user and system time here and there.  Both sides lie on `--place`, which
+needs room for five times a shape.
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ def measure(shape: str, options: argparse.Namespace) -> None:
                 if state != "cold" and not (name == "ours" or name.startswith("rsync")):
                     continue  # these send everything, always
                 results[name] = timed(way, sshd)
+                if name.startswith(("scp", "tar")):
+                    subprocess.run(["rm", "-rf", str(sshd.home / "theirs" / name.split()[0])], check=True)
             base = results["ours"][0]
             for name, (wall, mine, theirs) in results.items():
                 what = f"{shape:7} {count:6} files {size / 1e6:6.0f} MB  {state:12} {name:14}"
