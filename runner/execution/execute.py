@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import os
-import re
 import signal
 import sys
 import time
@@ -24,49 +22,41 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivers.base import Command, DriverError, Exit, HostLost, Job
+from drivers.base import DriverError, Exit, HostLost, Job
 
 from ..digest import Digest, of_value
 from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
-from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
-from ..secrets import Masker, Secret
+from ..secrets import Masker
 from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
-from . import launch, metrics
-from .chores import Chores
+from . import metrics, outcomes
+from .attempts import Attempts, Running, holds, wants
 from .fleet import Fleet
 from .ledger import Ledger
+from .leftovers import Leftovers
 from .scrap import Scrap
 from .sharing import Deliveries
-from .sites import Away, Brought, Errand, Paths, Site
-from .sources import chosen, fetch
+from .sites import Away, Errand, Site
 from .staging import Attempt, OutputProblem, no_space, undeclared
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
 
 if TYPE_CHECKING:
     from . import checkpoints
-    from .containers import Containers, Mount
-    from .keeper import Round
 
 GRACE = timedelta(seconds=10)
 PATIENCE = 3
 """Bad looks at a host in a row that end what runs there."""
 FOREVER = timedelta(days=3650)
-TAIL = 8 << 10
-NOTHING_LEFT = 16 << 10
-"""Free bytes at which a disk is full: not even a log grows any more."""
 WORTH_NOTING = 1.0
 """Seconds that a step has to run for what it made to be written down before it is moved."""
-LOG_CAP = 64 << 20
-"""Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 GROUP_SECONDS = 0.1
 GROUP_MOVES = 1024
 
@@ -103,34 +93,6 @@ class Report:
     abandoned: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Running:
-    node: Node
-    number: int
-    key: Digest | None
-    world: World
-    attempt: Attempt
-    job: Job
-    name: str
-    log: str
-    started: float
-    secrets: list[Secret]
-    state: checkpoints.Generation | None
-    lock: Lock | None
-    site: Site
-    wants: Mapping[str, float]
-    goes_on: int | None = None  # the step of the checkpoint that it goes on from
-    taken_up: bool = False  # begun by an earlier worker
-    task: asyncio.Task[None] | None = None  # what carries it to another disk than ours, and back
-    errand: Errand | None = None
-    brought: Brought | None = None
-    stopped: bool = False  # we asked for its end
-
-
-_TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
-"""The end of a run's name in that of what it left in `attempts`."""
-
-
 class Executor:
     """One run, from its first judgement to its last move."""
 
@@ -138,11 +100,10 @@ class Executor:
         self.ws, self.survey, self.ledger, self.fleet, self.options = ws, survey, ledger, fleet, options
         self.host = fleet.here.host
         self._top, self._attempts, self._logs = str(ws.root), f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
-        self._base: dict[tuple[str, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
         self.plan, self.facts = survey.plan, survey.facts
         self.made = dict(survey.made)
         self.todo = {self.plan.nodes[n].id for n in survey.todo}
-        self.running: dict[str, _Running] = {}
+        self.running: dict[str, Running] = {}
         self.resting: dict[str, float] = {}
         self.failures: list[Failure] = []
         self.ended: deque[tuple[str, Exit | DriverError | RecipeError]] = deque()
@@ -151,8 +112,6 @@ class Executor:
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
-        self._chores: dict[str, Chores] = {}
-        self._boxes: dict[str, Containers] = {}
         self._strained = False
         self._sick: set[str] = set()
         self._out_of_time = False
@@ -168,9 +127,10 @@ class Executor:
         self._sent = 0.0
         self._landed = False
         self._heart: asyncio.TimerHandle | None = None
-        self._left = self._leftovers()
+        self.left = Leftovers(ws, ledger, fleet)
         self._scrap = Scrap(self._attempts, ledger.run[-6:], GROUP_MOVES)
-        self._failures_kept = "failed" in self._left
+        self.attempts = Attempts(ws, survey, ledger, fleet, self._scrap, self.made)
+        self._failures_kept = self.left.any_failed
         self._tick = listener
         self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
         self._held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
@@ -217,11 +177,11 @@ class Executor:
                 for task in self._waits:
                     task.cancel()
                 if not self._abandoned:
-                    for chores in self._chores.values():
+                    for chores in self.attempts.chores:
                         for problem in await chores.cleanup() if not chores.site.lost else ():
                             self.ledger.say(problem)
                 if self.scheduler.finished:
-                    await self._sweep()
+                    await self.left.sweep()
                 await self.fleet.close()
                 self._scrap.clear()
             self.ledger.flush()
@@ -233,7 +193,7 @@ class Executor:
         """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
         sites = [*self.fleet.sites, *([self.fleet.here] if self.fleet.away and self._some_here() else [])]
         try:
-            await asyncio.gather(*(self._chores_of(site).setup() for site in sites))
+            await asyncio.gather(*(self.attempts.chores_of(site).setup() for site in sites))
         except CannotRun:
             if not self._stopping:
                 raise
@@ -247,7 +207,7 @@ class Executor:
         bad: dict[str, int] = {}
         while True:
             await asyncio.sleep(every)
-            for chores in [chores for chores in self._chores.values() if not chores.site.lost]:
+            for chores in [chores for chores in self.attempts.chores if not chores.site.lost]:
                 site = chores.site
                 try:
                     bad[site.name] = 0 if await chores.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
@@ -260,53 +220,9 @@ class Executor:
                     for running in there:
                         await self._stop(running)
 
-    def _chores_of(self, site: Site) -> Chores:
-        if site.name not in self._chores:
-            self._chores[site.name] = Chores(site, self.ledger.run, self.survey.plan.settings, self.survey.plan.inputs)
-        return self._chores[site.name]
-
     def _some_here(self) -> bool:
         """Whether any step says `where: local`."""
         return any(self.plan.nodes[self.plan.index[id]].flags & LOCAL for id in self.todo)
-
-    async def _sweep(self) -> None:
-        """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
-        folder, own = self._attempts, self.ledger.run[-6:]
-        left: dict[str, list[str]] = {}
-        for name in os.listdir(folder):
-            if (tag := _TAG.search(name)) and tag[1] != own:
-                left.setdefault(tag[1], []).append(name)
-        if not left:
-            return
-        for run in self.ws.store.runs(recipe=self.plan.recipe):
-            if run.id[-6:] not in left or self.ws.store.live(run.id):
-                continue
-            names = left[run.id[-6:]]
-            going = [name for name in names if "." not in name and await self._goes_on(name)]
-            for name in going:
-                self.ledger.say(f"a job of an earlier run, which this one does not need, goes on in the background: {name}")
-            for name in names:
-                if name.partition(".")[0] not in going:
-                    await asyncio.to_thread(delete, Path(folder, name))
-
-    async def _goes_on(self, name: str) -> bool:
-        """Whether the job of an attempt that an earlier worker left is still running, as far as we can see."""
-        site = self._site_of(name)
-        if site is None:
-            return False
-        over = await site.host.wait(Job(name), timedelta(0))
-        if over is not None and isinstance(site, Away):
-            await site.clear(Paths.at(f"{site.root}/attempts/{name}"))
-        return over is None
-
-    def _site_of(self, name: str) -> Site | None:
-        """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
-        try:
-            with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
-                called = file.read()
-        except FileNotFoundError:
-            return self.fleet.here
-        return next((site for site in self.fleet.sites if site.name == called and not site.lost), None)
 
     async def _rest(self) -> None:
         """Wait for an end, or until the next group, try or look at the screen is due."""
@@ -485,13 +401,14 @@ class Executor:
         old = self.plan
         self.plan = compiled(self.ws, self.survey.source, self.survey.request, self.survey.globs)
         made = {self.plan.index[old.nodes[n].id]: m for n, m in self.made.items() if old.nodes[n].id in self.plan.index}
-        self.made = made
+        self.made.clear()
+        self.made.update(made)
         self.survey.plan = self.plan
         self.survey.places = self.survey.place(self.ws, self.plan)
         facts = look(self.ws, self.plan, self.survey.request)
         facts.there = dict(self.ws.cache.contents(path for targets in self.survey.places.values() for _, path in targets))
         facts.ours = self.ws.published()
-        self.facts = facts
+        self.facts = self.survey.facts = facts
         known = {node.id for node in old.nodes}
         new = {node.id for node in self.plan.nodes} - known
         self.todo |= new
@@ -549,11 +466,11 @@ class Executor:
         node, detail = self.plan.nodes[n], self.plan.details()[n]
         verdict = self._verdicts[id]
         key = verdict.key
-        wants = _wants(detail)
-        site = self._site_for(node, wants)
+        taking = wants(detail)
+        site = self._site_for(node, taking)
         if site is None:
             self.resting[id] = time.monotonic() + 0.2
-            return self._without_room(id, node, wants)
+            return self._without_room(id, node, taking)
         if key is not None and not self.ledger.hold(key):
             # Another run here is making the same thing: wait, then judge again and find it made.
             self.resting[id] = time.monotonic() + 0.1
@@ -561,14 +478,14 @@ class Executor:
             return False
         contended = self._contended or not self.ledger.keys.alone()
         if contended and key is not None:
-            self._left = self._leftovers()  # whoever held the key may have died with its attempt running
+            self.left.look_again()  # whoever held the key may have died with its attempt running
         if key is not None and contended and self.facts.traces.get(key) is not None and not self._always(n, verdict):
             self.ledger.keys.release(key)
             self._record(self.scheduler.adopt(id, "another run made it"))
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
-            processes = self._processes(detail, n, site) if detail["state"] else None
+            processes = self.attempts.processes(detail, n, site) if detail["state"] else None
             generation, lock = await self._open_state(node, detail, world, key, processes)
         except OSError as error:
             self._record([self.scheduler.start(id)])
@@ -595,7 +512,7 @@ class Executor:
         if detail["secrets"]:
             # Names, so that who follows the raw log can mask it.
             data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
-        restored = self._restored(detail, generation, processes)
+        restored = self.attempts.restored(detail, generation, processes)
         if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
         for found in restored.values():
@@ -636,7 +553,7 @@ class Executor:
         if not self.fleet.away or node.flags & LOCAL:
             return self.fleet.here
         absent = self._absent(node)
-        return next((site for site in self.fleet.sites if site.has_room(wants) and all(_holds(site, content) for content in absent)), None)
+        return next((site for site in self.fleet.sites if site.has_room(wants) and all(holds(site, content) for content in absent)), None)
 
     def _absent(self, node: Node) -> list[str]:
         """What a step takes of earlier ones and that is not here: `temporary` outputs, which stayed on their host."""
@@ -647,7 +564,7 @@ class Executor:
         """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
         live = [site for site in self.fleet.sites if not site.lost]
         for content in self._absent(node):
-            if not any(_holds(site, content) for site in live):
+            if not any(holds(site, content) for site in live):
                 producer = next(u for u, output, *_ in node.upstream if self.made[u].outputs.get(output) == content)
                 name = self.plan.nodes[producer].id
                 self.made.pop(producer)
@@ -677,7 +594,7 @@ class Executor:
             return None, None
         root = self.ws.home / "states" / key[:32]
         holder = checkpoints.holder(root)
-        if holder and not holder.startswith((own or "-")[:24]) and (there := self._site_of(holder)) and await self._goes_on(holder):
+        if holder and not holder.startswith((own or "-")[:24]) and (there := self.left.site_of(holder)) and await self.left.goes_on(holder):
             # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
             await there.host.stop(Job(holder), GRACE)
             lock.release()
@@ -703,43 +620,43 @@ class Executor:
         name: str,
         site: Site,
         restored: Mapping[str, checkpoints.Newest],
-    ) -> _Running:
+    ) -> Running:
         attempt = Attempt(f"{self._attempts}/{name}")
-        secrets, wants = self._secrets(detail), _wants(detail)
-        if key is not None and (left := self._left.pop(key[:24], None)):
-            for old in left:
-                found = await self._taken_up(node, old, self._always(n, self._verdicts[node.id]))
+        secrets, taking = self.attempts.secrets(detail), wants(detail)
+        if key is not None:
+            for old in self.left.pop(key[:24]):
+                found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
                 if found is not None:
                     job, site = found
                     attempt = Attempt(f"{self._attempts}/{old}")
                     log = attempt.path + ".log"
-                    running = _Running(
-                        node, n, key, world, attempt, job, old, log, time.time(), secrets, generation, lock, site, wants, taken_up=True
+                    running = Running(
+                        node, n, key, world, attempt, job, old, log, time.time(), secrets, generation, lock, site, taking, taken_up=True
                     )
                     if isinstance(site, Away):
-                        running.errand = self._errand(running, detail, sys.executable, site)
+                        running.errand = self.attempts.errand(running, detail, sys.executable, site)
                         running.errand.job, running.errand.rejoined = job, True
                     return running
         log = attempt.path + ".log"
-        image = self._image(detail)
-        python = "python" if image else await self._python(node, site)
+        image = self.attempts.image(detail)
+        python = "python" if image else await self.attempts.python(node, site)
         if image:
-            await self._boxes_of(site).image(image)
-        running = _Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, wants)
+            await self.attempts.boxes_of(site).image(image)
+        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, taking)
         if generation is not None:
             from . import checkpoints
 
             checkpoints.hold(generation.path.parent, name)
         if isinstance(site, Away):
             Path(f"{attempt.path}.site").write_text(site.name, encoding="utf-8")
-            running.errand = self._errand(running, detail, python, site)
+            running.errand = self.attempts.errand(running, detail, python, site)
             return running
         attempt.begin(self._scrap)
         crashpoint("attempt-made")
-        self._stage(node, detail, attempt)
-        self._link_state(detail, attempt, generation)
+        self.attempts.stage(node, detail, attempt)
+        self.attempts.link_state(detail, attempt, generation)
         running.goes_on = max((found.step for found in restored.values() if found.step is not None), default=None)
-        command, script = self._command(running, detail, python, restored)
+        command, script = self.attempts.command(running, detail, python, restored)
         if script is not None:
             self._scrap.write_script(site.paths(attempt).script, script)
             self._scrap.log(log)
@@ -748,42 +665,7 @@ class Executor:
         crashpoint("job-started")
         return running
 
-    def _errand(self, running: _Running, detail: dict[str, Any], python: str, site: Away) -> Errand:
-        """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
-        from .keeper import Keeper, Kept, OverDepot
-
-        generation, attempt = running.state, running.attempt
-        folders = {name: f"states/{generation.id}/{name}" for name, *_ in detail["state"]} if generation is not None else {}
-        states = {path: folders[name] for name, path, *_ in detail["state"]}
-
-        def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
-            attempt.begin(self._scrap)
-            self._stage(running.node, detail, attempt, kept=lambda content: _holds(site, content))
-            running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
-            return self._command(running, detail, python, found)
-
-        errand = Errand(running.name, running.node, attempt, compose, detail["metrics"], states)
-        if generation is not None:
-            kept = [
-                Kept(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
-                for name, _, pattern, every, keep in detail["state"]
-            ]
-            for state in kept:
-                state.here.mkdir(parents=True, exist_ok=True)
-            errand.keeper = Keeper(
-                OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self._processes(detail, running.number, site)
-            )
-        return errand
-
-    def _told(self, site: Site, round: Round) -> None:
-        """What a keeper has to say that people should know."""
-        for words in (round.problem, round.warning):
-            if words:
-                self.ledger.say(f"{site.name}: {words}")
-        for name, why in round.passed:
-            self.ledger.say(f"checkpoint {name} on {site.name} is passed over: {why}")
-
-    async def _carry(self, id: str, running: _Running, errand: Errand) -> None:
+    async def _carry(self, id: str, running: Running, errand: Errand) -> None:
         """Put the end of an attempt elsewhere into the queue, whatever happens."""
         assert isinstance(running.site, Away)
         end: Exit | DriverError | RecipeError
@@ -800,7 +682,7 @@ class Executor:
             end = no_space(error, error.filename or errand.name)
         self._heard(id, end)
 
-    async def _stop(self, running: _Running) -> None:
+    async def _stop(self, running: Running) -> None:
         """End what runs; an attempt that has not begun yet on its host never does."""
         running.stopped = True
         if running.errand is not None and running.errand.job is None:
@@ -824,7 +706,7 @@ class Executor:
         try:
             found = await self.fleet.replace(lost)
             if found is not None:
-                await self._chores_of(found).setup()
+                await self.attempts.chores_of(found).setup()
                 self.ledger.say(f"{found.name} takes its place")
         except RecipeError as error:
             self.ledger.say(str(error))
@@ -832,196 +714,15 @@ class Executor:
             self._replacing -= 1
             self._wake()
 
-    def _image(self, detail: Mapping[str, Any]) -> str:
-        """The image that a step runs in; empty for the host's own programs."""
-        return "" if self.survey.request.current_python else str(detail["image"] or "")
-
-    def _boxes_of(self, site: Site) -> Containers:
-        from .containers import Containers
-
-        if site.name not in self._boxes:
-            local = site is self.fleet.here
-            box = self.ws.config.driver("local") if local else self.fleet.box
-            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.ledger.say, box, os.environ if local else None)
-        return self._boxes[site.name]
-
-    async def _taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
-        """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
-        path = f"{self._attempts}/{name}"
-        site = self._site_of(name)
-        if site is None:
-            self.ledger.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
-            _clear(path)
-            return None
-        paths = site.paths(Attempt(path))
-        job = Job(name, {"log": paths.log})
-        exit = await site.host.wait(job, timedelta(0))
-        if exit is None:
-            return job, site
-        if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node)):
-            return job, site
-        if isinstance(site, Away):
-            await site.clear(paths)
-        _clear(path)
-        return None
-
     def _always(self, n: int, verdict: Verdict) -> bool:
         """Whether it must run although somebody made the same."""
         return verdict.reasons == ("forced",) or bool(self.plan.nodes[n].flags & UNCACHED)
-
-    def _leftovers(self) -> dict[str, list[str]]:
-        """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
-        found: dict[str, list[str]] = {}
-        with contextlib.suppress(FileNotFoundError):
-            for name in sorted(os.listdir(self._attempts)):
-                if "." not in name:
-                    found.setdefault(name.partition("-")[0], []).append(name)
-        return found
-
-    def _command(
-        self, running: _Running, detail: dict[str, Any], python: str, restored: Mapping[str, checkpoints.Newest]
-    ) -> tuple[Command, bytes | None]:
-        """What is run, and the script that has to lie beside the attempt for it."""
-        node, attempt, site = running.node, running.attempt, running.site
-        paths = site.paths(attempt)
-        attempt.prepare_outputs(node)  # after the state, below which some may lie
-        scope: dict[str, Any] = {}
-        if not launch.plain(detail):
-            last = {name: f"{path}/{restored[name].name}" if restored[name].name else None for name, path, *_ in detail["state"]}
-            scope = judging.scope_of(detail, self.plan, running.number, self.made)
-            scope |= {
-                "state": {name: Place(path, {"latest": last[name]}) for name, path, *_ in detail["state"]},
-                "run": {"id": self.ledger.run, "recipe": self.plan.recipe},
-                "step": {"id": node.id, "key": running.key or ""},
-                "node": {"rank": 0},
-                "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
-                "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])},
-            }
-        made = launch.render(detail, scope, python=python)
-        for path, data in made.files.items():
-            attempt.add_bytes(data, path)
-        attempt.ready()
-        script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
-        argv = made.argv if script is None else (*made.argv, paths.script)
-        image = self._image(detail)
-        if image:
-            from .containers import base_env as boxed_env
-        inherits = (site.name, bool(image), *detail["pass_env"])
-        if (base := self._base.get(inherits)) is None:
-            base = boxed_env(detail["pass_env"], os.environ) if image else site.env(detail["pass_env"])
-            base = self._base[inherits] = base | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
-        env = {**base, "RECIPE_STEP": node.id}
-        if not image and python != site.python:
-            env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
-        if detail["metrics"] is not None:
-            env["RECIPE_METRICS"] = paths.metrics
-        env |= made.env
-        secrets = {secret.name: secret.reveal for secret in running.secrets}
-        command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log)
-        if image:
-            command = self._boxes_of(site).wrap(command, image, self._mounts(running, detail, command), detail["resources"].get("gpus", 0))
-        return command, script
-
-    def _mounts(self, running: _Running, detail: Mapping[str, Any], command: Command) -> list[Mount]:
-        """What a container has to see: the attempt, and all that it leads to."""
-        from .containers import Mount, mounts
-
-        site, generation = running.site, running.state
-        if not isinstance(site, Away):
-            states = [str(generation.folder(name)) for name, *_ in detail["state"]] if generation is not None else []
-            return mounts(command, f"{site.root}/objects", states)
-        paths = site.paths(running.attempt)
-        states = [f"{site.root}/states/{generation.id}/{name}" for name, *_ in detail["state"]] if generation is not None else []
-        return [
-            Mount(paths.cwd, True),
-            Mount(paths.script),
-            Mount(paths.metrics, True),
-            Mount(f"{site.root}/objects"),
-            *(Mount(state, True) for state in states),
-        ]
-
-    def _stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
-        """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
-        root, cache = self._top, self.ws.cache
-        for dep in node.deps:
-            for path in self.facts.matches.get(dep, (dep,)):
-                attempt.add_path(cache, path, self.facts.files.get(path), f"{root}/{path}", path)
-        for pattern in node.code:
-            base = os.path.realpath(self.plan.homes[node.home])
-            for name, content in self.facts.code.get((node.home, pattern), ()):
-                attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
-        for url, commit, at in detail["git"]:
-            from .gitcode import checkout, located
-
-            checkout(self.ws, located(url, self.plan.homes[node.home]), commit, Path(attempt.place(at)))
-        for name, kind, address, *only in node.takes:
-            if kind == "path":
-                source = str(self.ws.absolute(address))
-                if only and os.path.isdir(source):
-                    identity, contents = chosen(cache, source, only)
-                    for path in contents:
-                        attempt.add_path(cache, f"{source}/{path}", contents[path], f"{source}/{path}", f"{name}/{path}")
-                    if identity != self.facts.takes[kind, address, *only]:
-                        attempt.doubtful.append(source)  # one came, went or changed since the key was made
-                    continue
-                attempt.add_path(cache, source, self.facts.takes[kind, address, *only], source, name)
-            elif kind != "stream":
-                source = str(fetch(self.ws, kind, address, str(self.facts.takes[kind, address, *only]), only))
-                attempt.add_path(cache, source, None, source, name)
-        for producer, output, name, below in node.upstream:
-            made = self.made[producer].outputs.get(output)
-            if made is None:
-                continue  # an optional output that was not made
-            if below:
-                source = f"{self.ws.objects.path(Content(made))}/{below}"
-                attempt.add_path(cache, source, None, source, name)
-            elif kept(made) and not self.ws.objects.has(Content(made)):
-                attempt.objects[name] = made
-            else:
-                attempt.add_object(self.ws.objects, made, name)
-
-    def _restored(self, detail: Mapping[str, Any], generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
-        """From which checkpoint each state goes on, as far as what is here shows."""
-        if generation is None:
-            return {}
-        from . import checkpoints
-
-        return {name: checkpoints.newest(generation.folder(name), pattern, world=world) for name, _, pattern, *_ in detail["state"]}
-
-    def _link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> None:
-        for name, path, *_ in detail["state"]:
-            assert generation is not None
-            folder = generation.folder(name)
-            folder.mkdir(parents=True, exist_ok=True)
-            os.symlink(folder.resolve(), attempt.place(path))
-
-    def _processes(self, detail: Mapping[str, Any], n: int, site: Site) -> int | None:
-        """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
-        if detail["accelerate"] is None:
-            return None
-        scope = judging.scope_of(detail, self.plan, n, self.made) | {"host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}}
-        return launch.processes(detail["accelerate"], scope)
-
-    def _secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
-        if not detail["secrets"]:
-            return []
-        return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
-
-    async def _python(self, node: Node, site: Site) -> str:
-        if node.lock and not self.survey.request.current_python:
-            from .environments import built, python_of
-
-            content, chores = str(self.facts.locks[node.home, node.lock]), self._chores_of(site)
-            if not await built(site, content):
-                self.ledger.say(f"installing the packages of {node.lock}{'' if site is self.fleet.here else f' on {site.name}'}, once")
-            return await python_of(chores, Path(self.plan.homes[node.home], node.lock), content)
-        return site.python
 
     def _heard(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
         self.ended.append((id, exit))
         self._wake()
 
-    async def _wait(self, id: str, running: _Running) -> None:
+    async def _wait(self, id: str, running: Running) -> None:
         """Hear of the job's end, whatever happens: for a host that has to be asked."""
         try:
             exit: Exit | DriverError | None = None
@@ -1037,11 +738,11 @@ class Executor:
         running = self.running.pop(id)
         running.site.leave(running.wants)
         detail = self.plan.details()[self.plan.index[id]]
-        image = self._image(detail)
+        image = self.attempts.image(detail)
         try:
             if image and isinstance(exit, Exit):
                 with contextlib.suppress(DriverError):
-                    await self._boxes_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
+                    await self.attempts.boxes_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
             if isinstance(exit, HostLost) and isinstance(running.site, Away):
                 self._lose(running.site, str(exit))
             if isinstance(exit, RecipeError):
@@ -1057,7 +758,7 @@ class Executor:
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
-                self._failed(id, running, detail, _reason(exit), (image and _of_engine(exit, running.log, image)) or _said(exit, detail))
+                self._failed(id, running, detail, outcomes.reason(exit), outcomes.said(exit, detail, image, running.log))
             else:
                 await self._succeeded(id, running, detail, exit)
         finally:
@@ -1066,7 +767,7 @@ class Executor:
             if running.key is not None:
                 self.ledger.release_after_flush(running.key)
 
-    async def _succeeded(self, id: str, running: _Running, detail: Mapping[str, Any], exit: Exit) -> None:
+    async def _succeeded(self, id: str, running: Running, detail: Mapping[str, Any], exit: Exit) -> None:
         crashpoint("job-over")
         node, attempt = running.node, running.attempt
         n = self.plan.index[id]
@@ -1096,7 +797,7 @@ class Executor:
             self._failed(id, running, detail, "disk", str(error))
             return
         crashpoint("outputs-stored")
-        values = self._metrics(running, detail)
+        values = outcomes.measured(attempt.path, running.log, detail["metrics"], running.secrets)
         if running.goes_on is not None:
             from . import checkpoints
 
@@ -1119,7 +820,7 @@ class Executor:
                 return
             crashpoint("published")
         self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": detail["author"], "world": running.world}, exit)
-        self._keep_log(id, running, detail)
+        self._kept_log(id, running, detail)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
             data["metrics"] = values
@@ -1132,15 +833,15 @@ class Executor:
     def _with_data(self, moves: list[Move], id: str, data: dict[str, object]) -> list[Move]:
         return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]
 
-    def _failed(self, id: str, running: _Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
+    def _failed(self, id: str, running: Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
         attempt = running.attempt
-        tail = Masker(running.secrets).mask(_tail(running.log))
-        if reason == "exit" and (full := _full(tail, attempt.path)):
+        tail = Masker(running.secrets).mask(outcomes.tail(running.log))
+        if reason == "exit" and (full := outcomes.full(tail, attempt.path)):
             reason, words = "disk", f"{words}: {full}"
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
-            log = self._keep_log(id, running, detail)
+            log = self._kept_log(id, running, detail)
         except OSError as error:
             log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
         hint = ""
@@ -1170,7 +871,7 @@ class Executor:
             self.made[self.plan.index[id]] = NOTHING
             self.failures.append(Failure(id, words or reason, tail, log, hint, reason != "error"))
 
-    def _tidy(self, running: _Running, detail: Mapping[str, Any], *, success: bool) -> None:
+    def _tidy(self, running: Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:
             if running.state is not None:
                 from . import checkpoints
@@ -1208,45 +909,11 @@ class Executor:
         if not site.lost:
             self._beside(site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states]))
 
-    def _metrics(self, running: _Running, detail: Mapping[str, Any]) -> dict[str, Any]:
-        if detail["metrics"] is None:
-            return {}
-        file, pattern = detail["metrics"]
-        if pattern:
-            found = metrics.match(Path(running.log), pattern)
-        else:
-            paths = sorted(Path(running.attempt.path).glob(file)) if file else [Path(running.attempt.path + ".metrics")]
-            found = {name: value for path in paths for name, value in metrics.read(path).items()}
-        if running.secrets:
-            mask = Masker(running.secrets).mask
-            return {name: mask(value.encode()).decode() if isinstance(value, str) else value for name, value in found.items()}
-        return dict(found)
-
-    def _keep_log(self, id: str, running: _Running, detail: Mapping[str, Any]) -> str:
-        """Move what the attempt printed to where logs are kept, masked; nothing printed, nothing kept.  Also its metrics."""
+    def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
+        """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
-        measured = running.attempt.path + ".metrics"
-        if detail["metrics"] is not None and os.path.exists(measured):
-            os.makedirs(os.path.dirname(kept), exist_ok=True)
-            if running.secrets:
-                _copy_masked(measured, kept + ".metrics", Masker(running.secrets), 0)
-                os.unlink(measured)
-            else:
-                os.rename(measured, kept + ".metrics")
-        try:
-            size = os.stat(running.log).st_size
-        except OSError:
-            return ""
-        if size == 0:
-            self._scrap.give_log(running.log)
-            return ""
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        if running.secrets or size > LOG_CAP:
-            _copy_masked(running.log, kept + ".log", Masker(running.secrets), size)
-            os.unlink(running.log)
-        else:
-            os.rename(running.log, kept + ".log")
-        return kept + ".log"
+        measured = f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
+        return outcomes.keep(running.log, measured, kept, running.secrets, self._scrap)
 
     def _publish(self, n: int, made: Made) -> None:
         flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
@@ -1323,7 +990,7 @@ class Executor:
 
     def _stop_all(self) -> None:
         self._stopping = True
-        for chores in self._chores.values():
+        for chores in self.attempts.chores:
             self._beside(chores.stop())
         for running in self.running.values():
             self._beside(self._stop(running))
@@ -1343,87 +1010,3 @@ class Executor:
     @property
     def interrupted(self) -> bool:
         return self._interrupts > 0
-
-
-def _wants(detail: Mapping[str, Any]) -> dict[str, float]:
-    """What an attempt takes of a host's cpus, gpus and bytes of memory."""
-    wants = detail["resources"]
-    return {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)}
-
-
-def _holds(site: Site, content: str) -> bool:
-    """Whether an output that is not here lies there."""
-    return isinstance(site, Away) and site.holds(content)
-
-
-def _of_engine(exit: Exit, log: str, image: str) -> str:
-    from .containers import explain
-
-    return explain(exit, _tail(log), image)
-
-
-def _clear(path: str) -> None:
-    """Delete all that there is of an attempt."""
-    delete(Path(path))
-    for suffix in (".log", ".sh", ".metrics", ".taken", ".site"):
-        with contextlib.suppress(OSError):
-            os.unlink(path + suffix)
-
-
-def _full(tail: bytes, path: str) -> str:
-    """Words for a disk that is full, if a command that failed says so, or could not even say so."""
-    found = os.statvfs(os.path.dirname(path))
-    said = os.strerror(errno.ENOSPC).encode() in tail or os.strerror(errno.EDQUOT).encode() in tail
-    if not said and found.f_bavail * found.f_frsize > NOTHING_LEFT and (found.f_favail or not found.f_files):
-        return ""
-    return f"no space left on a disk ({found.f_bavail * found.f_frsize} bytes and {found.f_favail} inodes are free for attempts)"
-
-
-def _reason(exit: Exit) -> str:
-    return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
-
-
-def _said(exit: Exit, detail: Mapping[str, Any]) -> str:
-    if exit.reason == "timeout":
-        return f"ran longer than {detail['timeout']:g} s and was stopped"
-    if exit.reason == "idle":
-        return f"printed nothing for {detail['idle_timeout']:g} s and was stopped"
-    if exit.reason == "oom":
-        return "killed for memory (out of memory, SIGKILL)"
-    if exit.reason == "stopped":
-        return "stopped"
-    if exit.reason == "lost":
-        return "its end is not known: the process that watched it is gone"
-    if exit.signal is not None:
-        try:
-            name = signal.Signals(exit.signal).name
-        except ValueError:
-            name = f"signal {exit.signal}"
-        return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
-    if exit.code == 127:
-        return "exit 127: its program was not found"
-    return f"exit {exit.code}"
-
-
-def _tail(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL))
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
-    with open(source, "rb") as origin, open(target, "wb") as kept:
-        left = LOG_CAP // 2
-        while size > LOG_CAP and left > 0 and (data := origin.read(min(1 << 20, left))):
-            left -= len(data)
-            kept.write(masker.feed(data))
-        if size > LOG_CAP:
-            kept.write(masker.end() + f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
-            origin.seek(size - LOG_CAP // 2)
-        while data := origin.read(1 << 20):
-            kept.write(masker.feed(data))
-        kept.write(masker.end())

@@ -74,6 +74,7 @@ class Fleet:
     _driver: Driver | None = None
     _leased: list[_Leased] = field(default_factory=list)
     _here: Lease | None = None
+    _renewing: asyncio.Task[None] | None = None
 
     lost: list[str] = field(default_factory=list)
     """Why places that were ours are not any more."""
@@ -103,6 +104,7 @@ class Fleet:
             if sum(site.slots or 0 for site in self.sites) >= want:
                 break
             await self._take(offer, want - sum(site.slots or 0 for site in self.sites))
+        self._renewing = asyncio.get_running_loop().create_task(self._renew())
         if not self.sites:
             raise Infrastructure(f"all places that {self.name} has are taken", fix="wait, or name another host")
 
@@ -123,7 +125,7 @@ class Fleet:
             self.say(f"there is no other host for {lost.name}: {error}")
         return None
 
-    async def renew(self) -> None:
+    async def _renew(self) -> None:
         """Keep the leases, until cancelled."""
         while True:
             await asyncio.sleep(RENEW)
@@ -134,6 +136,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Give everything back."""
+        if self._renewing is not None:
+            self._renewing.cancel()
         for leased in self._leased:
             try:
                 await self._of().release(leased.lease)

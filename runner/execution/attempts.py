@@ -1,0 +1,284 @@
+"""Make one attempt of a step ready: its directory, its command and environment, from where it goes on.  Knows what a step is, not when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivers.base import Command, Job
+
+from ..digest import Digest
+from ..language.template import Place
+from ..planning import judge as judging
+from ..planning.fingerprint import World
+from ..planning.judge import Made
+from ..planning.plan import Node
+from ..secrets import Secret
+from ..storage.files import Content
+from ..storage.locks import Lock
+from . import launch
+from .chores import Chores
+from .fleet import Fleet
+from .ledger import Ledger
+from .scrap import Scrap
+from .sites import Away, Brought, Errand, Site
+from .sources import chosen, fetch
+from .staging import Attempt
+from .survey import Survey
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from . import checkpoints
+    from .containers import Containers, Mount
+    from .keeper import Round
+
+
+@dataclass(slots=True)
+class Running:
+    """One attempt under way."""
+
+    node: Node
+    number: int
+    key: Digest | None
+    world: World
+    attempt: Attempt
+    job: Job
+    name: str
+    log: str
+    started: float
+    secrets: list[Secret]
+    state: checkpoints.Generation | None
+    lock: Lock | None
+    site: Site
+    wants: Mapping[str, float]
+    goes_on: int | None = None  # the step of the checkpoint that it goes on from
+    taken_up: bool = False  # begun by an earlier worker
+    task: asyncio.Task[None] | None = None  # what carries it to another disk than ours, and back
+    errand: Errand | None = None
+    brought: Brought | None = None
+    stopped: bool = False  # we asked for its end
+
+
+def wants(detail: Mapping[str, Any]) -> dict[str, float]:
+    """What an attempt takes of a host's cpus, gpus and bytes of memory."""
+    wants = detail["resources"]
+    return {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)}
+
+
+def holds(site: Site, content: str) -> bool:
+    """Whether an output that is not here lies there."""
+    return isinstance(site, Away) and site.holds(content)
+
+
+class Attempts:
+    """The attempts of one run.  `made` is what its steps have left so far, as it grows."""
+
+    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, fleet: Fleet, scrap: Scrap, made: Mapping[int, Made]) -> None:
+        self.ws, self.survey, self.ledger, self.fleet, self.scrap, self.made = ws, survey, ledger, fleet, scrap, made
+        self._top = str(ws.root)
+        self._base: dict[tuple[object, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
+        self._chores: dict[str, Chores] = {}
+        self._boxes: dict[str, Containers] = {}
+
+    @property
+    def chores(self) -> Collection[Chores]:
+        """Of every place that had any."""
+        return self._chores.values()
+
+    def chores_of(self, site: Site) -> Chores:
+        if site.name not in self._chores:
+            self._chores[site.name] = Chores(site, self.ledger.run, self.survey.plan.settings, self.survey.plan.inputs)
+        return self._chores[site.name]
+
+    def image(self, detail: Mapping[str, Any]) -> str:
+        """The image that a step runs in; empty for the host's own programs."""
+        return "" if self.survey.request.current_python else str(detail["image"] or "")
+
+    def boxes_of(self, site: Site) -> Containers:
+        from .containers import Containers
+
+        if site.name not in self._boxes:
+            local = site is self.fleet.here
+            box = self.ws.config.driver("local") if local else self.fleet.box
+            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.ledger.say, box, os.environ if local else None)
+        return self._boxes[site.name]
+
+    async def python(self, node: Node, site: Site) -> str:
+        if node.lock and not self.survey.request.current_python:
+            from .environments import built, python_of
+
+            content, chores = str(self.survey.facts.locks[node.home, node.lock]), self.chores_of(site)
+            if not await built(site, content):
+                self.ledger.say(f"installing the packages of {node.lock}{'' if site is self.fleet.here else f' on {site.name}'}, once")
+            return await python_of(chores, Path(self.survey.plan.homes[node.home], node.lock), content)
+        return site.python
+
+    def processes(self, detail: Mapping[str, Any], n: int, site: Site) -> int | None:
+        """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
+        if detail["accelerate"] is None:
+            return None
+        host = {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}
+        scope = judging.scope_of(detail, self.survey.plan, n, self.made) | {"host": host}
+        return launch.processes(detail["accelerate"], scope)
+
+    def secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
+        if not detail["secrets"]:
+            return []
+        return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
+
+    def restored(self, detail: Mapping[str, Any], generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
+        """From which checkpoint each state goes on, as far as what is here shows."""
+        if generation is None:
+            return {}
+        from . import checkpoints
+
+        return {name: checkpoints.newest(generation.folder(name), pattern, world=world) for name, _, pattern, *_ in detail["state"]}
+
+    def errand(self, running: Running, detail: dict[str, Any], python: str, site: Away) -> Errand:
+        """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
+        from .keeper import Keeper, Kept, OverDepot
+
+        generation, attempt = running.state, running.attempt
+        folders = {name: f"states/{generation.id}/{name}" for name, *_ in detail["state"]} if generation is not None else {}
+        states = {path: folders[name] for name, path, *_ in detail["state"]}
+
+        def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
+            attempt.begin(self.scrap)
+            self.stage(running.node, detail, attempt, kept=lambda content: holds(site, content))
+            running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
+            return self.command(running, detail, python, found)
+
+        errand = Errand(running.name, running.node, attempt, compose, detail["metrics"], states)
+        if generation is not None:
+            kept = [
+                Kept(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
+                for name, _, pattern, every, keep in detail["state"]
+            ]
+            for state in kept:
+                state.here.mkdir(parents=True, exist_ok=True)
+            errand.keeper = Keeper(
+                OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self.processes(detail, running.number, site)
+            )
+        return errand
+
+    def command(
+        self, running: Running, detail: dict[str, Any], python: str, restored: Mapping[str, checkpoints.Newest]
+    ) -> tuple[Command, bytes | None]:
+        """What is run, and the script that has to lie beside the attempt for it."""
+        node, attempt, site = running.node, running.attempt, running.site
+        paths = site.paths(attempt)
+        attempt.prepare_outputs(node)  # after the state, below which some may lie
+        scope: dict[str, Any] = {}
+        if not launch.plain(detail):
+            last = {name: f"{path}/{restored[name].name}" if restored[name].name else None for name, path, *_ in detail["state"]}
+            scope = judging.scope_of(detail, self.survey.plan, running.number, self.made)
+            scope |= {
+                "state": {name: Place(path, {"latest": last[name]}) for name, path, *_ in detail["state"]},
+                "run": {"id": self.ledger.run, "recipe": self.survey.plan.recipe},
+                "step": {"id": node.id, "key": running.key or ""},
+                "node": {"rank": 0},
+                "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
+                "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])},
+            }
+        made = launch.render(detail, scope, python=python)
+        for path, data in made.files.items():
+            attempt.add_bytes(data, path)
+        attempt.ready()
+        script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
+        argv = made.argv if script is None else (*made.argv, paths.script)
+        image = self.image(detail)
+        if image:
+            from .containers import base_env as boxed_env
+        inherits = (site.name, bool(image), *detail["pass_env"])
+        if (base := self._base.get(inherits)) is None:
+            base = boxed_env(detail["pass_env"], os.environ) if image else site.env(detail["pass_env"])
+            base = self._base[inherits] = base | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
+        env = {**base, "RECIPE_STEP": node.id}
+        if not image and python != site.python:
+            env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
+        if detail["metrics"] is not None:
+            env["RECIPE_METRICS"] = paths.metrics
+        env |= made.env
+        secrets = {secret.name: secret.reveal for secret in running.secrets}
+        command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log)
+        if image:
+            command = self.boxes_of(site).wrap(command, image, self._mounts(running, detail, command), detail["resources"].get("gpus", 0))
+        return command, script
+
+    def stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
+        """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
+        root, cache = self._top, self.ws.cache
+        for dep in node.deps:
+            for path in self.survey.facts.matches.get(dep, (dep,)):
+                attempt.add_path(cache, path, self.survey.facts.files.get(path), f"{root}/{path}", path)
+        for pattern in node.code:
+            base = os.path.realpath(self.survey.plan.homes[node.home])
+            for name, content in self.survey.facts.code.get((node.home, pattern), ()):
+                attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
+        for url, commit, at in detail["git"]:
+            from .gitcode import checkout, located
+
+            checkout(self.ws, located(url, self.survey.plan.homes[node.home]), commit, Path(attempt.place(at)))
+        for name, kind, address, *only in node.takes:
+            if kind == "path":
+                source = str(self.ws.absolute(address))
+                if only and os.path.isdir(source):
+                    identity, contents = chosen(cache, source, only)
+                    for path in contents:
+                        attempt.add_path(cache, f"{source}/{path}", contents[path], f"{source}/{path}", f"{name}/{path}")
+                    if identity != self.survey.facts.takes[kind, address, *only]:
+                        attempt.doubtful.append(source)  # one came, went or changed since the key was made
+                    continue
+                attempt.add_path(cache, source, self.survey.facts.takes[kind, address, *only], source, name)
+            elif kind != "stream":
+                source = str(fetch(self.ws, kind, address, str(self.survey.facts.takes[kind, address, *only]), only))
+                attempt.add_path(cache, source, None, source, name)
+        for producer, output, name, below in node.upstream:
+            made = self.made[producer].outputs.get(output)
+            if made is None:
+                continue  # an optional output that was not made
+            if below:
+                source = f"{self.ws.objects.path(Content(made))}/{below}"
+                attempt.add_path(cache, source, None, source, name)
+            elif kept(made) and not self.ws.objects.has(Content(made)):
+                attempt.objects[name] = made
+            else:
+                attempt.add_object(self.ws.objects, made, name)
+
+    def link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> None:
+        for name, path, *_ in detail["state"]:
+            assert generation is not None
+            folder = generation.folder(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            os.symlink(folder.resolve(), attempt.place(path))
+
+    def _mounts(self, running: Running, detail: Mapping[str, Any], command: Command) -> list[Mount]:
+        """What a container has to see: the attempt, and all that it leads to."""
+        from .containers import Mount, mounts
+
+        site, generation = running.site, running.state
+        if not isinstance(site, Away):
+            states = [str(generation.folder(name)) for name, *_ in detail["state"]] if generation is not None else []
+            return mounts(command, f"{site.root}/objects", states)
+        paths = site.paths(running.attempt)
+        states = [f"{site.root}/states/{generation.id}/{name}" for name, *_ in detail["state"]] if generation is not None else []
+        return [
+            Mount(paths.cwd, True),
+            Mount(paths.script),
+            Mount(paths.metrics, True),
+            Mount(f"{site.root}/objects"),
+            *(Mount(state, True) for state in states),
+        ]
+
+    def _told(self, site: Site, round: Round) -> None:
+        """What a keeper has to say that people should know."""
+        for words in (round.problem, round.warning):
+            if words:
+                self.ledger.say(f"{site.name}: {words}")
+        for name, why in round.passed:
+            self.ledger.say(f"checkpoint {name} on {site.name} is passed over: {why}")

@@ -1,0 +1,130 @@
+"""What an attempt leaves beside its outputs: how its end is told, its log, its metrics.  Knows exits and files, not what follows from them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivers.base import Exit
+
+from ..secrets import Masker, Secret
+from . import metrics
+from .scrap import Scrap
+
+TAIL = 8 << 10
+NOTHING_LEFT = 16 << 10
+"""Free bytes at which a disk is full: not even a log grows any more."""
+LOG_CAP = 64 << 20
+"""Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
+
+
+def reason(exit: Exit) -> str:
+    """Why it is over, in one word."""
+    return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
+
+
+def said(exit: Exit, detail: Mapping[str, Any], image: str, log: str) -> str:
+    """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why in the log."""
+    if image:
+        from .containers import explain
+
+        if words := explain(exit, tail(log), image):
+            return words
+    if exit.reason == "timeout":
+        return f"ran longer than {detail['timeout']:g} s and was stopped"
+    if exit.reason == "idle":
+        return f"printed nothing for {detail['idle_timeout']:g} s and was stopped"
+    if exit.reason == "oom":
+        return "killed for memory (out of memory, SIGKILL)"
+    if exit.reason == "stopped":
+        return "stopped"
+    if exit.reason == "lost":
+        return "its end is not known: the process that watched it is gone"
+    if exit.signal is not None:
+        try:
+            name = signal.Signals(exit.signal).name
+        except ValueError:
+            name = f"signal {exit.signal}"
+        return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
+    if exit.code == 127:
+        return "exit 127: its program was not found"
+    return f"exit {exit.code}"
+
+
+def full(said: bytes, path: str) -> str:
+    """Words for a disk that is full, if a command that failed says so, or could not even say so."""
+    found = os.statvfs(os.path.dirname(path))
+    told = os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
+    if not told and found.f_bavail * found.f_frsize > NOTHING_LEFT and (found.f_favail or not found.f_files):
+        return ""
+    return f"no space left on a disk ({found.f_bavail * found.f_frsize} bytes and {found.f_favail} inodes are free for attempts)"
+
+
+def tail(path: str) -> bytes:
+    """The end of a log; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def keep(log: str, measured: str, kept: str, secrets: Sequence[Secret], scrap: Scrap) -> str:
+    """Move what an attempt printed and measured to where logs are kept, masked.  The kept log's path; nothing printed, nothing kept."""
+    if measured and os.path.exists(measured):
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        if secrets:
+            _copy_masked(measured, kept + ".metrics", Masker(secrets), 0)
+            os.unlink(measured)
+        else:
+            os.rename(measured, kept + ".metrics")
+    try:
+        size = os.stat(log).st_size
+    except OSError:
+        return ""
+    if size == 0:
+        scrap.give_log(log)
+        return ""
+    os.makedirs(os.path.dirname(kept), exist_ok=True)
+    if secrets or size > LOG_CAP:
+        _copy_masked(log, kept + ".log", Masker(secrets), size)
+        os.unlink(log)
+    else:
+        os.rename(log, kept + ".log")
+    return kept + ".log"
+
+
+def measured(attempt: str, log: str, how: tuple[str, str] | None, secrets: Sequence[Secret]) -> dict[str, Any]:
+    """The metrics that an attempt reported: in files of a pattern, by lines of its log, or in the file that its environment named."""
+    if how is None:
+        return {}
+    file, pattern = how
+    if pattern:
+        found = metrics.match(Path(log), pattern)
+    else:
+        paths = sorted(Path(attempt).glob(file)) if file else [Path(attempt + ".metrics")]
+        found = {name: value for path in paths for name, value in metrics.read(path).items()}
+    if secrets:
+        mask = Masker(secrets).mask
+        return {name: mask(value.encode()).decode() if isinstance(value, str) else value for name, value in found.items()}
+    return dict(found)
+
+
+def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
+    with open(source, "rb") as origin, open(target, "wb") as kept:
+        left = LOG_CAP // 2
+        while size > LOG_CAP and left > 0 and (data := origin.read(min(1 << 20, left))):
+            left -= len(data)
+            kept.write(masker.feed(data))
+        if size > LOG_CAP:
+            kept.write(masker.end() + f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
+            origin.seek(size - LOG_CAP // 2)
+        while data := origin.read(1 << 20):
+            kept.write(masker.feed(data))
+        kept.write(masker.end())
