@@ -269,8 +269,8 @@ class Attempts:
         states = [f"{site.root}/states/{generation.id}/{name}" for name, *_ in detail["state"]] if generation is not None else []
         return [
             Mount(paths.cwd, True),
-            Mount(paths.script),
-            Mount(paths.metrics, True),
+            *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
+            *([Mount(paths.metrics, True)] if detail["metrics"] is not None else ()),
             Mount(f"{site.root}/objects"),
             *(Mount(state, True) for state in states),
         ]

@@ -18,6 +18,7 @@ import os
 import posixpath
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -103,21 +104,23 @@ class Containers:
     async def image(self, name: str) -> Image:
         """The image there.  The first time, the host's engine is looked for, and what dead workers left in containers ends.  Raises CannotRun."""
         async with self._alone:
-            if self._engine is None:
-                told = self._settings
-                engine = await detect(
-                    self._host,
-                    engine=str(told.get("container_engine", "")),
-                    flags=tuple(map(str, told.get("engine_args", ()))),
-                    args=tuple(map(str, told.get("container_args", ()))),
-                    environ=self._environ,
-                )
-                for attempt in await sweep(self._host, engine, self._attempts):
-                    self._say(f"ended the container that {attempt} left")
-                self._engine = engine
+            engine = self._engine or await self._find()
             if name not in self._images:
-                self._images[name] = await resolve(self._host, self._engine, name, self._say)
+                self._images[name] = await resolve(self._host, engine, name, self._say)
             return self._images[name]
+
+    async def _find(self) -> Engine:
+        told = self._settings
+        self._engine = await detect(
+            self._host,
+            engine=str(told.get("container_engine", "")),
+            flags=tuple(map(str, told.get("engine_args", ()))),
+            args=tuple(map(str, told.get("container_args", ()))),
+            environ=self._environ,
+        )
+        for attempt in await sweep(self._host, self._engine, self._attempts):
+            self._say(f"ended the container that {attempt} left")
+        return self._engine
 
     def wrap(self, command: Command, name: str, mounts: Sequence[Mount], gpus: float = 0) -> Command:
         """`wrap` for an image that `image` has found."""
@@ -126,8 +129,11 @@ class Containers:
 
     async def over(self, attempt: str, exit: Exit) -> None:
         """A job in a container has ended; one that did not end by itself may have left it.  `attempt` is the path of its directory."""
-        if self._engine is not None and (exit.signal is not None or exit.reason != "exit"):
-            await end(self._host, self._engine, attempt)
+        if exit.signal is not None or exit.reason != "exit":
+            with suppress(CannotRun):  # then there is nothing to end it with
+                async with self._alone:
+                    engine = self._engine or await self._find()
+                await end(self._host, engine, attempt)
 
 
 # -- the host ----------------------------------------------------------------------------------------------------------------------------------------
@@ -284,8 +290,6 @@ def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list
         found.append(Mount(script))
     metrics = command.env.get("RECIPE_METRICS")
     if metrics and not metrics.startswith(f"{command.cwd}/"):
-        with open(metrics, "ab"):  # a file that does not exist cannot be mounted
-            pass
         found.append(Mount(metrics, True))
     store = os.path.realpath(objects)
     seen: set[str] = set()
@@ -476,6 +480,7 @@ rm -rf "$box"
 _RUN = r"""
 guard=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
 rm -rf "$box"; mkdir -m 700 "$box" && mkfifo "$box/tell" || exit 125
+[ -z "${RECIPE_METRICS-}" ] || : >>"$RECIPE_METRICS" # a file that is not there cannot be mounted
 setsid sh -c "$guard" guard $$ "$kind" "$init" "$name" "$box" "$n" "$@" <"$box/tell" >/dev/null &
 watch=$!
 exec 3>"$box/tell"

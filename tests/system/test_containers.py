@@ -37,7 +37,7 @@ from drivers.loopback import Loopback
 from runner.errors import CannotRun
 from runner.execution import containers
 from runner.execution.containers import Engine, Image, Mount
-from tests.support import until
+from tests.support import Space, until
 
 PLAIN: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 BARE_CGROUPS = (("--runtime", "runc", "--cgroup-manager", "cgroupfs"), ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"))
@@ -479,6 +479,43 @@ def test_the_supervising_script_runs_in_any_posix_shell(room: Room, tmp_path: Pa
     job, _ = room.begun("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", engine=engine)
     room.do(room.host.stop(job, timedelta(seconds=20)))
     assert (room.end(job).code, room.left()) == (7, [])
+
+
+# -- a recipe --------------------------------------------------------------------------------------------------------------------------------------------
+
+BOXED = """
+image: IMAGE
+inputs: {data: {type: file}}
+steps:
+  copy:
+    run: |
+      cat {{ inputs.data }} > {{ outputs.copy }}
+      echo '{"loss": 0.5}' >> $RECIPE_METRICS
+    outputs: {copy: copy.bin}
+    metrics: true
+  whole: {run: [cat, "{{ steps.copy.copy }}"]}
+  goes_on: {run: "mkdir -p {{ state.ckpt }}/step-1; cat conf.json", files: {conf.json: {x: 1}}, state: {ckpt: {path: ckpt/, checkpoint: "step-*"}}}
+"""
+
+
+@pytest.mark.parametrize("driver", ["local", "loopback"])
+def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(machine: Machine, tmp_path: Path, driver: str) -> None:
+    space = Space(tmp_path / "space")
+    space.write("big.bin", "x" * 200_000)  # too large for a copy: a link
+    space.recipe(BOXED.replace("IMAGE", machine.image))
+    space.write("recipe.toml", f"[drivers.{driver}]\nengine_args = {list(machine.flags)}\ncontainer_args = {list(machine.args)}\n")
+    words = ("run", "--driver", driver, "data=big.bin")
+    env = {**machine.environ, "HOME": str(tmp_path)}
+    code, out, err = space.command(*words, env=env)
+    assert code == 0, err + out
+    assert "3 ran" in err
+    assert space.read("copy.bin") == "x" * 200_000
+    assert "1 to run" not in space.command("plan", "data=big.bin", env=env)[1]
+    assert "everything is fresh" in space.command(*words, env=env)[2]
+    space.recipe({"image": machine.image, "steps": {"a": {"run": ["no-such-program"]}}})
+    code, out, err = space.command("run", "--driver", driver, env=env)
+    assert code == 1
+    assert f"the image {machine.image} does not have " in err
 
 
 # -- what cannot work ------------------------------------------------------------------------------------------------------------------------------------
