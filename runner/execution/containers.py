@@ -481,10 +481,9 @@ _RUN = r"""
 guard=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
 rm -rf "$box"; mkdir -m 700 "$box" && mkfifo "$box/tell" || exit 125
 [ -z "${RECIPE_METRICS-}" ] || : >>"$RECIPE_METRICS" # a file that is not there cannot be mounted
-setsid sh -c "$guard" guard $$ "$kind" "$init" "$name" "$box" "$n" "$@" <"$box/tell" >/dev/null &
+exec 3<>"$box/tell" # both ways, so that neither end waits for the other, nor minds that it is gone
+setsid sh -c "$guard" guard $$ "$kind" "$init" "$name" "$box" "$n" "$@" <"$box/tell" >/dev/null 3>&- &
 watch=$!
-exec 3>"$box/tell"
-trap '' PIPE
 trap 'echo term >&3' TERM
 setsid "$@" 3>&- </dev/null &
 client=$!

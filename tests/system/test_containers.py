@@ -599,6 +599,15 @@ def test_an_image_without_a_shell_is_told_from_a_step_that_failed(room: Room) ->
     assert exit.code == 0, log
 
 
+def test_a_host_without_setsid_says_so_and_nothing_hangs(room: Room, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "rm", "mkdir", "mkfifo", "sleep", "kill", "date"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    exit, log = room.sh("true", engine=replace(room.engine, env={**room.engine.env, "PATH": f"{tmp_path}/bin"}))
+    assert exit.code == 127 and "setsid" in log
+    assert containers.explain(exit, log.encode(), "the-image") == ""
+
+
 @EACH
 def test_a_program_that_cannot_be_run_is_told_from_one_that_is_not_there(room: Room) -> None:
     exit, log = room.run("/tmp")
