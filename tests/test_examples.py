@@ -228,7 +228,7 @@ steps:
 def test_a_plan_for_four_nodes_is_refused_by_one(example: Example) -> None:
     space = example("05-pretrain")
     code, _, err = space.command("run", "text=./text")
-    assert code == 2 and "train needs 4 nodes; the local driver has one" in err
+    assert code == 2 and "train needs 4 nodes; the driver local gives one" in err
 
 
 def test_the_number_of_nodes_is_no_reason_to_train_again(example: Example) -> None:
