@@ -1,0 +1,98 @@
+"""What a run notes is stored in groups, in order and once, also when the disk refuses one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from runner.errors import Infrastructure
+from runner.execution.ledger import Ledger
+from runner.execution.workspace import Workspace
+from runner.planning.schedule import Move
+from runner.storage.store import Event, RunRow, Store
+
+
+class Heard:
+    """What a listener was told: numbers and steps."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str]] = []
+
+    def events(self, batch: Sequence[Event]) -> None:
+        self.told += [(event.seq, event.id) for event in batch]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, heard: Heard) -> Iterator[Ledger]:
+    with Workspace.open(tmp_path) as ws:
+        ws.store.submit(RunRow("r1", "tool@1", "p", {}, str(tmp_path)))
+        fence = ws.store.claim("r1", "w")
+        assert fence is not None
+        ledger = Ledger(ws, "r1", fence, "tool@1", heard, {}, lambda _text: None)
+        yield ledger
+        ledger.keys.close()
+
+
+def _sent(ledger: Ledger) -> None:
+    landed = threading.Event()
+    ledger.send(landed.set)
+    assert landed.wait(10)
+
+
+def _refuse(store: Store, landed: Callable[[], None]) -> None:
+    store._connection.execute("ROLLBACK")
+    store._failed = Infrastructure("the disk is full")
+    landed()
+
+
+def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(ledger: Ledger, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_wait_for_disk", _refuse)
+        ledger.move(Move("step", "a", "WAITING", "READY"))
+        ledger.after_flush(lambda: done.append("a"))
+        _sent(ledger)
+        ledger.move(Move("step", "b", "WAITING", "READY"))
+        ledger.after_flush(lambda: done.append("b"))
+        with pytest.raises(Infrastructure):
+            ledger.land()
+    assert not ledger.busy and not heard.told and not done and ledger.size == 2
+    _sent(ledger)
+    assert not done  # stored, and nobody has been told
+    ledger.land()
+    numbers = [number for number, _ in heard.told]
+    assert [step for _, step in heard.told] == done == ["a", "b"] and numbers == [numbers[0], numbers[0] + 1]
+    assert [event.id for event in ledger.ws.store.events("r1", after=numbers[0] - 1)] == ["a", "b"]
+
+
+def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(ledger: Ledger, heard: Heard) -> None:
+    done: list[str] = []
+    ledger.move(Move("step", "a", "WAITING", "READY"))
+    _sent(ledger)
+    ledger.move(Move("step", "b", "WAITING", "READY"))
+    ledger.after_flush(lambda: done.append("b"))
+    ledger.land()
+    assert [step for _, step in heard.told] == ["a"] and not done
+    ledger.flush()
+    assert [step for _, step in heard.told] == ["a", "b"] and done == ["b"]
+
+
+def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(ledger: Ledger) -> None:
+    key = "ab" * 32
+    assert ledger.hold(key)
+    ledger.release_after_flush(key)
+    ledger.move(Move("step", "a", "WAITING", "READY"))
+    _sent(ledger)
+    let_go: list[str] = []
+    ledger.keys.release = let_go.append  # type: ignore[method-assign]
+    assert ledger.hold(key)
+    ledger.land()
+    assert not let_go
