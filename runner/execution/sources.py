@@ -2,7 +2,8 @@
 
 A moving revision is resolved once and written to `recipe.lock` in the workspace, so that a no-op needs no network: one JSON object, address ->
 identity. For the Hub the identity is the commit; for a bucket a digest over (path, size, version or ETag) of every object; for https an ETag or a
-length and date.
+length and date. What lies in a bucket or behind https cannot be asked for as it was, so what was fetched is what was resolved only when the server
+says the same after as before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fnmatch
 import json
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,23 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if address in known and not update:
         return known[address]
     try:
-        identity = _ask_hub(address) if kind == "hf" else _ask_store(address)
-    except Exception:
-        # Every client has its own way to say that it cannot reach its server: planning goes on without the answer, a run says so.
-        return None
+        identity = ask(kind, address)
+    except CannotRun:
+        return None  # planning goes on without the answer, a run says so
     known[address] = identity
     if not ws.read_only:
         ws.write(ws.root / "recipe.lock", (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode())
     return identity
+
+
+def ask(kind: str, address: str) -> str:
+    """What its server says now that `address` is, whatever `recipe.lock` says.  Raises CannotRun."""
+    if kind == "hf" and _COMMIT.fullmatch(_hub(address)[1]):
+        return f"hf:{_hub(address)[1]}"
+    try:
+        return _ask_hub(address) if kind == "hf" else _ask_store(address)
+    except Exception as error:  # every client has its own way to say that it cannot reach its server
+        raise CannotRun(f"{address} cannot be looked at: {_words(error)}") from error
 
 
 def wanted(folder: str, only: Sequence[str]) -> list[str]:
@@ -65,22 +76,32 @@ def _wants(only: Sequence[str], name: str) -> bool:
 
 
 def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[str]) -> Path:
-    """A local copy of what was resolved, kept below `.recipe/cache` (Hub files in the Hub's own cache).  Raises CannotRun."""
+    """A local copy of what was resolved, kept below `.recipe/cache`; what the Hub's own cache has is linked to, not copied.  Raises CannotRun."""
+    folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
+    target = folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
     try:
-        if kind == "hf":
-            from huggingface_hub import snapshot_download
-
-            name, _ = _hub(address)
-            repo_type = "dataset" if address.startswith("hf://datasets/") else "model"
-            return Path(snapshot_download(name, revision=identity.partition(":")[2], repo_type=repo_type, allow_patterns=list(only) or None))
-        folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
-        target = folder / os.path.basename(address.rstrip("/"))
         if not target.exists():
-            _download(address, target, only)
+            if kind == "hf":
+                _download_hub(address, identity.partition(":")[2], target, only)
+            else:
+                _download(address, identity, target, only)
         os.utime(folder)  # `gc` goes by when it was last wanted
         return target
+    except CannotRun:
+        raise
     except Exception as error:
-        raise CannotRun(f"{address} cannot be fetched: {error}") from error
+        raise CannotRun(f"{address} cannot be fetched: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """The first line of what a client says; some say nothing but their name."""
+    if isinstance(error, ImportError):
+        return f"{error}; install it with pip"
+    if isinstance(error, FileNotFoundError):
+        if error.__cause__ is None:
+            return "there is nothing there"
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # fsspec says so of an https server that is not there, too
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _locked(ws: Workspace) -> dict[str, str]:
@@ -116,29 +137,59 @@ def _ask_store(address: str) -> str:
     import fsspec
 
     store, path = fsspec.core.url_to_fs(address)
-    found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
-    rows = [
-        [name, info.get("size"), str(info.get("VersionId") or info.get("ETag") or info.get("etag") or info.get("generation") or info.get("mtime"))]
-        for name, info in sorted(found.items())
-    ]
+    # What lies behind https is one file: to look for more would be to read it and follow its links.
+    found: dict[str, Any] = {} if address.startswith("https:") else store.find(path, detail=True)
+    found = found or {path: store.info(path)}
+    names = ("VersionId", "ETag", "etag", "generation", "mtime", "Last-Modified")
+    rows = [[name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))] for name, info in sorted(found.items())]
     return f"etag:{of_value('bucket/1', rows)}"
 
 
-def _download(address: str, target: Path, only: Sequence[str]) -> None:
+def _download_hub(address: str, revision: str, target: Path, only: Sequence[str]) -> None:
+    """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie."""
+    from huggingface_hub import snapshot_download
+
+    name, _ = _hub(address)
+    repo_type = "dataset" if address.startswith("hf://datasets/") else "model"
+    snapshot = snapshot_download(name, revision=revision, repo_type=repo_type, allow_patterns=list(only) or None)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        partial.mkdir(parents=True)
+        for at, _, names in os.walk(snapshot):
+            below = partial / os.path.relpath(at, snapshot)
+            below.mkdir(exist_ok=True)
+            for file in names:
+                source = os.path.realpath(f"{at}/{file}")
+                try:
+                    os.link(source, below / file)
+                except OSError:  # another file system, or one without hard links
+                    shutil.copyfile(source, below / file)
+        partial.rename(target)
+    finally:
+        delete(partial)
+
+
+def _download(address: str, identity: str, target: Path, only: Sequence[str]) -> None:
     import fsspec
 
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = fsspec.core.url_to_fs(address)
+    folder = not address.startswith("https:") and store.isdir(path)
     try:
-        if only and store.isdir(path):
+        if only and folder:
             names = [name[len(path.rstrip("/")) + 1 :] for name in store.find(path)]
             for name in [name for name in names if _wants(only, name)]:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name))
             partial.mkdir(exist_ok=True)
+        elif folder:
+            store.get(path, str(partial), recursive=True)
         else:
-            store.get(path, str(partial), recursive=store.isdir(path))
+            store.get_file(path, str(partial))
+        store.invalidate_cache()
+        if _ask_store(address) != identity:
+            raise CannotRun(f"{address} is not what it was when it was resolved", fix="take it as it is now: `recipe run --update`")
         partial.rename(target)
     finally:
         delete(partial)

@@ -392,6 +392,8 @@ def _address(type_: InputType, value: object) -> Tree:
             raise Wrong("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
         if type_ == "dataset":  # the Hub keeps its datasets apart from its models
             value = f"hf://datasets/{value.removeprefix('hf://').removeprefix('datasets/')}"
+    if "::" in value:
+        raise Wrong("not-allowed", f"is an address within an address: {_shown(value)}", "name the file or folder itself")
     if len(value) == scheme.end() or re.search(r"[\s\x00-\x1f]", value):
         raise Wrong("not-allowed", f"is not a whole address: {_shown(value)}")
     return value

@@ -432,7 +432,6 @@ def test_what_looks_like_a_key_and_names_that_collide_are_told(space: Space) -> 
     [
         ((), "pack what?"),
         (("nothing",), "nothing: there is nothing here"),
-        (("s3://bucket/data",), "there is nothing here"),
         (("data", "--out", "data/packed"), "lies in what is packed"),
         (("data", "--out", "other"), "holds other things: mine"),
         (("data", "--out", "other/mine"), "is not a folder"),

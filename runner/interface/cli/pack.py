@@ -14,6 +14,8 @@ from pathlib import Path
 from ...errors import NotFound
 from ...execution import manifests
 from ...execution.workspace import Workspace
+from ...language.inputs import Wrong, converted, kind_of
+from ...language.recipe import Input
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
@@ -24,7 +26,12 @@ TRIES = 3
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("path", nargs="?", metavar="PATH", help="the dataset: a directory, or a file, which is packed as it is, archives too")
+    parser.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH",
+        help="the dataset: a directory, or a file, which is packed as it is, archives too; or its address: s3:// gs:// hf:// https://",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
     parser.add_argument(
         "--verify", metavar="DIR|ID", help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID"
@@ -53,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pack(ws: Workspace, args: argparse.Namespace) -> int:
-    path = _there(ws, args.path)
+    path = _there(ws, args)
     out = None if args.out is None else ws.absolute(str(args.out))
     if out is not None and (out == path or path in out.parents):
         raise NotFound(f"{out} lies in what is packed", fix="write the pack somewhere else")
@@ -89,12 +96,29 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def _there(ws: Workspace, address: str) -> Path:
-    path = ws.absolute(address)
-    if not path.exists():
-        what = "a pack is made from what is here; download it first" if "://" in address else "name a directory or a file"
-        raise NotFound(f"{address}: there is nothing here", fix=what)
-    return path
+def _there(ws: Workspace, args: argparse.Namespace) -> Path:
+    """The dataset on this disk.  One that has an address is what its server has now; where that is here from before it is not fetched again."""
+    path = ws.absolute(args.path)
+    if path.exists():
+        return path
+    if "://" not in args.path:
+        raise NotFound(f"{args.path}: there is nothing here", fix="name a directory or a file")
+    from ...execution.sources import ask, fetch
+
+    address = _address(args.path)
+    kind = kind_of(address)
+    identity = ask(kind, address)
+    if not args.quiet and not args.json:
+        print(f"recipe: {shown(address)} is fetched into this workspace, unless it is there", file=sys.stderr)
+    return fetch(ws, kind, address, identity, ())
+
+
+def _address(word: str) -> str:
+    """As an input of type dataset takes it.  Raises NotFound."""
+    try:
+        return str(converted(Input("dataset", "dataset"), word))
+    except Wrong as error:
+        raise NotFound(f"{word} {error.message}", fix=error.fix) from error
 
 
 def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
@@ -157,7 +181,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
 
 def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     """A dataset, read anew, against a pack or an id."""
-    path = _there(ws, args.path)
+    path = _there(ws, args)
     wanted, before = _wanted(ws, args.verify)
     if path.is_dir():
         now = entries(path)
