@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from .base import NOTHING, Argv, Command, Denied, DriverError, Exit, Job, Rejected, Unreachable
 
 Call: TypeAlias = Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]]
 """`Host.call` of whatever carries the bytes.  Raises Unreachable when the connection went, HostLost when the host did."""
+_T = TypeVar("_T")
 
 ROOT = ".recipe-host"
 """Where we are at home there, unless a setting says otherwise."""
@@ -117,6 +118,7 @@ class ShellHost:
         self._nonce = os.urandom(8).hex()
         self._armed = deadman is None
         self._over: dict[str, Exit] = {}
+        self._printed: dict[str, int] = {}  # bytes, of those that are over, where we know it
         self._reset()
 
     def _reset(self) -> None:
@@ -165,10 +167,14 @@ class ShellHost:
         return over
 
     async def log(self, job: Job, offset: int) -> bytes:
+        name = file_name(job.key)
+        if offset >= self._printed.get(name, offset + 1):
+            return b""
         read: list[bytes] = []
         left = ROOM
+        last = name in self._over
         try:
-            async with aclosing(self._ask("log", file_name(job.key), job.data.get("log", ""), str(offset), str(ROOM))) as stream:
+            async with aclosing(self._ask("log", name, job.data.get("log", ""), str(offset), str(ROOM))) as stream:
                 async for data in stream:
                     read.append(data[:left])
                     left -= len(read[-1])
@@ -177,6 +183,9 @@ class ShellHost:
         except Unreachable:
             if not read:
                 raise
+            last = False
+        if last and left:
+            _keep(self._printed, name, offset + ROOM - left)
         return b"".join(read)  # cut anywhere, it is still the beginning of the rest
 
     async def stop(self, job: Job, grace: timedelta) -> None:
@@ -349,14 +358,14 @@ class ShellHost:
 
     def _hear(self, line: str) -> None:
         word, name, *told = line.split(" ", 11)
-        if word == "over":
+        if word in ("over", "mute"):
             self._going.discard(name)
             try:
-                self._over[name] = _exit(told)
+                _keep(self._over, name, _exit(told))
             except ValueError as error:
                 raise Unreachable(f"the host does not say how a job ended, but {line!r}") from error
-            if len(self._over) > REMEMBERED:
-                del self._over[next(iter(self._over))]
+            if word == "mute":
+                _keep(self._printed, name, 0)
         else:
             self._going.add(name)
         for future, _ in self._waiting.pop(name, ()):
@@ -416,6 +425,13 @@ class ShellHost:
 def _resolve(told: asyncio.Future[None]) -> None:
     if not told.done():
         told.set_result(None)
+
+
+def _keep(known: dict[str, _T], name: str, value: _T) -> None:
+    """Among the last that we heard of."""
+    known[name] = value
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:

@@ -202,9 +202,17 @@ fail() { # WORDS: what keeps a command from starting
 write_end() { # NAME FIELDS
     printf '%s .\n' "$2" 1<>"jobs/$1/exit"
     true >"jobs/$1/over"
+    how "$1"
     for fifo in watch/*; do
-        [ ! -p "$fifo" ] || printf 'over %s %s .\n' "$1" "$2" 1<>"$fifo"
+        [ ! -p "$fifo" ] || printf '%s %s %s .\n' "$how" "$1" "$2" 1<>"$fifo"
     done
+}
+
+how() { # NAME: how its end is told: over, or mute when it printed nothing, which saves us a question about its log
+    how=over
+    log=''
+    { read -r rest && IFS= read -r rest && IFS= read -r log; } 2>/dev/null <"jobs/$1/spec"
+    if [ -f "$log" ] && [ ! -s "$log" ]; then how=mute; fi
 }
 
 end_rest() { # NAME GROUP GRACE: nothing of the job is alive afterwards.  With what is `left` of it found; GROUP may be empty
@@ -486,7 +494,7 @@ log() { # NAME FILE OFFSET COUNT: FILE is empty where the host chose
     tail -c "+$(($2 + 1))" -- "$1" | head -c "$3"
 }
 
-watch() { # Answers lines: `? NAME` with going or over; `.` with a dot.  Tells every end until its input ends
+watch() { # Answers lines: `? NAME` with going, over or mute; `.` with a dot.  Tells every end until its input ends
     trap '' HUP PIPE
     mkdir -p watch
     fifo=watch/$$
@@ -502,7 +510,7 @@ watch() { # Answers lines: `? NAME` with going or over; `.` with a dot.  Tells e
     while IFS= read -r line <&3; do
         case $line in
             '? '*) tell "${line#? }" ;;
-            'over '*) printf '%s\n' "$line" ;;
+            'over '* | 'mute '*) printf '%s\n' "$line" ;;
             .)
                 true >contact
                 ensure_keeper
@@ -516,15 +524,20 @@ watch() { # Answers lines: `? NAME` with going or over; `.` with a dot.  Tells e
 
 tell() { # NAME
     if ended "$1"; then
-        printf 'over %s %s\n' "$1" "$ended"
+        tell_end "$1"
     elif [ ! -d "jobs/$1" ]; then
         printf 'over %s - - lost 0 0 0 0+0 0 0  .\n' "$1"
     elif ! owned "$1" || cared_for "$1" || ended "$1"; then
         # One that ended just now is told by whoever looked after it, or by the line that is already in the fifo.
-        if ended "$1"; then printf 'over %s %s\n' "$1" "$ended"; else printf 'going %s\n' "$1"; fi
+        if ended "$1"; then tell_end "$1"; else printf 'going %s\n' "$1"; fi
     else
         bury "$1" # which tells us too, among all who listen
     fi
+}
+
+tell_end() { # NAME, which is ended
+    how "$1"
+    printf '%s %s %s\n' "$how" "$1" "$ended"
 }
 
 arm() { # HUNDREDTHS COMMAND: without contact for that long, all jobs here are ended and the command is run

@@ -286,8 +286,10 @@ HASHES: Mapping[str, str] = {
 _WORDS = r"""
 a=$(main "$@" && echo .) || exit 1
 a=${a%.}
-printf '\n%s %s\n%s' "$W" "$(printf %s "$a" | s)" "$a"
-"""
+d=NOTHING
+[ -z "$a" ] || d=$(printf %s "$a" | s)
+printf '\n%s %s\n%s' "$W" "$d" "$a"
+""".replace("NOTHING", hashlib.sha256().hexdigest())
 _BYTES = r"""
 main "$@" >"$T" || exit 1
 printf '\n%s %s\n' "$W" "$(s <"$T")"
@@ -537,24 +539,30 @@ done
 return 0
 """
 
-# attempt, digest of names and links, digest of bytes, folders of state; a tar -> the attempt stands, and what it was given is written down
+# attempt, digest of the tar, digest of names and links or nothing where there are none, folders of state; a tar -> nothing if the attempt stands
 STAGE = r"""
-N=$1 digest=$2 sum=$3
+N=$1 sum=$2 digest=$3
 shift 3
 if [ -e "attempts/$N.in" ] && [ -d "attempts/$N" ]; then
   cat >/dev/null
-  echo staged
   return 0
 fi
-mkdir -p "$S" || return 1
-[ $# -eq 0 ] || mkdir -p "$@" || return 1
 A=$S/attempt.$$
-mkdir "$A" && cd "$A" || return 1
-e=$(tar -xf - -o -m --no-same-permissions 2>&1) || echo "tar $(words "$e")"
-if [ -d "at/$N" ] && [ -f in ] && [ -f sums ] && [ "$(H <sums | h)" = "$sum" ] && [ "$(cd at && { L; K; } | h)" = "$digest" ]; then
-  cd "$R" || return 1
-  rm -rf "attempts/$N"
-  mv "$A"/at/* attempts/ && mv "$A/in" "attempts/$N.in" && touch "attempts/$N.in" && echo staged
+mkdir -p "$A" "$@" && cd "$A" || return 1
+e=$(cat 2>&1 >tar) || echo "cat $(words "$e")"
+if [ "$(s <tar)" != "$sum" ]; then
+  echo cut
+elif ! e=$(tar -xf tar -o -m --no-same-permissions 2>&1); then
+  echo "tar $(words "$e")"
+elif [ -n "$digest" ] && [ "$(cd at && { L; K; } | h)" != "$digest" ]; then
+  echo differs
+else
+  set -- "at/$N"
+  for f in "$1".*; do
+    [ "$f" = "$1.in" ] || set -- "$@" "$f"
+  done
+  [ ! -e "$R/attempts/$N" ] || rm -rf "$R/attempts/$N"
+  mv "$@" "at/$N.in" "$R/attempts" || echo gone # what was given is named last: then all of it is there
 fi
 cd "$R" && rm -rf "$A"
 """
@@ -645,9 +653,13 @@ READ = r"""
 # paths
 REMOVE = r"""
 xargs -0 sh -c 'for f; do
+  case $f in */attempts/*) set -- "$@" "$f.in" "$f.out" ;; esac
+done
+rm -rf "$@" 2>/dev/null
+for f; do
+  [ -e "$f" ] || [ -L "$f" ] || continue
   [ ! -d "$f" ] || [ -L "$f" ] || find "$f" -type d -exec chmod u+rwx {} +
   rm -rf "$f"
-  case $f in */attempts/*) rm -f "$f.in" "$f.out" ;; esac
 done' sh
 """
 

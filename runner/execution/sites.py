@@ -301,9 +301,9 @@ class Away(Site):
         """Append what the job prints to a file here, as long as we are not cancelled."""
         pause = GLANCE
         while True:
+            await asyncio.sleep(pause)  # first: a step that is over by then is not asked twice
             with contextlib.suppress(Unreachable):  # who waits for the end says so
                 pause = GLANCE if await self._append(job, target) else min(LONGEST_GLANCE, pause * 1.3)
-            await asyncio.sleep(pause)
 
     async def _append(self, job: Job, target: str) -> bool:
         """All that is there by now; whether there was anything."""
@@ -316,11 +316,11 @@ class Away(Site):
     async def _follow_file(self, path: str, target: str) -> None:
         pause = GLANCE
         while True:
+            await asyncio.sleep(pause)
             with contextlib.suppress(Unreachable):
                 data = await self.depot.read(path, _size(target), limit=ROOM)
                 _append(target, data)
                 pause = GLANCE if data else min(LONGEST_GLANCE, pause * 1.3)
-            await asyncio.sleep(pause)
 
     async def _rest(self, errand: Errand, job: Job, paths: Paths) -> None:
         """What was printed and measured since the last look."""

@@ -481,9 +481,43 @@ def test_a_lost_host_is_told_to_all_who_wait(plain: Machine) -> None:
     plain.run(act)
 
 
+@pytest.mark.parametrize(("text", "calls"), [("true", 0), ("echo hello", 1)])
+def test_a_log_is_not_asked_for_beyond_its_end(text: str, calls: int, plain: Machine) -> None:
+    async def act(host: ShellHost) -> None:
+        for name in ("a job", "one that is over before anybody waits"):
+            job = await host.start(command(text, plain), name)
+            if name != "a job":
+                other = plain.host()
+                await over(other, job)
+                await other.aclose()
+            await over(host, job)
+            before = len(plain.argvs)
+            said = b""
+            while data := await host.log(job, len(said)):
+                said += data
+            assert await host.log(job, len(said)) == b""
+            assert said == (b"hello\n" if calls else b"")
+            assert len(plain.argvs) == before + calls
+
+    plain.run(act)
+
+
+def test_a_log_that_still_grows_is_asked_for_again(plain: Machine) -> None:
+    async def act(host: ShellHost) -> None:
+        job = await host.start(command("echo one; read line <gate; echo two", plain), "job")
+        while await host.log(job, 0) != b"one\n":
+            assert await host.wait(job, AT_ONCE) is None
+        release(plain.home)
+        await over(host, job)
+        assert await host.log(job, 4) == b"two\n"
+        assert await host.log(job, 8) == b""
+
+    plain.run(act)
+
+
 def test_a_host_that_talks_without_end_fills_no_memory(plain: Machine) -> None:
     async def act(host: ShellHost) -> None:
-        job = await host.start(command("true", plain), "job")
+        job = await host.start(command("echo hello", plain), "job")
         await over(host, job)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         host._call = babbling
