@@ -6,18 +6,14 @@ Skipped, saying why, where an engine cannot run a container.  The images are a s
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import http.server
-import io
 import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
-import tarfile
-import tempfile
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,117 +33,11 @@ from drivers.loopback import Loopback
 from runner.errors import CannotRun
 from runner.execution import containers
 from runner.execution.containers import Engine, Image, Mount
+from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
 
-PLAIN: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-BARE_CGROUPS = (("--runtime", "runc", "--cgroup-manager", "cgroupfs"), ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"))
-"""What Podman needs on a machine without systemd, with cgroups of both versions and without the right to raise limits."""
 LONG = timedelta(seconds=60)
 TOKEN = "a-value-that-nobody-may-see"
-
-
-@dataclass
-class Machine:
-    """An engine that works here, how it has to be called, and its images."""
-
-    kind: str
-    flags: tuple[str, ...]
-    args: tuple[str, ...]
-    environ: dict[str, str]
-    image: str  # busybox under its usual names, with an entry point and a variable
-    bare: str  # /bin/busybox alone: no shell
-
-    @functools.cached_property
-    def engine(self) -> Engine:
-        async def detected() -> Engine:
-            host = LocalHost(Path(tempfile.mkdtemp()))
-            try:
-                return await containers.detect(host, engine=self.kind, flags=self.flags, args=self.args, environ=self.environ)
-            finally:
-                await host.aclose()
-
-        return asyncio.run(detected())
-
-    def cli(self, *words: str) -> str:
-        return subprocess.run([self.kind, *self.flags, *words], env=self.environ, check=True, capture_output=True, text=True).stdout
-
-
-def _root(names: Sequence[str]) -> bytes:
-    busybox = shutil.which("busybox")
-    if busybox is None or b"ld-linux" in Path(busybox).read_bytes()[:4096]:
-        pytest.skip("there is no static busybox to make an image of")
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        for folder in ("bin", "tmp"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-            tar.addfile(entry)
-        entry = tarfile.TarInfo("bin/busybox")
-        entry.mode, entry.size = 0o755, os.stat(busybox).st_size
-        tar.addfile(entry, io.BytesIO(Path(busybox).read_bytes()))
-        for name in names:
-            entry = tarfile.TarInfo(f"bin/{name}")
-            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-            tar.addfile(entry)
-    return data.getvalue()
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables by which Docker's client finds a daemon: the one that runs, or one of our own."""
-    if shutil.which("docker") is None:
-        pytest.skip("docker is not installed")
-    if subprocess.run(["docker", "info", "--format", "{{.ID}}"], capture_output=True, check=False).returncode == 0:
-        yield dict(os.environ)
-        return
-    if shutil.which("dockerd") is None or os.getuid() != 0:
-        pytest.skip("no docker daemon runs, and there is none to start")
-    place = tmp_path_factory.mktemp("dockerd")
-    address = f"unix://{place}/socket"
-    limits = [word for name in ("nofile", "nproc") for word in ("--default-ulimit", f"{name}=1024:1024")]
-    argv = ["dockerd", "--host", address, "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid"]
-    with open(place / "log", "wb") as log:
-        process = subprocess.Popen([*argv, "--bridge", "none", "--iptables=false", "--ip6tables=false", *limits], stdout=log, stderr=log)
-    try:
-        until(lambda: (place / "socket").exists() or process.poll() is not None, seconds=30)
-        if process.poll() is not None:
-            pytest.skip(f"a docker daemon does not start here: {(place / 'log').read_text()[-300:]}")
-        yield {**os.environ, "DOCKER_HOST": address}
-    finally:
-        process.terminate()
-        process.wait(30)
-        subprocess.run(["umount", f"{place}/exec/netns/default"], capture_output=True, check=False)
-        shutil.rmtree(place, ignore_errors=True)
-
-
-EACH = pytest.mark.parametrize("machine", ["podman", "docker"], indirect=True)
-"""With both engines; a test without it is about what we do around them, and takes the first."""
-
-
-@pytest.fixture(scope="module")
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    kind = getattr(request, "param", "podman")
-    if shutil.which(kind) is None:
-        pytest.skip(f"{kind} is not installed")
-    environ = request.getfixturevalue("daemon") if kind == "docker" else dict(os.environ)
-    names = [f"local/recipe-{name}:{os.getpid()}" for name in ("full", "bare")]
-    applets = ("sh", "cat", "echo", "env", "id", "kill", "ls", "mkdir", "mkfifo", "sleep", "touch", "true")
-    imported = Machine(kind, (), (), environ, *names)
-    try:
-        for name, root in zip(names, (_root(applets), _root(())), strict=True):
-            changes = ["--change", "ENV FROM_IMAGE=yes", "--change", 'ENTRYPOINT ["/bin/false"]']
-            subprocess.run([kind, "import", *changes, "-", name], input=root, env=environ, check=True, capture_output=True)
-        said = ""
-        for flags, args in (PLAIN, BARE_CGROUPS) if kind == "podman" else (PLAIN, ((), BARE_CGROUPS[1])):
-            argv = [kind, *flags, "run", "--rm", "--network", "host", "--entrypoint", "", *args, names[0], "/bin/true"]
-            tried = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
-            if tried.returncode == 0:
-                yield replace(imported, flags=flags, args=args)
-                return
-            said = tried.stderr
-        pytest.skip(f"{kind} cannot run a container here: {said.strip()[-300:]}")
-    finally:
-        subprocess.run([kind, "rmi", "--force", *names], env=environ, capture_output=True, check=False)
 
 
 @dataclass
@@ -538,7 +428,7 @@ def test_an_image_is_known_by_its_digest_and_pinned_by_it(room: Room) -> None:
 @EACH
 def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: Machine, room: Room, tmp_path: Path) -> None:
     """From a registry, of which this is as much as an engine needs to pull."""
-    layer = _root(("true",))
+    layer = root_of(("true",))
     config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [_sha(layer)]}}).encode()
     kinds = {"config": "container.image.v1+json", "layer": "image.rootfs.diff.tar"}
     parts = {
