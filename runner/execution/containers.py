@@ -122,6 +122,10 @@ class Containers:
             self._say(f"ended the container that {attempt} left")
         return self._engine
 
+    def digest(self, name: str) -> str:
+        """What exactly an image is, as far as `image` has found it."""
+        return self._images[name].digest if name in self._images else name
+
     def wrap(self, command: Command, name: str, mounts: Sequence[Mount], gpus: float = 0) -> Command:
         """`wrap` for an image that `image` has found."""
         assert self._engine is not None

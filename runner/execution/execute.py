@@ -29,7 +29,7 @@ from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
-from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, TEMPORARY, UNCACHED, Node
+from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker
 from ..storage.artifacts import delete
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from . import checkpoints
 
 GRACE = timedelta(seconds=10)
+CARE = 60.0
+"""Seconds between looks at the checkpoints of what runs here."""
 PATIENCE = 3
 """Bad looks at a host in a row that end what runs there."""
 FOREVER = timedelta(days=3650)
@@ -145,7 +147,7 @@ class Executor:
     async def run(self) -> Report:
         """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
         with self._signals():
-            looks: asyncio.Task[None] | None = None
+            looks: list[asyncio.Task[None]] = []
             limit = self.plan.settings["limits"]["time"]
             clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
             try:
@@ -166,8 +168,8 @@ class Executor:
             finally:
                 if self._heart is not None:
                     self._heart.cancel()
-                if looks is not None:
-                    looks.cancel()
+                for look in looks:
+                    look.cancel()
                 if clock is not None:
                     clock.cancel()
                 if self.scheduler.finished:
@@ -191,17 +193,36 @@ class Executor:
 
     async def _set_up(self) -> None:
         """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
-        sites = [*self.fleet.sites, *([self.fleet.here] if self.fleet.away and self._some_here() else [])]
+        here = {bool(self.plan.nodes[self.plan.index[id]].flags & LOCAL) or not self.fleet.away for id in self.todo}
+        sites = [*(self.fleet.sites if self.fleet.away and False in here else ()), *([self.fleet.here] if True in here else ())]
         try:
             await asyncio.gather(*(self.attempts.chores_of(site).setup() for site in sites))
         except CannotRun:
             if not self._stopping:
                 raise
 
-    def _look_after(self) -> asyncio.Task[None] | None:
-        """Ask after the host's health now and then, if the recipe says how."""
+    def _look_after(self) -> list[asyncio.Task[None]]:
+        """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
         health = self.plan.settings.get("health")
-        return asyncio.get_running_loop().create_task(self._watch(*health)) if health else None
+        looks = [self._watch(*health)] if health else []
+        if any(self.plan.nodes[self.plan.index[id]].flags & STATEFUL for id in self.todo):
+            looks.append(self._care())
+        return [asyncio.get_running_loop().create_task(look) for look in looks]
+
+    async def _care(self) -> None:
+        """Delete old checkpoints while their trainers write here; a host with a disk of its own has a keeper for that."""
+        from .keeper import Janitor
+
+        janitors: dict[str, list[Janitor]] = {}
+        while True:
+            await asyncio.sleep(CARE)
+            for running in [each for each in self.running.values() if each.state is not None and each.errand is None]:
+                state = self.plan.details()[self.plan.index[running.node.id]]["state"]
+                folders = [(running.state.folder(name), pattern, keep) for name, _, pattern, _, keep in state if running.state is not None]
+                for janitor in janitors.setdefault(running.name, [Janitor(*each) for each in folders]):
+                    _, words = await asyncio.to_thread(janitor.look)
+                    if words:
+                        self.ledger.say(f"{running.node.id}: {words}")
 
     async def _watch(self, command: object, every: float) -> None:
         bad: dict[str, int] = {}
@@ -219,10 +240,6 @@ class Executor:
                     self._sick |= {running.node.id for running in there}
                     for running in there:
                         await self._stop(running)
-
-    def _some_here(self) -> bool:
-        """Whether any step says `where: local`."""
-        return any(self.plan.nodes[self.plan.index[id]].flags & LOCAL for id in self.todo)
 
     async def _rest(self) -> None:
         """Wait for an end, or until the next group, try or look at the screen is due."""
@@ -487,6 +504,7 @@ class Executor:
         try:
             processes = self.attempts.processes(detail, n, site) if detail["state"] else None
             generation, lock = await self._open_state(node, detail, world, key, processes)
+            restored = await asyncio.to_thread(self.attempts.restored, detail, generation, processes) if generation is not None else {}
         except OSError as error:
             self._record([self.scheduler.start(id)])
             self._fail(id, "disk", str(no_space(error, error.filename or "")))
@@ -512,7 +530,6 @@ class Executor:
         if detail["secrets"]:
             # Names, so that who follows the raw log can mask it.
             data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
-        restored = self.attempts.restored(detail, generation, processes)
         if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
         for found in restored.values():
@@ -811,7 +828,7 @@ class Executor:
             where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
             note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
         elif running.key is not None:
-            self.ledger.trace(running.key, node, outputs, values, exit)
+            self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(detail)))
         if not self.survey.library:
             try:
                 self._publish(n, made)
@@ -829,6 +846,17 @@ class Executor:
         self._record(self.scheduler.end(id, Outcome(True)) if not data else self._with_data(self.scheduler.end(id, Outcome(True)), id, data))
         self._tidy(running, detail, success=True)
         self._grow()
+
+    def _facts(self, running: Running, image: str) -> dict[str, object]:
+        """What happened to be so, and is no part of the key."""
+        found: dict[str, object] = {}
+        if running.site is not self.fleet.here:
+            found["host"] = running.site.name
+        if image:
+            found["image"] = self.attempts.boxes_of(running.site).digest(image)
+        if running.goes_on is not None:
+            found["continued_from"] = running.goes_on
+        return found
 
     def _with_data(self, moves: list[Move], id: str, data: dict[str, object]) -> list[Move]:
         return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]

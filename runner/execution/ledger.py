@@ -113,15 +113,17 @@ class Ledger:
         """How often a step was begun in this run."""
         return self._tries.get(step, 0)
 
-    def trace(self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit) -> None:
+    def trace(self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any]) -> None:
+        """What a step left under its key.  `facts` are what `why` shows beside it."""
         import json
 
         paths = {name: path for name, path, _ in node.outputs}
         made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
         seconds = exit.ended - exit.started if exit.ended else 0.0
-        facts = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}}}'
+        used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
+        told = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
         self._next.traces.append(
-            Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", facts)
+            Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", told)
         )
         if (sharing := self.ws.sharing) is not None:
             self.after_flush(partial(sharing.push, self._next.traces[-1], node))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import CannotRun, Infrastructure, NotFound, did_you_mean
+from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.files import Content
 from .survey import Request, Survey, out_dir, survey
@@ -193,6 +194,10 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
         report, interrupted = asyncio.run(work())
     except BaseException as error:
         if ledger is not None:
+            if isinstance(error, (RecipeError, DriverError)):
+                with contextlib.suppress(Infrastructure):  # the store itself may be what failed
+                    ledger.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
+                    ledger.flush(("FAILED", str(error)))
             ws.store.release(id, ledger.fence)
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error

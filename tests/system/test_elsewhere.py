@@ -367,3 +367,35 @@ def test_python_current_needs_the_same_packages_there(space: Space) -> None:
     space.write("recipe.toml", f"[drivers.loopback]\npython = '{sys.executable}'\n")
     code, _, said = space.command("run", "--driver", "loopback", "--python", "current")
     assert code == 0, said
+
+
+def test_why_tells_where_a_result_was_made_and_from_which_checkpoint(space: Space) -> None:
+    space.recipe(
+        """steps:
+  train:
+    run: |
+      last={{ state.ckpt.latest | default("none") }}
+      mkdir -p ckpt/step-7; echo 7 > ckpt/step-7/n
+      [ "$last" != none ]
+      echo 1 > o
+    state: {ckpt: {path: ckpt/, checkpoint: "step-*"}}
+    outputs: {o: o}
+"""
+    )
+    space.attempt(settings=LOOPBACK)
+    space.run(settings=LOOPBACK)
+    said = space.command("why", "train")[1]
+    assert "host loopback host-1" in said and "continued_from 7" in said
+
+
+def test_a_host_that_cannot_be_set_up_ends_the_run(space: Space) -> None:
+    space.recipe("setup: ['echo no such disk; exit 3']\nsteps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 2 and "no such disk" in said
+    assert "NEEDS_RECOVERY" not in space.command("runs")[1]
+
+
+def test_a_host_that_nothing_will_run_on_is_not_set_up(space: Space) -> None:
+    space.recipe(f"setup: ['echo $PWD >> {space.root}/setups']\nsteps:\n  s: {{run: 'echo 1 > o', outputs: {{o: o}}, where: local}}\n")
+    space.run(settings=LOOPBACK)
+    assert ".recipe/loopback" not in space.read("setups")
