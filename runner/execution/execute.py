@@ -910,7 +910,8 @@ class Executor:
             self.ledger.after_flush(lambda: delete(running.state.path) if running.state else None)
         if errand is not None and isinstance(running.site, Away):
             spent = list(errand.states.values()) if success and not detail["continues"] else []
-            self.ledger.after_flush(functools.partial(self._clear_away, running.site, errand, spent))
+            clearing = functools.partial(self._clear_away, running.site, errand, spent)
+            self.ledger.after_flush(lambda: self._beside(clearing()))
         with contextlib.suppress(OSError):
             if errand is None and isinstance(detail["run"], str):
                 self._scrap.give_script(path + ".sh")
@@ -930,12 +931,12 @@ class Executor:
             with contextlib.suppress(OSError):
                 os.rename(path, failed)
 
-    def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
-        """What an attempt used on another disk is not needed there any more."""
+    async def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
+        """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
+        if not site.lost:
+            await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{errand.attempt.path}.site")
-        if not site.lost:
-            self._beside(site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states]))
 
     def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""

@@ -95,7 +95,8 @@ class Leftovers:
             if run.id[-6:] not in left or self.ws.store.live(run.id):
                 continue
             names = left[run.id[-6:]]
-            going = [name for name in names if "." not in name and await self.goes_on(name)]
+            begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
+            going = [name for name in sorted(begun) if await self.goes_on(name)]
             for name in going:
                 self.ledger.say(f"a job of an earlier run, which this one does not need, goes on in the background: {name}")
             for name in names:
