@@ -40,3 +40,17 @@ def test_a_damaged_lock_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "recipe.lock").write_text(text)
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match=r"recipe\.lock cannot be read"):
         sources.resolve(ws, "hf", "hf://org/name", update=False)
+
+
+def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, bucket: str) -> None:
+    with Workspace.open(tmp_path) as ws:
+        identity = sources.resolve(ws, "s3", bucket, update=False)
+        assert identity is not None
+        (tmp_path / "bucket" / "a.txt").write_text("bb")
+        with pytest.raises(CannotRun, match="is not what it was when it was resolved") as error:
+            sources.fetch(ws, "s3", bucket, identity, ())
+        assert "--update" in error.value.fix
+        assert not [path for path in (ws.home / "cache").rglob("*") if path.is_file()]
+        now = sources.resolve(ws, "s3", bucket, update=True)
+        assert now is not None
+        assert (sources.fetch(ws, "s3", bucket, now, ()) / "a.txt").read_text() == "bb"
