@@ -31,6 +31,7 @@ PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
 NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
+AGAIN = 0.1  # seconds after a refusal until another channel is tried
 REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
 KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
@@ -220,7 +221,7 @@ class Link:
                 session.give_room()
                 if connection.is_closed():
                     raise Unreachable(f"{self.route} broke the connection") from error
-                room.limit = max(1.0, room.taken)  # it allows fewer at once than is usual, or has not noticed yet that one ended
+                room.refuse()
                 if not room.taken:
                     refused += 1
                     if refused > REFUSALS:
@@ -255,6 +256,15 @@ class _Room:
     def give(self) -> None:
         self.taken -= 1
         self.limit = min(CHANNELS, self.limit + 1 / 16)  # after a refusal, slowly up again
+        self._wake()
+
+    def refuse(self) -> None:
+        """It allows fewer at once than is usual, or has not noticed that one ended.  One more is tried soon, lest one that stays bars all others."""
+        self.limit = max(1.0, self.taken)
+        asyncio.get_running_loop().call_later(AGAIN, self._more)
+
+    def _more(self) -> None:
+        self.limit = min(CHANNELS, self.limit + 1)
         self._wake()
 
     def _wake(self) -> None:
