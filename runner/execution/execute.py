@@ -993,12 +993,13 @@ class Executor:
         """First: start nothing new.  Second: stop what runs.  Third: leave it running and go."""
         self._interrupts += 1
         self._disturbed = True
+        # What is said may find its reader gone: it is said last.
         if self._interrupts == 1:
-            self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
             self._record(self.scheduler.drain())
+            self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
         elif self._interrupts == 2:
-            self.ledger.say("stopping; press Ctrl-C again to go without waiting for that")
             self._terminate()
+            self.ledger.say("stopping; press Ctrl-C again to go without waiting for that")
         else:
             self._abandoned = True
         self._wake()
@@ -1012,10 +1013,10 @@ class Executor:
     def _time_is_up(self, limit: float) -> None:
         """The run reached its `limits.time`: nothing new starts, and what runs is stopped and has failed; its state is kept."""
         self._disturbed = True
-        self.ledger.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
         self._out_of_time = True
         self._record(self.scheduler.drain(LIMIT))
         self._stop_all()
+        self.ledger.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
 
     def _stop_all(self) -> None:
         self._stopping = True

@@ -14,7 +14,7 @@ from runner.execution.launch import render
 
 SCOPE: dict[str, Any] = {
     "inputs": {"n": 3, "name": "it's"},
-    "host": {"gpus": 0},
+    "host": {"gpus": 0, "cpus": 2},
     "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
     "node": {"rank": 0},
 }
