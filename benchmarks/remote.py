@@ -1,6 +1,6 @@
 """A host over SSH, through a real sshd on this machine: what a step that does nothing costs, how fast bytes and logs travel, against plain ssh.
 
-    python benchmarks/remote.py [--jobs 100] [--mb 500] [--log-mb 1000]
+    python benchmarks/remote.py [--jobs 100] [--steps 40] [--mb 500] [--log-mb 1000]
 
 Needs OpenSSH's server and client, and nothing else running.  Peers and ours take turns in one run.  CPU is seconds of user and system time of this
 side alone; the other side, sshd and what it runs, shares the machine.
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -112,6 +115,32 @@ async def nothing(host: SshHost, connection: asyncssh.SSHClientConnection, ssh: 
         row(name, took, 0, "")
 
 
+def chain(sshd: Sshd, place: Path, steps: int) -> None:
+    """`recipe run` of a chain of steps that do nothing, there and here: from the start of one step to the start of the next."""
+    lines = ["recipe: chain@1", "summary: Steps that do nothing", "steps:"]
+    lines += [f"  s{number}: {{run: 'true'" + (f", needs: [s{number - 1}]" if number else "") + "}" for number in range(steps)]
+    settings = {"known_hosts": str(sshd.known_hosts), "identity": str(sshd.identity), "python": sys.executable}
+    toml = [f'[drivers.ssh]\nhosts = ["{sshd.address}"]\nagent = false', *(f'{name} = "{value}"' for name, value in settings.items())]
+    code = "import sys; from runner.interface.cli.main import main; sys.exit(main())"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    print(f"\n| a step of a chain of {steps} that do nothing | p50 | p95 | CPU here |\n|---|---|---|---|")
+    for what, driver in (("**recipe run --driver ssh**", ["--driver", "ssh"]), ("recipe run", [])):
+        space = place / f"chain-{len(driver)}"
+        space.mkdir()
+        (space / "recipe.yaml").write_text("\n".join(lines) + "\n")
+        (space / "recipe.toml").write_text("\n".join(toml) + "\n")
+        used = cpu()
+        subprocess.run(
+            [sys.executable, "-c", code, "run", *driver], cwd=space, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        used = cpu() - used
+        with contextlib.closing(sqlite3.connect(space / ".recipe" / "recipe.db")) as told:
+            starts = [at for (at,) in told.execute("SELECT started FROM attempts ORDER BY started")]
+        assert len(starts) == steps
+        between = [later - earlier for earlier, later in itertools.pairwise(starts)]
+        row(what, [(wall, used / steps) for wall in between], 0, "")
+
+
 async def bulk(host: SshHost, connection: asyncssh.SSHClientConnection, ssh: list[str], size: int) -> None:
     async def plain() -> None:
         async with connection.create_process("cat > /dev/null", encoding=None) as process:
@@ -153,7 +182,7 @@ async def logs(host: SshHost, place: Path, size: int) -> None:
     print(f"\n{size} MB of log read in {wall:.1f} s: **{size / wall:.0f} MB/s**, memory grown by {grown:.0f} MiB")
 
 
-async def main(jobs: int, size: int, log_size: int) -> None:
+async def main(jobs: int, steps: int, size: int, log_size: int) -> None:
     with tempfile.TemporaryDirectory() as place, Sshd(Path(place) / "sshd") as sshd:
         known = ["-F", "none", "-i", str(sshd.identity), "-p", str(sshd.port), "-o", f"UserKnownHostsFile={sshd.known_hosts}", "-o", "LogLevel=ERROR"]
         ssh = ["ssh", *known, "-c", "aes128-gcm@openssh.com", f"{sshd.user}@127.0.0.1"]
@@ -172,6 +201,7 @@ async def main(jobs: int, size: int, log_size: int) -> None:
             ) as connection,
         ):
             await nothing(host, connection, ssh, master, jobs)
+            await asyncio.to_thread(chain, sshd, Path(place), steps)
             await bulk(host, connection, ssh, size)
             await logs(host, Path(place), log_size)
         await spawned(*master[:-1], "-O", "exit", master[-1])
@@ -180,7 +210,8 @@ async def main(jobs: int, size: int, log_size: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--mb", type=int, default=500)
     parser.add_argument("--log-mb", type=int, default=1000)
     given = parser.parse_args()
-    asyncio.run(main(given.jobs, given.mb, given.log_mb))
+    asyncio.run(main(given.jobs, given.steps, given.mb, given.log_mb))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -119,6 +119,7 @@ class ShellHost:
         self._armed = deadman is None
         self._over: dict[str, Exit] = {}
         self._printed: dict[str, int] = {}  # bytes, of those that are over, where we know it
+        self._spare: _Spare | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -132,7 +133,7 @@ class ShellHost:
         name = file_name(key)
         program = self._program(name, command)
         await self._arm()
-        answer = await self._answer("start", program=program)
+        answer = await self._start(program)
         if answer not in (b"new", b"old"):
             raise _refused(answer.removeprefix(b"no ").decode("utf-8", "replace"))
         return Job(key, {"log": command.log} if command.log else {})
@@ -204,6 +205,10 @@ class ShellHost:
             raise Rejected(str(error).replace("/bin/sh", argv[0], 1)) from error
 
     async def aclose(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.pending():
+            spare.answer.cancel()
+            await asyncio.wait([spare.answer])
         watching, questions = (self._watching, self._questions) if self._loop is asyncio.get_running_loop() else (None, None)
         self._fail(Unreachable("the connection was closed from here"), None)
         self._reset()
@@ -216,9 +221,25 @@ class ShellHost:
 
     # --- asking
 
-    async def _answer(self, *words: str, program: bytes | None = None) -> bytes:
+    def holds_spare(self) -> bool:
+        """Whether a call that waits for the next start, for a few seconds after the last, is worth what it takes."""
+        return False
+
+    async def _start(self, program: bytes) -> bytes:
+        spare, self._spare = self._spare, None
         answer = b""
-        async with aclosing(self._ask(*words, program=program)) as stream:
+        if spare is not None and spare.usable():
+            spare.program.set_result(program)
+            answer = await spare.answer
+        if not answer:  # it is not known whether it began: to begin it twice does no harm
+            answer = await self._answer("start", program=program)
+        if self._spare is None and self.holds_spare():
+            self._spare = _Spare(self._answer)
+        return answer
+
+    async def _answer(self, *words: str, program: bytes | None = None, stdin: Callable[[], AsyncIterable[bytes]] | None = None) -> bytes:
+        answer = b""
+        async with aclosing(self._ask(*words, program=program, stdin=stdin)) as stream:
             async for data in stream:
                 answer = (answer + data)[:LINE]
         return answer.rstrip(b"\n")
@@ -420,6 +441,33 @@ class ShellHost:
         if "\0" in text:
             raise Rejected("a command's arguments, environment and paths cannot contain a NUL character")
         return text.encode("utf-8", "surrogateescape")
+
+
+class _Spare:
+    """A start without its program: the way there, which takes longer than the start, is gone while nobody waits."""
+
+    def __init__(self, ask: Callable[..., Coroutine[None, None, bytes]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.program: asyncio.Future[bytes] = self._loop.create_future()
+        self.answer = self._loop.create_task(self._asking(ask))
+
+    def usable(self) -> bool:
+        return not self.program.done() and self.pending()
+
+    def pending(self) -> bool:
+        return self._loop is asyncio.get_running_loop() and not self.answer.done()
+
+    async def _asking(self, ask: Callable[..., Coroutine[None, None, bytes]]) -> bytes:
+        with suppress(DriverError):  # nobody has to hear why it is of no use: another call will say so
+            return await ask("start", stdin=self._given)
+        return b""
+
+    async def _given(self) -> AsyncIterator[bytes]:
+        await asyncio.wait([self.program], timeout=LINGER)
+        if self.program.done():
+            yield self.program.result()
+        else:
+            self.program.cancel()  # it ends, having begun nothing
 
 
 def _resolve(told: asyncio.Future[None]) -> None:

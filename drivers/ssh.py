@@ -233,6 +233,9 @@ class SshHost(ShellHost):
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         return self.machine.link.call(argv, stdin)  # which parts the output from what the login prints, as ours would do once more
 
+    def holds_spare(self) -> bool:
+        return self.machine.link.has_plenty()
+
     async def aclose(self) -> None:
         await super().aclose()
         await self._when_closed(self)

@@ -120,6 +120,10 @@ class Link:
         if self._through is not None:
             await self._through.aclose()
 
+    def has_plenty(self) -> bool:
+        """Whether a channel that only waits would stand in nobody's way."""
+        return self._room.limit >= CHANNELS and self._room.taken < CHANNELS // 2
+
     # --- connecting
 
     async def connection(self) -> asyncssh.SSHClientConnection:

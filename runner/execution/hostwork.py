@@ -564,7 +564,8 @@ else
   [ ! -e "$R/attempts/$N" ] || rm -rf "$R/attempts/$N"
   mv "$@" "at/$N.in" "$R/attempts" || echo gone # what was given is named last: then all of it is there
 fi
-cd "$R" && rm -rf "$A"
+cd "$R"
+rm -rf "$A" >/dev/null 2>&1 & # nobody waits for it
 """
 
 # attempt's path; outputs -> for each what it is, what is below, sizes, digests; then what the attempt was given and is not so any more

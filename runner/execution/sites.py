@@ -41,6 +41,8 @@ OUT_OF_SIGHT = 900.0
 """Seconds without a word from a host after which what runs there is given up for lost."""
 GLANCE, LONGEST_GLANCE = 0.2, 2.0
 """Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+LULL, LULLS = 0.03, 10
+"""Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
 ROOM = 8 << 20
 """Of a metrics file: bytes that are fetched at once."""
 _count = itertools.count(1)
@@ -203,9 +205,14 @@ class Away(Site):
         return Paths.at(await self._insist(lambda: self.depot.stage(name, parcel)))
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
-        """What comes while the host is busy with what came before goes in one go."""
+        """What steps leave that follow each other closely goes in one go."""
         self._spent += [*paths, *others]
         async with self._clearing:
+            for _ in range(LULLS):
+                if self._spent:
+                    await asyncio.sleep(LULL)
+                if not self._running:
+                    break
             spent, self._spent = self._spent, []
             if spent:
                 with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept

@@ -502,6 +502,26 @@ def test_a_log_is_not_asked_for_beyond_its_end(text: str, calls: int, plain: Mac
     plain.run(act)
 
 
+@pytest.mark.parametrize("fault", ["none", "cut", "expired"])
+def test_a_start_that_was_begun_before_it_was_wanted_runs_the_job_once(fault: str, plain: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShellHost, "holds_spare", lambda _host: True)
+    if fault == "expired":
+        monkeypatch.setattr(shell, "LINGER", 0.01)
+
+    async def act(host: ShellHost) -> None:
+        for number in range(3):
+            if fault == "cut":
+                plain.cut_after = [40]  # the next spare, in its answer or before it
+            job = await host.start(command(f"echo ran >>{number}", plain), f"job{number}")
+            assert (await over(host, job)).code == 0
+            assert host._spare is not None
+            if fault == "expired":
+                assert await host._spare.answer == b""
+        assert [(plain.home / str(number)).read_text() for number in range(3)] == ["ran\n"] * 3
+
+    plain.run(act)
+
+
 def test_a_log_that_still_grows_is_asked_for_again(plain: Machine) -> None:
     async def act(host: ShellHost) -> None:
         job = await host.start(command("echo one; read line <gate; echo two", plain), "job")
