@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from drivers import load
 from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled
 
-from ..errors import CannotRun, Infrastructure
+from ..errors import Busy, CannotRun, Infrastructure
 from .sites import Away, Site
 from .survey import packages
 from .workspace import Workspace
@@ -89,7 +89,7 @@ class Fleet:
         return {name: sum(site.machine[name] for site in self.sites) for name in ("cpus", "memory", "gpus")}
 
     async def open(self, *, want: int) -> None:
-        """Take what there is, for at most `want` steps at once.  Raises Infrastructure when there is nothing, DriverError."""
+        """Take what there is, for at most `want` steps at once.  Raises Busy when all is taken, DriverError."""
         self._here = await self.local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
         found = await self.local.hosts(self._here)
         if not found:
@@ -106,7 +106,7 @@ class Fleet:
             await self._take(offer, want - sum(site.slots or 0 for site in self.sites))
         self._renewing = asyncio.get_running_loop().create_task(self._renew())
         if not self.sites:
-            raise Infrastructure(f"all places that {self.name} has are taken", fix="wait, or name another host")
+            raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
 
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any."""

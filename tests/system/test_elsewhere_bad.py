@@ -1,0 +1,22 @@
+"""What goes wrong on the way to other machines is one clear line, and an exit status that says whose turn it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.support import Space, until
+
+
+def test_places_that_another_run_has_are_busy(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    space.recipe(f"steps:\n  s: {{run: 'echo 1 > {space.root}/began; read go < {gate}', outputs: {{o: o}}}}\n")
+    space.recipe("steps:\n  s: {run: 'echo 1 > p', outputs: {p: p}}\n", name="other.yaml")
+    worker = space.start("run", "--driver", "loopback")
+    until((space.root / "began").exists)
+    code, _, said = space.command("run", "--driver", "loopback", "-f", "other.yaml")
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=30)
+    assert code == 4, said
+    assert "all places that loopback has are taken" in said and "Traceback" not in said
