@@ -113,7 +113,7 @@ class Room:
 
 
 @pytest.fixture
-def room(machine: Machine, tmp_path: Path) -> Iterator[Room]:
+def room(machine: Machine, tmp_path: Path) -> Iterator[Room]:  # noqa: F811
     with asyncio.Runner() as loop:
         host = LocalHost(tmp_path / "supervisor")
         room = Room(tmp_path, machine, host, machine.engine, loop)
@@ -261,7 +261,7 @@ def test_one_that_is_stopped_before_it_began_leaves_nothing(room: Room) -> None:
         assert room.left() == []
 
 
-def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: Machine, tmp_path: Path) -> None:
+def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: Machine, tmp_path: Path) -> None:  # noqa: F811
     async def there() -> None:
         driver = Loopback(tmp_path / "machines")
         lease = await driver.acquire(Order((await driver.offers(Resources()))[0], "lease", datetime.now(UTC) + timedelta(hours=1)))
@@ -389,7 +389,7 @@ steps:
 
 
 @pytest.mark.parametrize("driver", ["local", "loopback"])
-def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(machine: Machine, tmp_path: Path, driver: str) -> None:
+def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(machine: Machine, tmp_path: Path, driver: str) -> None:  # noqa: F811
     space = Space(tmp_path / "space")
     space.write("big.bin", "x" * 200_000)  # too large for a copy: a link
     space.recipe(BOXED.replace("IMAGE", machine.image))
@@ -426,7 +426,7 @@ def test_an_image_is_known_by_its_digest_and_pinned_by_it(room: Room) -> None:
 
 
 @EACH
-def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: Machine, room: Room, tmp_path: Path) -> None:
+def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: Machine, room: Room, tmp_path: Path) -> None:  # noqa: F811
     """From a registry, of which this is as much as an engine needs to pull."""
     layer = root_of(("true",))
     config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [_sha(layer)]}}).encode()
