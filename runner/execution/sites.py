@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import stat
 import sys
@@ -45,7 +44,6 @@ LULL, LULLS = 0.03, 10
 """Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
 ROOM = 8 << 20
 """Of a metrics file: bytes that are fetched at once."""
-_count = itertools.count(1)
 
 # The names below $1 that a pattern fits, each with a zero byte behind it: by the shell's own rules, without splitting words.
 _MATCHING = 'cd -- "$1" || exit 0; IFS=""; for name in $2; do [ ! -f "$name" ] || printf "%s\\0" "$name"; done'
@@ -385,16 +383,16 @@ class Away(Site):
         return Brought(exit, found)
 
     async def _fetch(self, errand: Errand, path: str, taken: Taken) -> None:
-        """Have an output in the store here."""
+        """Have an output in the store here.  What came before a connection broke lies beside the target, whose name is the same at each try."""
         content = Content(taken.content)
         if self.ws.objects.has(content):
             return
-        target = f"{self.ws.home}/partial/{os.getpid()}-{next(_count)}-{errand.name}"
+        target = Path(f"{self.ws.home}/partial/{os.getpid()}-{errand.name}-{content[2:18]}")
+        await self.depot.fetch(path, taken, str(target))
         try:
-            await self.depot.fetch(path, taken, target)
-            await asyncio.to_thread(self.ws.objects.put, Path(target), content, move=True)
+            await asyncio.to_thread(self.ws.objects.put, target, content, move=True)
         finally:
-            delete(Path(target))
+            delete(target)
 
     async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again while the host cannot be seen: unreachable is not failed.  Raises HostLost when that takes too long."""
