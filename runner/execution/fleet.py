@@ -181,7 +181,14 @@ class Fleet:
         return offers
 
     async def _take(self, offer: Offer, want: int) -> Site | None:
-        """As many places on one machine as are free and wanted."""
+        """As many places on one machine as are free and wanted.  Raises CannotRun when it lets us in and can do nothing for us."""
+        try:
+            return await self._taken(offer, want)
+        except Rejected as error:
+            fix = "name a folder there that can be written as `root` in the driver's settings; `recipe doctor` says what else it lacks"
+            raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
+
+    async def _taken(self, offer: Offer, want: int) -> Site | None:
         driver, taken = self._of(), []
         for number in range(want):
             order = Order(offer, f"{self.run}.{offer.id}.{number}", datetime.now(UTC) + TERM)

@@ -545,8 +545,7 @@ def test_accelerate_demands_the_number_of_processes_that_was_asked_for(space: Sp
 
 def test_forced_all_means_every_step_whatever_comes_out_above_it(space: Space) -> None:
     space.recipe(
-        "steps:\n  a: {run: 'echo 1 > a', outputs: {o: a}}\n  b: {run: 'cat {{ steps.a.o }} > b', outputs: {o: b}}\n"
-        "  c: {run: 'true', needs: [b]}\n"
+        "steps:\n  a: {run: 'echo 1 > a', outputs: {o: a}}\n  b: {run: 'cat {{ steps.a.o }} > b', outputs: {o: b}}\n  c: {run: 'true', needs: [b]}\n"
     )
     assert space.run() == ["a", "b", "c"]
     assert space.run(choice=Choice(all=True)) == ["a", "b", "c"]

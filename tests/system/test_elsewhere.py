@@ -12,10 +12,9 @@ import pytest
 
 from runner.execution.session import Choice, Settings
 from runner.storage.store import Event
-from tests.servers.sshd import Sshd
+from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
-pytest_plugins = ("tests.servers.sshd",)
 LOOPBACK = Settings(driver="loopback")
 CRASHES = {"attempt-carried": 2, "job-started": 2, "job-over": 2, "outputs-stored": 2, "object-put": 2, "group-committed": 3}
 
@@ -75,7 +74,7 @@ def test_what_ran_elsewhere_is_fresh_here_and_the_other_way_round(space: Space) 
     assert space.run(settings=LOOPBACK) == []
 
 
-def test_the_same_recipe_runs_over_ssh(space: Space, sshd: Sshd) -> None:
+def test_the_same_recipe_runs_over_ssh(space: Space, sshd: Sshd) -> None:  # noqa: F811
     chain(space)
     settings = sshd.settings()
     lines = [f"hosts = {settings['hosts']!r}", f"known_hosts = '{settings['known_hosts']}'", f"identity = '{settings['identity']}'", "agent = false"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
 
@@ -20,3 +21,13 @@ def test_places_that_another_run_has_are_busy(space: Space) -> None:
     worker.communicate(timeout=30)
     assert code == 4, said
     assert "all places that loopback has are taken" in said and "Traceback" not in said
+
+
+def test_a_root_that_cannot_be_written_is_told_with_the_host_and_what_to_do(space: Space, sshd: Sshd) -> None:  # noqa: F811
+    settings = sshd.settings()
+    lines = [f"hosts = {settings['hosts']!r}", f"known_hosts = '{settings['known_hosts']}'", f"identity = '{settings['identity']}'", "agent = false"]
+    space.write("recipe.toml", "[drivers.ssh]\nroot = '/proc/none'\n" + "\n".join(lines) + "\n")
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
+    code, _, said = space.command("run", "--driver", "ssh")
+    assert code == 2
+    assert f"ssh {sshd.address} cannot be used" in said and "`root`" in said and "Traceback" not in said
