@@ -169,7 +169,14 @@ class Depot:
                 raise Garbled
             return lines
 
-        root, hashes, lists, boot, lacks, _ = await self._patiently(once)
+        async def twice() -> list[str]:
+            # Which digest the host can do is part of the answer, so it has none: two that are the same have to do.
+            first = await once()
+            if first != await once():
+                raise Garbled
+            return first
+
+        root, hashes, lists, boot, lacks, _ = await self._patiently(twice)
         if lacks or hashes not in work.HASHES or lists not in work.LISTS:
             raise Infrastructure(
                 f"{self.name} has no{lacks or ' sha256sum'}", fix="install it there; everything of coreutils, findutils and tar is needed"
