@@ -22,6 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 class TestSsh(DriverContract):
     measures_memory = False
+    tick = 1.0  # busybox and others count whole seconds
 
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, server: Sshd) -> None:
