@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recipe needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,preference,images,dev]'
 	touch $@
 
 demo: .venv/.ready
