@@ -1,4 +1,4 @@
-"""list, show, new, validate, schema, doctor and completion, as somebody at a prompt, an editor or a CI meets them."""
+"""list, show, validate, schema, doctor and completion, as somebody at a prompt, an editor or a CI meets them."""
 
 from __future__ import annotations
 
@@ -24,27 +24,6 @@ def recipe(root: Path, *words: str, stdin: str = "") -> subprocess.CompletedProc
 def told(done: subprocess.CompletedProcess[str], code: int = 0) -> str:
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done.stdout
-
-
-def test_a_new_recipe_validates_plans_runs_and_is_never_replaced(tmp_path: Path) -> None:
-    assert told(recipe(tmp_path, "new", "hello")) == "./hello.yaml\n"
-    text = (tmp_path / "hello.yaml").read_text()
-    assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
-    assert json.loads((tmp_path / "recipe.schema.json").read_text())["type"] == "object"
-    assert recipe(tmp_path, "validate", "-q", "hello.yaml").stdout == ""
-    assert "1 to run" in told(recipe(tmp_path, "plan", "./hello.yaml"))
-    told(recipe(tmp_path, "run", "./hello.yaml", "times=5"))
-    assert (tmp_path / "words.txt").read_text().strip() == "15"
-    again = recipe(tmp_path, "new", "hello.yaml")
-    assert again.returncode == 3
-    assert "is there already" in again.stderr
-    assert (tmp_path / "hello.yaml").read_text() == text
-
-
-@pytest.mark.parametrize("name", ["Hello", "9", "", "a b", "x@2", "no/such/folder/x", "ü"])
-def test_a_name_that_a_recipe_cannot_have_writes_nothing(tmp_path: Path, name: str) -> None:
-    assert recipe(tmp_path, "new", name).returncode in (2, 3)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_list_shows_the_library_and_the_recipes_of_this_folder(tmp_path: Path) -> None:

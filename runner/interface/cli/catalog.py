@@ -1,44 +1,18 @@
-"""The verbs around recipe files: list, show, new, validate, schema.  Starts nothing; knows no workspace but as the folder where paths begin."""
+"""The verbs around recipe files: list, show, validate, schema.  Starts nothing; knows no workspace but as the folder where paths begin."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from ...errors import CannotRun, Invalid, NotFound, Problem
+from ...errors import Invalid, NotFound, Problem
 from ...language import library
 from .parser import color, told_apart
 
 if TYPE_CHECKING:
     from ...language.recipe import Input, Preset, Recipe, Resources, Step
-
-_FIRST: Final = """\
-# yaml-language-server: $schema=SCHEMA
-# Check it with `recipe validate FILE`, see what it would do with `recipe plan FILE`, run it with `recipe run FILE`.
-recipe: NAME@1
-summary: Count the words of a few sentences
-
-# What a caller gives: `recipe run FILE times=20`.  `recipe show FILE` lists them.
-inputs:
-  times: {type: integer, default: 3, minimum: 1, doc: "How many sentences to write"}
-
-steps:
-  # A step is a command with what it makes.  It runs again only when the command, a value in it, or a file it reads has changed.
-  write:
-    run: for n in $(seq "{{ inputs.times }}"); do echo "sentence number $n"; done > "{{ outputs.text }}"
-    outputs: {text: sentences.txt}
-
-  # To mention what another step makes is to need it.  Files of yours that a command reads are listed: `code: [train.py]`, `deps: [data.csv]`.
-  count:
-    run: wc -w < "{{ steps.write.text }}" > "{{ outputs.words }}"
-    outputs: {words: words.txt}
-
-# What a caller gets.
-outputs: {words: "{{ steps.count.words }}"}
-"""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -46,8 +20,6 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--json", action="store_true", help="machine-readable")
     if verb == "show":
         parser.add_argument("recipe", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml")
-    elif verb == "new":
-        parser.add_argument("path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)")
     elif verb == "validate":
         parser.add_argument(
             "words", nargs="*", metavar="FILE|NAME|INPUT=VALUE", help="recipes (default: recipe.yaml here), `-` for standard input, and inputs to try"
@@ -60,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    verbs = {"list": _list, "show": _show, "new": _new, "validate": _validate, "schema": _schema}
+    verbs = {"list": _list, "show": _show, "validate": _validate, "schema": _schema}
     return verbs[args.verb](args)
 
 
@@ -246,41 +218,6 @@ def _described(recipe: Recipe) -> dict[str, Any]:
         "resources": _resources(recipe.resources),
         "limits": _limits(recipe),
     }
-
-
-# -- new -------------------------------------------------------------------------------------------------------------------------------------------
-
-
-def _new(args: argparse.Namespace) -> int:
-    import os
-    import re
-
-    path = Path(args.path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = Path(f"{args.path}.yaml")
-    name, _, version = path.stem.partition("@")
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or version not in ("", "1"):
-        better = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_0123456789") or "mine"
-        problem = Problem("bad-name", f'"{path.stem}" is not the name of a first recipe', fix=f"lower case, digits, - and _, such as {better}")
-        raise Invalid([problem])
-    target = args.workspace / path
-    shown = f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
-    # An editor finds the schema beside the recipe; one that is there already may be a team's own.
-    schema = target.with_name("recipe.schema.json")
-    text = _FIRST.replace("SCHEMA", "recipe.schema.json").replace("FILE", shown).replace("NAME", name)
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-        if not os.path.lexists(schema):
-            schema.write_text(library.schema_text(), "utf-8")
-    except FileExistsError:
-        raise NotFound(f"{shown} is there already, and is left as it is", fix="give another name") from None
-    except OSError as error:
-        raise CannotRun(f"{shown} cannot be written: {error.strerror}", fix="name a folder that exists and is yours") from error
-    print(shown)
-    if not args.quiet:
-        print(f"written, with recipe.schema.json for editors; now: recipe run {shown}", file=sys.stderr)
-    return 0
 
 
 # -- validate --------------------------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ...errors import did_you_mean
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
     "show": ("catalog", "what a recipe does, takes and gives"),
-    "new": ("catalog", "write a first recipe to start from"),
+    "new": ("new", "write a first recipe to start from"),
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
     "plan": ("run", "what a run would do, and every reason (= run -n)"),

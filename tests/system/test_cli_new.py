@@ -1,0 +1,71 @@
+"""`recipe new`: what it writes is valid, runs, trains, and replaces nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import Space
+
+
+def test_a_new_recipe_is_valid_and_its_smoke_preset_trains(space: Space) -> None:
+    code, out, err = space.command("new", "hello")
+    assert (code, out) == (0, "./hello.yaml\n"), err
+    assert "recipe run ./hello.yaml --preset smoke" in err
+    assert space.read("hello.yaml").startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert json.loads(space.read("recipe.schema.json"))["type"] == "object"
+    assert space.command("validate", "hello.yaml") == (0, "", "hello.yaml: valid\n")
+
+    space.file = "hello.yaml"
+    assert space.run(preset="smoke") == ["data", "train", "export"]
+    report = json.loads(space.read("model/report.json"))
+    assert report["eval_loss"] < report["eval_loss_untrained"] - 0.5
+    assert space.run(preset="smoke") == []
+
+
+def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_does(space: Space, tmp_path: Path) -> None:
+    space.command("new", "hello")
+    space.file = "hello.yaml"
+    space.run({"max_steps": 30}, preset="smoke")
+    assert space.run({"max_steps": 50}, preset="smoke") == ["train", "export"]
+    assert any("goes on from step-30.json" in str(event.data.get("note")) for event in space.events)
+
+    unbroken = Space(tmp_path / "unbroken")
+    unbroken.command("new", "hello")
+    unbroken.file = "hello.yaml"
+    unbroken.run({"max_steps": 50}, preset="smoke")
+    assert space.read("model/model.json") == unbroken.read("model/model.json")
+
+
+def test_a_row_that_the_new_recipe_cannot_read_is_named(space: Space) -> None:
+    space.command("new", "hello")
+    space.file = "hello.yaml"
+    space.write("rows.jsonl", '{"text": "some"}\n{"txt": "other"}\n')
+    space.attempt({"dataset": "./rows.jsonl"})
+    assert space.summary is not None and 'rows.jsonl:2: this is not a row with a "text"' in str(space.summary.failed[0].tail)
+
+
+def test_nothing_is_replaced(space: Space) -> None:
+    space.command("new", "hello")
+    before = {path: path.read_bytes() for path in space.root.rglob("*") if path.is_file()}
+    code, _, err = space.command("new", "hello.yaml")
+    assert code == 3 and "./hello.yaml is there already" in err
+    (space.root / "hello.yaml").unlink()
+    code, _, err = space.command("new", "hello")
+    assert code == 3 and "./hello/data.py is there already" in err
+    assert {path: path.read_bytes() for path in before if path.exists()} == {path: data for path, data in before.items() if path.name != "hello.yaml"}
+
+
+@pytest.mark.parametrize("name", ["Hello", "9", "", "a b", "x@2", "no/such/folder/x", "ü"])
+def test_a_name_that_a_recipe_cannot_have_writes_nothing(space: Space, name: str) -> None:
+    assert space.command("new", name)[0] in (2, 3)
+    assert list(space.root.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(space: Space) -> None:
+    (space.root / "hello").symlink_to("/nowhere/at/all")
+    code, _, err = space.command("new", "hello")
+    assert code == 2 and "cannot be written" in err
+    assert [path.name for path in space.root.iterdir()] == ["hello"]
