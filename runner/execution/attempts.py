@@ -17,7 +17,7 @@ from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import Made
-from ..planning.plan import Node
+from ..planning.plan import DIRECTORY, Node
 from ..secrets import Secret
 from ..storage.files import Content
 from ..storage.locks import Lock
@@ -154,6 +154,11 @@ class Attempts:
             return self.command(running, detail, python, found)
 
         errand = Errand(running.name, running.node, attempt, compose, detail["metrics"], states)
+        if detail["sync"]:
+            from .syncing import Synced
+
+            made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in running.node.outputs}
+            errand.synced = [Synced(*made[name], every) for name, every in detail["sync"]]
         if generation is not None:
             kept = [
                 Kept(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)

@@ -30,6 +30,8 @@ LOOK = 0.5
 TERM = timedelta(days=1)
 """For which a lease is asked, and asked again every `RENEW`: how long a place stays taken when a worker and its workspace are gone for good."""
 RENEW = 3600.0
+SWEEP = timedelta(days=1)
+"""Between two looks at what a host keeps that nobody has asked for in a long time."""
 TELL = 5.0
 """Seconds between words about a transfer."""
 
@@ -138,6 +140,10 @@ class Fleet:
         """Give everything back."""
         if self._renewing is not None:
             self._renewing.cancel()
+        for site in self.sites:
+            if isinstance(site, Away) and not site.lost:
+                with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
+                    await site.depot.sweep(every=SWEEP)
         for leased in self._leased:
             try:
                 await self._of().release(leased.lease)

@@ -666,14 +666,16 @@ done' sh
 
 FREE = "df -Pk . | tail -n 1"
 
-# minutes; names to keep -> those that were deleted
+# minutes without use, and between two sweeps; names to keep -> those that were deleted, and states as `states/…`
 SWEEP = r"""
 cat >"$T.k"
+[ "$2" = 0 ] || [ -z "$(find . -maxdepth 1 -name swept -mmin "-$2")" ] || return 0
+: >swept
 for i in attempts/*.in; do
   [ ! -f "$i" ] || tr '\0' '\n' <"$i" | sed 's:.*/::' >>"$T.k"
 done
 find used -type f -mmin +"$1" | sed 's:.*/::' | while read -r n; do
-  if ! grep -qxF -e "$n" "$T.k"; then
+  if ! grep -qxF -e "$n" "$T.k" && [ -n "$(find "used/$n" -mmin +"$1")" ]; then
     shelf "$n"
     rm -f "seals/$n" "used/$n"
     [ ! -d "$D/$n" ] || { chmod u+w "$D/$n" && free "$D/$n"; }
@@ -684,6 +686,13 @@ done
 find partial -mindepth 2 -maxdepth 2 -name .alive -mmin +1440 | while read -r a; do
   free "${a%/.alive}"
   rm -rf "${a%/.alive}"
+done
+[ -z "$(ls -A attempts)" ] || return 0
+for s in states/*; do
+  [ -d "$s" ] && [ -z "$(find "$s" -mmin "-$1" | head -n 1)" ] || continue
+  free "$s"
+  rm -rf "$s"
+  echo "$s"
 done
 return 0
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import stat
 import sys
@@ -31,6 +32,7 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from .checkpoints import Newest
     from .keeper import Keeper
+    from .syncing import Synced
     from .transfer import Depot, Parcel, Taken
 
 _T = TypeVar("_T")
@@ -152,6 +154,8 @@ class Errand:
     """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""
     states: Mapping[str, str] = field(default_factory=dict)
     """Name in the attempt -> folder below the root there, of each state."""
+    synced: Sequence[Synced] = ()
+    """Outputs that are also brought while it runs."""
     keeper: Keeper | None = None
     began: Callable[[], None] = lambda: None
     job: Job | None = None
@@ -292,6 +296,11 @@ class Away(Site):
             beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
         if errand.keeper is not None:
             beside.append(asyncio.ensure_future(errand.keeper.run()))
+        if errand.synced:
+            from . import syncing
+
+            say, partial = functools.partial(self._told, errand), f"{self.ws.home}/partial/{os.getpid()}-{errand.name}-synced"
+            beside.append(asyncio.ensure_future(syncing.follow(self.depot, paths.cwd, here.cwd, partial, errand.synced, say)))
         try:
             exit: Exit | None = None
             while exit is None:
@@ -301,6 +310,9 @@ class Away(Site):
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
         return exit
+
+    def _told(self, errand: Errand, words: str) -> None:
+        self._say(f"{errand.node.id}: {words}")
 
     async def _follow(self, job: Job, target: str) -> None:
         """Append what the job prints to a file here, as long as we are not cancelled."""

@@ -276,10 +276,13 @@ class Depot:
         if paths:
             await self._ask(work.REMOVE, stdin=names(paths))
 
-    async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14)) -> int:
-        """Delete objects that nobody asked for since then, that no attempt there leads to and that are not in `keep`.  Answers how many."""
-        minutes = max(1, int(unused.total_seconds() // 60))
-        said = await self._ask(work.SWEEP, str(minutes), stdin=_lines(map(name_of, keep)))
+    async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
+        """Delete objects that nobody asked for since then, unless an attempt there leads to them or `keep` has them, and states nobody wrote to.
+
+        Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
+        """
+        minutes = [int(time.total_seconds() // 60) for time in (unused, every)]
+        said = await self._ask(work.SWEEP, str(max(1, minutes[0])), str(minutes[1]), stdin=_lines(map(name_of, keep)))
         return said.count(b"\n")
 
     async def free(self) -> int:

@@ -423,6 +423,7 @@ class _Compiler:
                 "outputs": names["outputs"] or _NOTHING,
                 "matrix": {k: _plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
             },
+            "sync": [[output.name, output.sync] for output in step.outputs if output.sync is not None] or _NONE,
             "state": [[s.name, state[s.name], s.checkpoint, s.every, s.keep] for s in step.state] or _NONE,
             "continues": {n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or _NOTHING,
             "resources": _resources(resources) or _NOTHING,

@@ -96,6 +96,18 @@ def test_what_lies_there_is_not_sent_again(space: Space) -> None:
     assert {path: path.stat().st_ino for path in objects} == objects
 
 
+def test_what_nobody_asked_for_in_weeks_goes_from_a_host_after_a_run(space: Space) -> None:
+    chain(space)
+    space.run(settings=LOOPBACK)
+    old = {path.name for path in (there(space) / "used").iterdir()}
+    for path in (*(there(space) / "used").iterdir(), there(space) / "swept"):
+        os.utime(path, (0, 0))
+    space.write("raw/one", "two\n")
+    space.run(settings=LOOPBACK)
+    left = {path.name for path in (there(space) / "used").iterdir()}
+    assert old and left and not old & left
+
+
 def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> None:
     space.recipe(
         "steps:\n  s: {run: 'find . -type f -o -type l | grep -vw o | LC_ALL=C sort > o; env | cut -d= -f1 | LC_ALL=C sort > e', deps: [in/], outputs: {o: o, e: e}}\n"
@@ -146,6 +158,27 @@ def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:
     )
     space.run(settings=LOOPBACK)
     assert space.read("p") == "0.25\n"
+
+
+def test_an_output_that_says_sync_is_here_while_its_step_runs(space: Space) -> None:
+    def seen(pattern: str) -> str:
+        return f"until cat {space.root}/.recipe/attempts/*/{pattern} 2>/dev/null | grep -q"
+
+    space.recipe(
+        f"""steps:
+  a:
+    timeout: 60s
+    run: |
+      echo one > log; echo early > s/1; {seen("s/1")} early; do sleep 0.02; done
+      {seen("log")} one; do sleep 0.02; done
+      echo late > s/2; rm s/1; {seen("s/2")} late; do sleep 0.02; done
+      test ! -e "$(echo {space.root}/.recipe/attempts/*/s/1)"; echo two >> log
+    outputs: {{s: {{path: s/, sync: 0.05s}}, log: {{path: log, sync: 0.05s}}, never: {{path: never, optional: true, sync: 0.05s}}}}
+"""
+    )
+    assert space.run(settings=LOOPBACK) == ["a"]
+    assert [path.name for path in (space.root / "s").iterdir()] == ["2"] and space.read("log") == "one\ntwo\n"
+    assert not list((space.root / ".recipe" / "partial").iterdir())
 
 
 def test_setup_is_done_once_for_each_host(space: Space) -> None:

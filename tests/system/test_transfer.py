@@ -406,6 +406,26 @@ def test_a_sweep_takes_what_nobody_asked_for_and_leaves_what_attempts_need(go: G
     go(check)
 
 
+def test_a_sweep_takes_states_that_nobody_wrote_to_and_none_while_an_attempt_is_there(go: Go) -> None:
+    async def check(town: Town) -> None:
+        root = town.place / "there"
+        for name in ("old", "young"):
+            (root / "states" / name / "ck" / "step-1").mkdir(parents=True)
+        (root / "states" / "young" / "ck" / "step-1" / "w").write_text("w")
+        for path in (root / "states" / "young" / "ck" / "step-1", *(root / "states").rglob("*")):
+            if path.name != "w":
+                os.utime(path, (0, 0))
+        attempt = await town.attempt(Parcel({"x": (b"x", False)}))
+        assert await town.depot.sweep() == 0
+        await town.depot.remove([str(attempt)])
+        assert await town.depot.sweep(every=timedelta(days=1)) == 0  # the last one was just now
+        os.utime(root / "swept", (0, 0))
+        assert await town.depot.sweep(every=timedelta(days=1)) == 1
+        assert [path.name for path in (root / "states").iterdir()] == ["young"]
+
+    go(check)
+
+
 # -- hosts of all kinds
 
 
