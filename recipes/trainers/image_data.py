@@ -1,0 +1,540 @@
+"""Step `data` of image training: check a folder of captioned images, bring each to its bucket, hold a part out.  Knows pictures, not models."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rows import Bad, BadData, read
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+READ = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+# What people put beside their pictures and take for one.  Anything else that is no picture is listed in the report and no more.
+UNREAD = (
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jxl",
+    ".svg",
+    ".psd",
+    ".ai",
+    ".eps",
+    ".pdf",
+    ".raw",
+    ".dng",
+    ".cr2",
+    ".cr3",
+    ".nef",
+    ".arw",
+    ".mp4",
+    ".mov",
+    ".webm",
+)
+TABLES = tuple(f"{name}{suffix}" for name in ("metadata", "captions") for suffix in (".jsonl", ".csv", ".tsv", ".parquet"))
+FILE_COLUMNS = ("file_name", "file", "image")
+CAPTION_COLUMNS = ("text", "caption")
+SHOWN = 40  # complaints, and warnings of one kind, that are printed
+MOST_PIXELS = 400_000_000  # of one image: more is a bomb, or a map
+LOST = 0.25  # share of an image that may fall to the crop before it is worth a word
+HASH = 16  # rows and columns of the perceptual hash
+NEAR_BITS = 14  # of 256 that near duplicates may differ in
+NEAR_SHADE = 6.0  # of 255: how much their thumbnails may differ on the mean
+BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)  # what decoders make of bad bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides how a picture is prepared."""
+
+    resolution: int
+    bucket_step: int
+    min_size: int
+    alpha_background: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One prepared image: what it became, what was done to it, and how it looks from far away."""
+
+    size: tuple[int, int]  # width, height as shown, before it was prepared
+    bucket: tuple[int, int]
+    digest: str  # SHA-256 of the file
+    bits: bytes  # perceptual hash
+    shades: bytes  # HASH × HASH × RGB
+    done: tuple[str, ...]  # names of what was done, as the report counts them
+
+
+@dataclass(slots=True)
+class Findings:
+    """Everything there is to say, in the order in which it was found."""
+
+    bad: dict[str, str] = field(default_factory=dict)  # by image: it cannot be used
+    wrong: list[str] = field(default_factory=list)  # no image's own: the data set is not what it says
+    warnings: list[str] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+def main() -> None:
+    options = _options()
+    try:
+        print(prepare(options))
+    except BadData as error:
+        sys.exit(f"data: {error}")
+
+
+def buckets(resolution: int, step: int) -> tuple[tuple[int, int], ...]:
+    """The sizes (width, height in pixels) that images are brought to: for every width from half to twice `resolution`, in steps, the greatest height
+    with no more than `resolution`² pixels.  So any two buckets cost about the same memory.  The rule is NovelAI's of 2022 ("aspect ratio
+    bucketing"), the range of ratios, 1:4 to 4:1, and the common area those of SDXL (arXiv 2307.01952, §2.2 and appendix I)."""
+    least, most = -(-resolution // 2 // step) * step or step, 2 * resolution // step * step
+    found = {(resolution // step * step,) * 2}
+    for side in range(least, most + 1, step):
+        if (other := min(resolution**2 // side, most) // step * step) >= least:
+            found |= {(side, other), (other, side)}
+    return tuple(sorted(found))
+
+
+def nearest(size: tuple[int, int], table: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """The bucket whose ratio of sides is closest to that of `size` (width, height): the crop takes least; of two, the one with more pixels."""
+    ratio = log(size[0] / size[1])
+    return min(table, key=lambda bucket: (round(abs(log(bucket[0] / bucket[1]) - ratio), 9), -bucket[0] * bucket[1], -bucket[0]))
+
+
+def prepare(options: argparse.Namespace) -> str:
+    """Write the prepared folder; the summary for people comes back.  BadData names every file that cannot be used, and what to do."""
+    settings = Settings(options.resolution, options.bucket_step, options.min_size, _colour(options.alpha_background))
+    table = buckets(settings.resolution, settings.bucket_step)
+    root: Path = options.data
+    names, others = _look(root)
+    findings = Findings()
+    captions = _captions(root, names, others, options, findings)
+
+    (options.out / "images").mkdir(parents=True, exist_ok=True)
+
+    def one(position: int) -> Picture | str:
+        return _prepared(root / names[position], lambda digest: options.out / "images" / f"{_id(position, digest)}.png", settings, table)
+
+    # Pillow decodes and resizes outside the interpreter's lock.  `map` answers in order, whoever is done first.
+    with ThreadPoolExecutor(options.workers) as pool:
+        looked = list(pool.map(one, range(len(names))))
+    pictures = {names[position]: picture for position, picture in enumerate(looked) if isinstance(picture, Picture)}
+    for name, picture in zip(names, looked, strict=True):
+        if isinstance(picture, str):
+            findings.bad.setdefault(name, picture)
+
+    good = [name for name in names if name in pictures and name in captions and name not in findings.bad]
+    groups = _alike(good, pictures)
+    good = _without_duplicates(good, groups, pictures, options.duplicates, findings)
+    _remarks(good, pictures, findings)
+    _judge(findings, options, good, len(names))
+
+    held_out = _held_out(good, groups, pictures, options.eval_fraction, options.seed)
+    positions = {name: position for position, name in enumerate(names)}
+    kept = {_id(positions[name], pictures[name].digest) for name in good}
+    for stale in (options.out / "images").glob("*.png"):
+        if stale.stem not in kept:
+            stale.unlink()
+    with (options.out / "manifest.jsonl").open("w", encoding="utf-8", newline="\n") as manifest:
+        for name in good:
+            picture = pictures[name]
+            key = _id(positions[name], picture.digest)
+            width, height = picture.bucket
+            row = {"id": key, "file": f"images/{key}.png", "caption": captions[name], "width": width, "height": height, "source": name}
+            manifest.write(json.dumps({**row, "held_out": name in held_out}, ensure_ascii=False) + "\n")
+    done = Counter(what for name in good for what in pictures[name].done)
+    sizes = Counter("{}x{}".format(*pictures[name].bucket) for name in good)
+    report = {
+        "images_found": len(names),
+        "images": len(good),
+        "images_held_out": len(held_out),
+        "resolution": settings.resolution,
+        "bucket_step": settings.bucket_step,
+        "buckets": dict(sorted(sizes.items())),
+        "trigger": options.trigger,
+        "done": dict(sorted(done.items())),
+        "left_out": dict(sorted(findings.dropped.items())),
+        "left_out_for": dict(sorted(findings.bad.items())),
+        "warnings": findings.warnings,
+        "other_files": [name for name in others if _is_stray(name)][:SHOWN],
+    }
+    (options.out / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return _summary(report, findings)
+
+
+def _id(position: int, digest: str) -> str:
+    return f"{position:06d}-{digest[:8]}"
+
+
+def _look(root: Path) -> tuple[list[str], list[str]]:
+    """The images below `root`, and the other files there, as relative paths in name order."""
+    if not root.exists():
+        raise BadData(f"{root}: no such folder")
+    if not root.is_dir():
+        raise BadData(f"{root.name}: a folder of images is expected, each with a caption; unpack an archive first")
+    found: list[str] = []
+    for folder, below, inside in os.walk(root, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".") and name != "__MACOSX"]
+        found += [os.path.relpath(os.path.join(folder, name), root) for name in inside if not name.startswith(".")]
+    names = sorted(name.replace(os.sep, "/") for name in found)
+    images = [name for name in names if name.lower().endswith((*READ, *UNREAD))]
+    if not any(name.lower().endswith(READ) for name in images):
+        raise BadData(f"no image in this folder: none of {len(names)} files ends in {' '.join(READ)}")
+    return images, [name for name in names if not name.lower().endswith((*READ, *UNREAD))]
+
+
+def _is_stray(name: str) -> bool:
+    base = name.rsplit("/", 1)[-1].lower()
+    return base not in TABLES and not base.endswith(".txt") and not base.startswith(("readme", "license", "licence"))
+
+
+def _captions(root: Path, names: list[str], others: list[str], options: argparse.Namespace, findings: Findings) -> dict[str, str]:
+    """The caption of every image that has one, with the trigger word in it; images without one as `missing_captions` says."""
+    given = _tables(root, set(names), [name for name in others if name.rsplit("/", 1)[-1].lower() in TABLES], findings)
+    _beside(root, names, set(others), given, findings)
+    captions: dict[str, str] = {}
+    for name in names:
+        if name in findings.bad:
+            continue
+        text = " ".join(given[name][1].split()) if name in given else ""
+        if not text and options.missing_captions == "filename":
+            text = " ".join(re.split(r"[\s_\-.]+", Path(name).stem)).strip()
+            findings.dropped["captions taken from the file name"] += 1
+        if not text and options.missing_captions == "trigger":
+            text = options.trigger
+        if not text and options.missing_captions == "drop":
+            findings.dropped["images without a caption"] += 1
+        elif not text:
+            where = (
+                f"its caption in {given[name][0]} is empty" if name in given else f"no caption: no {Path(name).with_suffix('.txt').name} beside it"
+            )
+            findings.bad[name] = f"{where}; write one, or missing_captions=drop, filename or trigger"
+        else:
+            captions[name] = _triggered(text, options.trigger)
+    return captions
+
+
+def _triggered(text: str, trigger: str) -> str:
+    there = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", text, re.IGNORECASE)
+    return text if not trigger or there else f"{trigger}, {text}"
+
+
+def _tables(root: Path, images: set[str], tables: list[str], findings: Findings) -> dict[str, tuple[str, str]]:
+    """Captions in tables, as `datasets` reads them (metadata) and others write them: by image, where it stands and the text."""
+    given: dict[str, tuple[str, str]] = {}
+    for table in tables:
+        folder = table.rpartition("/")[0]
+        for row in read(root / table, table):
+            if isinstance(row, Bad):
+                findings.wrong.append(f"{row.where}: {row.why}")
+                continue
+            file = next((column for column in FILE_COLUMNS if column in row.value), None)
+            caption = next((column for column in CAPTION_COLUMNS if column in row.value), None)
+            if file is None or caption is None:
+                wanted = FILE_COLUMNS if file is None else CAPTION_COLUMNS
+                has = ", ".join(row.value) or "none"
+                findings.wrong.append(
+                    f"{row.where}: no column {' or '.join(wanted)}; it has: {has}; captions are read from columns file_name and text"
+                )
+                break  # the next rows would say the same
+            named, text = row.value[file], row.value[caption]
+            if not isinstance(named, str) or not isinstance(text, str | None):
+                findings.wrong.append(f"{row.where}: {file} and {caption} must be strings")
+                continue
+            name = os.path.normpath(f"{folder}/{named}" if folder else named).replace(os.sep, "/")
+            if name not in images:
+                findings.wrong.append(f"{row.where}: there is no image {named}; correct the name, or remove the row")
+            elif name in given:
+                findings.wrong.append(f"{row.where}: {named} has a caption already, in {given[name][0]}; keep one")
+            else:
+                given[name] = (row.where, text or "")
+    return given
+
+
+def _beside(root: Path, names: list[str], others: set[str], given: dict[str, tuple[str, str]], findings: Findings) -> None:
+    """Add captions that lie beside their image: same name, ending in .txt."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stems.setdefault(name.rpartition(".")[0], []).append(name)
+    for stem, mine in stems.items():
+        file = f"{stem}.txt"
+        if file not in others:
+            continue
+        if len(mine) > 1 and any(name not in given for name in mine):
+            for name in mine:
+                twin = next(other for other in mine if other != name)
+                findings.bad[name] = f"{file} would be the caption of {twin} too; rename one, with a caption of its own"
+            continue
+        try:
+            text = (root / file).read_text("utf-8-sig")
+        except UnicodeDecodeError as error:
+            findings.bad[mine[0]] = f"its caption {file} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}; save it as UTF-8"
+            continue
+        for name in mine:
+            if name not in given:
+                given[name] = (file, text)
+            elif " ".join(given[name][1].split()) != " ".join(text.split()):
+                findings.bad[name] = f"has two captions, in {given[name][0]} and in {file}; keep one"
+    for file in sorted(others):
+        if file.endswith(".txt") and file[:-4] not in stems and not file.rsplit("/", 1)[-1].lower().startswith(("readme", "license", "licence")):
+            findings.warnings.append(f"{file}: a caption without its image")
+
+
+def _prepared(file: Path, target: Callable[[str], Path], settings: Settings, table: tuple[tuple[int, int], ...]) -> Picture | str:
+    """Write the image as its bucket has it; or why it cannot be used, and what to do."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # its size is looked at below, before a pixel is
+    if file.suffix.lower() in UNREAD:
+        return f"{file.suffix} is not read here; export it as PNG or JPEG"
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not data:
+        return "an empty file; remove it, or get it again"
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                return f"{width}×{height} is more than {MOST_PIXELS // 10**6} megapixels; make it smaller"
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # the second of a phone's picture is its thumbnail
+            if frames > 1:
+                return f"{frames} frames or pages; export the one that is meant as PNG"
+            image.load()
+            done = [] if file.suffix.lower() in _suffixes(image.format) else ["are not what their suffix says"]
+            turned = ImageOps.exif_transpose(image)
+            done += ["turned as their EXIF says"] if image.getexif().get(0x0112, 1) != 1 else []
+            plain = _plain(turned, settings.alpha_background, done)
+    except UnidentifiedImageError:
+        return f"not an image{_guess(data)}; get it again, or remove it"
+    except BROKEN as error:
+        what = "is truncated" if "truncated" in str(error) or "Truncated" in str(error) else f"is broken: {error}"
+        return f"{what}; get it again, or remove it"
+    if plain is None:
+        return f"has {turned.mode} pixels, whose range is not known; export it as 8-bit PNG or JPEG"
+    size = plain.size
+    if min(size) < settings.min_size:
+        return f"{size[0]}×{size[1]}: its smaller side is below min_size={settings.min_size}; get a larger one, or lower min_size"
+    bucket = nearest(size, table)
+    if size[0] < bucket[0] or size[1] < bucket[1]:
+        done.append("enlarged")
+    digest = hashlib.sha256(data).hexdigest()
+    ready = plain if size == bucket else ImageOps.fit(plain, bucket, Image.Resampling.LANCZOS)
+    ready.save(target(digest), "PNG", compress_level=1)  # read back a few times and then gone: time counts more than space
+    return Picture(size, bucket, digest, *_look_alike(plain), tuple(done))
+
+
+def _suffixes(form: str | None) -> tuple[str, ...]:
+    return {"JPEG": (".jpg", ".jpeg"), "MPO": (".jpg", ".jpeg"), "TIFF": (".tif", ".tiff")}.get(form or "", (f".{form}".lower(),))
+
+
+def _guess(data: bytes) -> str:
+    if data[:200].lstrip()[:1] == b"<":
+        return ", but a web page or XML"
+    if data.startswith(b"version https://git-lfs"):
+        return ", but a Git LFS pointer: run git lfs pull"
+    return ""
+
+
+def _plain(image: Image.Image, background: tuple[int, int, int], done: list[str]) -> Image.Image | None:
+    """The image as 8-bit RGB in the sRGB space; None where its numbers have no known range."""
+    from PIL import Image
+
+    profile = image.info.get("icc_profile")
+    if image.mode.startswith("I;16"):
+        import numpy
+
+        # Pillow's own conversion clips 16 bits at 255.
+        image = Image.fromarray((numpy.asarray(image, dtype=numpy.uint32) >> 8).astype(numpy.uint8))
+        done.append("had 16 bits")
+    if image.mode in ("I", "F"):
+        return None
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        clear = image.convert("RGBA")
+        if clear.getchannel("A").getextrema()[0] < 255:
+            done.append("flattened: had transparency")
+        image = Image.alpha_composite(Image.new("RGBA", clear.size, (*background, 255)), clear).convert("RGB")
+    elif image.mode == "CMYK":
+        done.append("had CMYK colours")
+    if profile:
+        image = _srgb(image, profile, done)
+    return image.convert("RGB")
+
+
+def _srgb(image: Image.Image, profile: bytes, done: list[str]) -> Image.Image:
+    """A camera's or a printer's colours as a screen shows them.  A profile that does not work is as none."""
+    import io
+
+    from PIL import ImageCms
+
+    try:
+        own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if "sRGB" in ImageCms.getProfileDescription(own):
+            return image
+        converted = ImageCms.profileToProfile(image, own, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return image
+    assert converted is not None
+    done.append("had a colour profile")
+    return converted
+
+
+def _look_alike(image: Image.Image) -> tuple[bytes, bytes]:
+    """The difference hash (Krawetz, "Kind of Like That", 2013; HASH rows here, and a step counts from 3 levels on, so that the noise of flat areas
+    does not), and the thumbnail that tells a red heart from a blue one."""
+    import numpy
+    from PIL import Image
+
+    grey = numpy.asarray(image.convert("L").resize((HASH + 1, HASH), Image.Resampling.BOX), dtype=numpy.int16)
+    bits = numpy.packbits(grey[:, 1:] - grey[:, :-1] > 2).tobytes()
+    return bits, image.resize((HASH, HASH), Image.Resampling.BOX).tobytes()
+
+
+def _alike(names: list[str], pictures: dict[str, Picture]) -> dict[str, str]:
+    """The first of those it looks like, for every image: itself when it is alone."""
+    import numpy
+
+    if not names:
+        return {}
+    bits = numpy.frombuffer(b"".join(pictures[name].bits for name in names), dtype=numpy.uint64).reshape(len(names), -1)
+    shades = numpy.frombuffer(b"".join(pictures[name].shades for name in names), dtype=numpy.uint8).reshape(len(names), -1)
+    first = list(range(len(names)))
+    for number in range(1, len(names)):
+        apart = numpy.bitwise_count(bits[:number] ^ bits[number]).sum(axis=1, dtype=numpy.int32)
+        for other in numpy.flatnonzero(apart <= NEAR_BITS).tolist():
+            differ = numpy.abs(shades[other].astype(numpy.int16) - shades[number]).mean()
+            if differ <= NEAR_SHADE:
+                # Groups grow together where one image is like two: no image of a group may be learned while another judges.
+                low, high = sorted((first[other], first[number]))
+                first = [low if leader == high else leader for leader in first]
+    return {name: names[leader] for name, leader in zip(names, first, strict=True)}
+
+
+def _without_duplicates(good: list[str], groups: dict[str, str], pictures: dict[str, Picture], policy: str, findings: Findings) -> list[str]:
+    members: dict[str, list[str]] = {}
+    for name in good:
+        members.setdefault(groups[name], []).append(name)
+    gone: set[str] = set()
+    for group in members.values():
+        if len(group) < 2:
+            continue
+        best = max(group, key=lambda name: pictures[name].size[0] * pictures[name].size[1])  # the first of those with most pixels
+        for name in group:
+            if name == best:
+                continue
+            what = "the same file as" if pictures[name].digest == pictures[best].digest else "looks the same as"
+            if policy == "error":
+                findings.bad[name] = f"{what} {best}; remove one, or duplicates=drop or warn"
+            elif policy == "drop":
+                findings.dropped["duplicates"] += 1
+                gone.add(name)
+            else:
+                findings.warnings.append(f"{name}: {what} {best}; it counts twice in training")
+    return [name for name in good if name not in gone and name not in findings.bad]
+
+
+def _remarks(good: list[str], pictures: dict[str, Picture], findings: Findings) -> None:
+    for name in good:
+        (width, height), bucket = pictures[name].size, pictures[name].bucket
+        kept = min(width / height / (bucket[0] / bucket[1]), bucket[0] / bucket[1] / (width / height))
+        if 1 - kept > LOST:
+            findings.warnings.append(f"{name}: {width}×{height} loses {1 - kept:.0%} to the crop; cut it yourself to what matters")
+        if "enlarged" in pictures[name].done:
+            findings.warnings.append(
+                f"{name}: {width}×{height} is enlarged to {bucket[0]}×{bucket[1]}; a larger original, or a lower resolution, is sharper"
+            )
+
+
+def _judge(findings: Findings, options: argparse.Namespace, good: list[str], found: int) -> None:
+    bad = [f"{name}: {why}" for name, why in sorted(findings.bad.items())]
+    if findings.wrong or len(bad) > options.max_bad_images:
+        complaints = findings.wrong + bad
+        more = [f"… and {len(complaints) - SHOWN} more"] if len(complaints) > SHOWN else []
+        hint = f"; max_bad_images={len(bad)} would leave out the images" if bad and good else ""
+        head = f"{len(complaints)} things to put right in {found} images{hint}"
+        raise BadData("\n  ".join([head, *complaints[:SHOWN], *more]))
+    if bad:
+        findings.dropped["bad images"] = len(bad)
+    if not good:
+        raise BadData(
+            f"none of {found} images is left to learn from: {', '.join(f'{count} {what}' for what, count in findings.dropped.items() if count)}"
+        )
+
+
+def _held_out(good: list[str], groups: dict[str, str], pictures: dict[str, Picture], fraction: float, seed: int) -> set[str]:
+    """The images that are kept from training, by the hash of their file: what looks alike is never on both sides, and more data moves none."""
+    if not fraction:
+        return set()
+    members: dict[str, list[str]] = {}
+    for name in good:
+        members.setdefault(groups[name], []).append(name)
+    if len(members) < 2:
+        raise BadData("one image cannot be both learned and held out: more images, or eval_fraction=0")
+    rank = {group: hashlib.sha256(f"{seed}:{min(pictures[name].digest for name in inside)}".encode()).digest() for group, inside in members.items()}
+    limit = int(fraction * 2**64).to_bytes(8, "big")
+    chosen = {group for group, digest in rank.items() if digest[:8] < limit} or {min(rank, key=rank.__getitem__)}
+    if len(chosen) == len(rank):
+        chosen.remove(max(rank, key=rank.__getitem__))
+    return {name for group in chosen for name in members[group]}
+
+
+def _summary(report: dict[str, object], findings: Findings) -> str:
+    sizes, done = report["buckets"], report["done"]
+    assert isinstance(sizes, dict) and isinstance(done, dict)
+    shown = ", ".join(f"{count} of {size.replace('x', '×')}" for size, count in sizes.items())
+    lines = [f"data: {report['images']} images of {report['images_found']}, {report['images_held_out']} held out; {shown}"]
+    lines += [f"data: {count} {'image' if count == 1 else 'images'} {what}" for what, count in done.items()]
+    lines += [f"data: {count} {what}" for what, count in sorted(findings.dropped.items()) if count]
+    lines += [f"data: warning: {warning}" for warning in findings.warnings[:SHOWN]]
+    lines += [f"data: … and {len(findings.warnings) - SHOWN} more warnings, in report.json"] if len(findings.warnings) > SHOWN else []
+    return "\n".join(lines)
+
+
+def _colour(text: str) -> tuple[int, int, int]:
+    from PIL import ImageColor
+
+    try:
+        return ImageColor.getcolor(text, "RGB")[:3]  # type: ignore[index,return-value]
+    except ValueError as error:
+        raise BadData(f'alpha_background "{text}" is no colour; write a name as white, or #rrggbb') from error
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--resolution", type=int, required=True)
+    parser.add_argument("--bucket-step", type=int, default=64)
+    parser.add_argument("--min-size", type=int, default=1)
+    parser.add_argument("--trigger", default="")
+    parser.add_argument("--missing-captions", choices=["error", "drop", "filename", "trigger"], default="error")
+    parser.add_argument("--duplicates", choices=["error", "warn", "drop"], default="warn")
+    parser.add_argument("--alpha-background", default="white")
+    parser.add_argument("--max-bad-images", type=int, default=0)
+    parser.add_argument("--eval-fraction", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=4)
+    options = parser.parse_args()
+    if options.missing_captions == "trigger" and not options.trigger:
+        parser.error("missing_captions=trigger needs a trigger word")
+    if options.resolution < options.bucket_step:
+        parser.error(f"resolution {options.resolution} is less than the bucket step {options.bucket_step}")
+    return options
+
+
+if __name__ == "__main__":
+    main()
