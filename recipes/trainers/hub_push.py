@@ -44,8 +44,8 @@ def push(api: HfApi, folder: Path, to: str, *, private: bool, message: str) -> d
         status = error.response.status_code if error.response is not None else 0
         hint = {401: "; is HF_TOKEN set, and a token that may write?", 403: f"; may this token write to {to}?"}.get(status, "")
         raise CannotPush(f"the Hub refused {to}: {' '.join(str(error).split())}{hint}") from error
-    except OSError as error:
-        raise CannotPush(f"the Hub cannot be reached: {error}") from error
+    except Exception as error:  # requests, httpx or httpx2 have errors of their own, and which it is changes with the version of huggingface_hub
+        raise CannotPush(f"the upload to {to} failed: {type(error).__name__}: {error}") from error
     size = sum(file.stat().st_size for file in files)
     return {"repo": to, "url": done.commit_url, "commit": done.oid, "files": len(files), "bytes": size}
 
