@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from .base import Driver
 
@@ -17,21 +17,26 @@ DRIVERS = {
 """name -> (module:class, what to install for it)"""
 
 
-def load(name: str) -> Callable[..., Driver]:
-    """The driver class called `name`.  Raises Rejected, naming the nearest, when there is none; Denied when something must be installed first."""
+def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:
+    """The driver class called `name` in a table such as ours.
+
+    Raises Rejected, naming the nearest, when there is none; Denied when something must be installed first.
+    """
     from importlib import import_module
 
     from .base import Denied, Rejected
 
-    if name not in DRIVERS:
+    if name not in known:
         from difflib import get_close_matches
 
-        near = get_close_matches(name, DRIVERS, n=1)
-        raise Rejected(f'there is no driver "{name}"' + (f', did you mean "{near[0]}"?' if near else "") + f" (known: {', '.join(sorted(DRIVERS))})")
-    target, install = DRIVERS[name]
+        near = get_close_matches(name, known, n=1)
+        raise Rejected(f'there is no driver "{name}"' + (f', did you mean "{near[0]}"?' if near else "") + f" (known: {', '.join(sorted(known))})")
+    target, install = known[name]
     module, _, attribute = target.partition(":")
     try:
         made: Callable[..., Driver] = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise Denied(f'the driver "{name}" needs {error.name}: {install}') from error
+    except (ImportError, AttributeError) as error:
+        raise Denied(f'the driver "{name}" is {target}, which cannot be imported ({error}): {install}') from error
     return made

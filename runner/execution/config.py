@@ -161,16 +161,38 @@ def _merged(files: list[_File]) -> Config:
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
 
 
+_Fault = tuple[str, str, tuple[str, ...], str]
+
+
 def _faults(file: _File) -> list[Problem]:
     import json
 
     from ..language.library import home
 
     schema = json.loads((home() / "schemas" / "config.schema.json").read_text("utf-8"))
-    return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in _check(schema, schema, file.value, ())]
+    faults = _check(schema, schema, file.value, ()) + _strange_drivers(file.value)
+    return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
-_Fault = tuple[str, str, tuple[str, ...], str]
+def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
+    """Tables of drivers that neither we nor an installed package have: a driver that nobody asks for would hide a slip of the pen."""
+    tables = value.get("drivers")
+    if not isinstance(tables, dict) or not tables:
+        return []
+    from ..extensions import drivers
+
+    known = {name: drivers(name) for name in tables}
+    return [
+        ("unknown-driver", f'there is no driver "{name}"', ("drivers", name), did_you_mean(name, there) or _drivers_fix(there))
+        for name, there in known.items()
+        if name not in there
+    ]
+
+
+def _drivers_fix(known: Mapping[str, object]) -> str:
+    return f"known: {', '.join(sorted(known))}; install the package that brings it, or take the table away"
+
+
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "object": (dict,),
     "array": (list,),

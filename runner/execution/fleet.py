@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from drivers import load
 from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled
 
+from .. import extensions
 from ..errors import Busy, CannotRun, Infrastructure
 from .sites import Away, Site
 from .survey import packages
@@ -169,7 +170,7 @@ class Fleet:
         if self.name == "loopback":
             settings.setdefault("root", str(self.ws.home / "loopback"))
         try:
-            made: Driver = load(self.name)(**settings)
+            made: Driver = load(self.name, extensions.drivers(self.name))(**settings)
         except TypeError as error:
             fix = "see `recipe config` and docs/remote-hosts.md"
             raise CannotRun(f"the driver {self.name} does not take these settings: {error}", fix=fix) from error

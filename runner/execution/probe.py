@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from drivers import load, machine
 from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Unreachable
 
+from .. import extensions
 from ..errors import CannotRun
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
@@ -102,7 +103,7 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     if name == "loopback":
         given.setdefault("root", str(home / "loopback"))
     try:
-        made: Driver = load(name)(**given)
+        made: Driver = load(name, extensions.drivers(name))(**given)
     except TypeError as error:
         raise CannotRun(f"the driver {name} does not take these settings: {error}", fix="see docs/remote-hosts.md") from error
     except (Rejected, Denied) as error:

@@ -1,4 +1,4 @@
-"""Find what ships with the program: library recipes, schemas, fixtures.  Reads only names and first lines; knows nothing of what a recipe means.
+"""Find what ships with the program or with other packages: recipes, schemas, fixtures.  Reads names and first lines, not what a recipe means.
 
 With `document.read` this is where the language touches the disk.
 """
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from runner.errors import NotFound, did_you_mean
+from runner import extensions
+from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
@@ -19,12 +20,13 @@ _FIRST_LINES = 65536  # `recipe:` and `summary:` stand at the top
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A recipe of the library, as its first lines present it."""
+    """A recipe, as its first lines present it.  `origin` is the package that brings it, and empty where that is ours or none."""
 
     name: str
     version: int
     summary: str
     path: Path
+    origin: str = ""
 
     @property
     def id(self) -> str:
@@ -50,11 +52,22 @@ def schema_text() -> str:
 
 
 def entries() -> list[Entry]:
-    """Every recipe of the library, by name, newest version first."""
-    return sorted(
-        (Entry(found[1], int(found[2]), _summary(_head(path)), path) for path, found in _files()),
-        key=lambda entry: (entry.name, -entry.version),
-    )
+    """Every recipe of the library, then those of each other package: by name, newest version first."""
+    return sorted((*_entries(home() / "recipes", ""), *_brought()), key=lambda entry: (entry.origin, entry.name, -entry.version))
+
+
+def faults() -> list[Problem]:
+    """What is wrong with what other packages bring: a name that several have, a folder that is not there."""
+    ours = {entry.name for entry in _entries(home() / "recipes", "")}
+    brought: dict[str, list[Entry]] = {}
+    for entry in _brought():
+        brought.setdefault(entry.name, []).append(entry)
+    found = [problem for name, mine in brought.items() if (problem := _clash(name, mine, name in ours))]
+    for each in extensions.found(extensions.RECIPES):
+        if extensions.folder(each) is None:
+            message = f"{each.origin} says that its recipes are in {each.target}, and there is no such folder"
+            found.append(Problem("no-folder", message, None, f"reinstall {each.package}"))
+    return found
 
 
 def beside(folder: Path) -> list[Entry]:
@@ -75,12 +88,23 @@ def beside(folder: Path) -> list[Entry]:
 
 
 def find(name: str, workspace: Path) -> Path:
-    """The file of a recipe: `flux-lora@1`, `flux-lora` (its newest version), or a path, which is looked up from `workspace`."""
+    """The file of a recipe: `flux-lora@1`, `flux-lora` (its newest version), or a path, which is looked up from `workspace`.
+
+    Other packages are asked only for a name that the library has not, and so cannot take one of its names.  Raises NotFound; Invalid where two
+    packages bring recipes of that name.
+    """
     if "/" in name or name.endswith((".yaml", ".yml")):
         return _by_path(name, workspace)
-    versions = {(found[1], int(found[2])): path for path, found in _files()}
     word, at, version = name.partition("@")
+    versions = {(found[1], int(found[2])): path for path, found in _files(home() / "recipes")}
     known = sorted(number for other, number in versions if other == word)
+    if not known:
+        brought = _brought()
+        mine = [entry for entry in brought if entry.name == word]
+        if problem := _clash(word, mine, False):
+            raise Invalid([problem])
+        versions |= {(entry.name, entry.version): entry.path for entry in brought}
+        known = sorted(entry.version for entry in mine)
     if not known:
         names = {other for other, _ in versions}
         near = did_you_mean(word, names) or _beside(name, workspace)
@@ -93,8 +117,26 @@ def find(name: str, workspace: Path) -> Path:
     return versions[word, int(version)]
 
 
-def _files() -> list[tuple[Path, re.Match[str]]]:
-    folder = home() / "recipes"
+def _brought() -> list[Entry]:
+    """The recipes of other packages."""
+    places = [(each, extensions.folder(each)) for each in extensions.found(extensions.RECIPES)]
+    found = {entry.path: entry for each, place in places if place is not None for entry in _entries(place, each.origin)}
+    return list(found.values())
+
+
+def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
+    """A name belongs to the library, or else to one package; its versions come from there."""
+    places = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
+    if len(places) + ours < 2:
+        return None
+    return extensions.clash("recipe", name, [*(["the library"] if ours else []), *places.values()])
+
+
+def _entries(folder: Path, origin: str) -> list[Entry]:
+    return [Entry(found[1], int(found[2]), _summary(_head(path)), path, origin) for path, found in _files(folder)]
+
+
+def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     paths = folder.iterdir() if folder.is_dir() else ()
     return [(path, found) for path in paths if path.suffix == ".yaml" and (found := _NAME.fullmatch(path.stem))]
 

@@ -40,23 +40,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    ours = [(entry.id, entry.summary, entry) for entry in library.entries()]
+    known = [(entry.id, entry.summary, entry) for entry in library.entries()]
     here = [(f"./{entry.path.name}", entry.summary, entry) for entry in library.beside(args.workspace)]
+    wrong = library.faults()
     if args.json:
-        groups = (("library", ours), ("folder", here))
-        print(json.dumps([{"recipe": e.id, "name": n, "summary": s, "from": where} for where, found in groups for n, s, e in found], indent=2))
-        return 0
-    width = max((len(name) for name, *_ in [*ours, *here]), default=0)
-    if here:
-        print("\n".join(["in this folder:", *(f"  {_safe(name):{width}}  {_safe(summary)}".rstrip() for name, summary, _ in here), ""]))
-    if ours:
-        print("\n".join(["library:", *(f"  {name:{width}}  {summary}".rstrip() for name, summary, _ in ours)]))
-    if not args.quiet:
-        print(
-            "\n`recipe show NAME` tells more; `recipe new NAME` begins one of your own."
-            if ours or here
-            else "no recipes; `recipe new NAME` begins one"
-        )
+        rows = [(e.id, n, s, e.origin or "library") for n, s, e in known] + [(e.id, n, s, "folder") for n, s, e in here]
+        print(json.dumps([{"recipe": id, "name": name, "summary": summary, "from": origin} for id, name, summary, origin in rows], indent=2))
+    else:
+        width = max((len(name) for name, *_ in [*known, *here]), default=0)
+        groups = {"in this folder": here}
+        for row in known:
+            groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(row)
+        for title, members in groups.items():
+            if members:
+                print("\n".join([f"{title}:", *(f"  {_safe(name):{width}}  {_safe(summary)}".rstrip() for name, summary, _ in members), ""]))
+        if not args.quiet:
+            print(
+                "`recipe show NAME` tells more; `recipe new NAME` begins one of your own."
+                if known or here
+                else "no recipes; `recipe new NAME` begins one"
+            )
+    if wrong:
+        raise Invalid(wrong)
     return 0
 
 

@@ -145,9 +145,9 @@ def _values(verb: str, action: argparse.Action, flag: str, word: str, before: li
     elif action.metavar == "STEP":
         yield from _starting(word, _names(_recipe(before, folder), "steps"))
     elif flag == "--driver":
-        from drivers import DRIVERS
+        from ... import extensions
 
-        yield from _starting(word, DRIVERS)
+        yield from _starting(word, extensions.drivers(""))
 
 
 def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], folder: Path) -> Iterator[str]:

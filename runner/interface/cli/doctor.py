@@ -28,7 +28,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = _away(args) if args.driver != "local" or args.host else [*_software(), *_machine(), *_workspace(args.workspace), *_training()]
+    found = (
+        _away(args) if args.driver != "local" or args.host else [*_software(), *_machine(), *_workspace(args.workspace), *_training(), *_extensions()]
+    )
     if args.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
@@ -92,6 +94,18 @@ def _machine() -> Iterator[Finding]:
         driver = "driver unknown"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     yield Finding("ok", "gpus", f"{len(cards)} ({driver})" + (f", of which CUDA_VISIBLE_DEVICES={hidden} are seen" if hidden is not None else ""))
+
+
+def _extensions() -> Iterator[Finding]:
+    """What other packages bring, where any does."""
+    from ... import extensions
+    from ...language import library
+
+    for group, what in ((extensions.RECIPES, "recipes"), (extensions.DRIVERS, "driver")):
+        for each in extensions.found(group):
+            yield Finding("ok", what, f"{each.name} ({each.target}) from {each.origin}")
+    for problem in (*library.faults(), *extensions.driver_faults()):
+        yield Finding("note", "packages", problem.message, problem.fix)
 
 
 def _memory_limit() -> int | None:

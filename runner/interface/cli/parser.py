@@ -184,12 +184,12 @@ def check_driver(name: str) -> None:
     """That there is a driver of this name.  Raises NotFound."""
     if name == "local":
         return
-    from drivers import DRIVERS
-
+    from ... import extensions
     from ...errors import NotFound
 
-    if name not in DRIVERS:
-        raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, DRIVERS) or f"known: {', '.join(sorted(DRIVERS))}")
+    known = extensions.drivers(name)
+    if name not in known:
+        raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}")
 
 
 def color(stream: Any) -> bool:
