@@ -1,0 +1,53 @@
+"""Step `train` of dpo: move a language model towards chosen answers and away from rejected ones, on TRL's DPOTrainer.  Knows tokens, not text.
+
+The loss of a pair is −log σ(β((log π(c) − log π₀(c)) − (log π(r) − log π₀(r)))), π the model, π₀ the base, c and r the answers (Rafailov et al. 2023,
+arXiv:2305.18290, eq. 7).  With LoRA π₀ is the same model with its adapter switched off; nothing is held twice.
+"""
+
+from __future__ import annotations
+
+import trl_common as common
+from datasets import Dataset
+from loop import Ending
+from preference_model import Pairs
+from trl import DPOConfig, DPOTrainer
+
+NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
+
+
+class Trainer(common.Ordered, DPOTrainer):
+    """Takes tokens as they are: step `data` has made and judged them."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: object) -> Dataset:
+        return dataset
+
+
+def main() -> None:
+    parser = common.parser(__doc__)
+    parser.add_argument("--beta", type=float, default=0.1)
+    parser.add_argument("--precompute-reference", action="store_true")
+    options = common.parsed(parser)
+    ending = Ending()
+    pairs = Pairs(options.data)
+    config = common.arguments(
+        DPOConfig, options, beta=options.beta, loss_type=["sigmoid"], max_length=None, precompute_ref_log_probs=options.precompute_reference
+    )
+    model = common.load(options)
+    trainer = Trainer(
+        model=model,
+        ref_model=common.load(options).to(config.device) if options.method == "full" and not options.precompute_reference else None,
+        args=config,
+        train_dataset=pairs.train,
+        eval_dataset=pairs.glance if options.eval_every else None,
+        processing_class=common.tokenizer_of(options.base, model),
+        peft_config=common.lora(options, "CAUSAL_LM"),
+    )
+    settings = {"data": pairs.digest, "beta": options.beta, "precompute_reference": options.precompute_reference}
+    common.train(trainer, options, settings, ending, NAMES)
+    if trainer.is_world_process_zero():
+        common.export(trainer.accelerator.unwrap_model(trainer.model), options.out, options.precision)
+    common.together()
+
+
+if __name__ == "__main__":
+    main()

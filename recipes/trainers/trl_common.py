@@ -1,0 +1,400 @@
+"""What the trainings on TRL share: exact resume, whole checkpoints, the end by signal, one line a step.  Does not know what is learned from what.
+
+Hugging Face's Trainer saves file after file into the folder it is told.  Here that is a hidden one, and what is complete is renamed out of it:
+a checkpoint is whole or not there.  `recipe.json` in it names each file with its SHA-256, and the settings under which the training may go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+# CUDA wants this before its first product, else no two runs are equal; TRL says with every import that what is experimental may change.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from loop import Ending, _sha256, _sync, draw, fail
+from precision import chosen
+from sft_model import DTYPES, identity, load_base
+from telemetry import Telemetry
+from tokens import order
+from transformers import PrinterCallback, TrainerCallback
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
+
+CLIP = 1.0  # the norm that the gradient of a step may have
+RECORD, HISTORY = "recipe.json", "history.jsonl"
+PADS = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|vision_pad|>", "<|PAD_TOKEN|>")
+"""What tokenizers call the token that is there to fill up, where they do not say so themselves."""
+SETTINGS = (
+    "init", "method", "rank", "alpha", "dropout", "learning_rate", "warmup_steps", "decay_steps", "global_batch", "micro_batch", "seed",
+)  # fmt: skip
+Arguments = TypeVar("Arguments", bound="TrainingArguments")
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options that every training on TRL takes."""
+    made = argparse.ArgumentParser(description=about)
+    for name in ("data", "base", "out", "history", "checkpoints", "tensorboard"):
+        made.add_argument(f"--{name}", type=Path, required=True)
+    made.add_argument("--resume", type=Path, help="a checkpoint folder")
+    made.add_argument("--init", choices=["pretrained", "random"], default="pretrained")
+    made.add_argument("--method", choices=["lora", "full"], default="lora")
+    for name in ("max-steps", "global-batch", "micro-batch", "save-every"):
+        made.add_argument(f"--{name}", type=int, required=True)
+    made.add_argument("--learning-rate", type=float, required=True)
+    made.add_argument("--rank", type=int, default=16)
+    made.add_argument("--alpha", type=float, default=32.0)
+    made.add_argument("--dropout", type=float, default=0.0)
+    made.add_argument("--warmup-steps", type=int, default=0)
+    made.add_argument("--decay-steps", type=int, default=0)
+    made.add_argument("--eval-every", type=int, default=0)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--checkpoint-activations", action="store_true")
+    made.add_argument("--precision", choices=["auto", "bf16", "fp16", "no"], default="auto")
+    made.add_argument("--tracker", choices=["none", "wandb", "trackio"], default="none")
+    return made
+
+
+def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options as given, with `precision` decided.  Ends with a message where the checkpoint to go on from is none."""
+    options = made.parse_args()
+    if options.resume and not options.resume.is_dir():
+        fail(f"cannot resume from {options.resume}: no such folder")
+    options.precision = chosen(options.precision)
+    return options
+
+
+def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -> Arguments:
+    """The settings of a Trainer: `global_batch` shared among the processes, nothing reported but by us, nothing that differs from run to run.
+
+    Ends with a message where not as many processes came up as were asked for, or where they cannot share the batch evenly.
+    """
+    _quiet()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    asked = os.environ.get("RECIPE_WORLD_SIZE", "")
+    if asked and int(asked) != world:
+        fail(f"{asked} processes were asked for, {world} came up; `--cpu --num_processes 2` starts one, `--multi_gpu` starts two")
+    cpu = not torch.cuda.is_available()
+    if options.precision == "fp16" and cpu:
+        fail("precision fp16 needs a GPU; on a CPU use bf16 or no")
+    if options.global_batch % world:
+        fail(f"global_batch {options.global_batch} cannot be shared evenly by {world} processes")
+    if world == 1 and torch.cuda.device_count() > 1:
+        # One process that sees several would wrap the model in DataParallel, which neither TRL nor a bit-exact resume can do with.
+        fail(f"{torch.cuda.device_count()} GPUs and one process: start one for each (accelerate launch --multi_gpu), or set CUDA_VISIBLE_DEVICES=0")
+    share = options.global_batch // world
+    micro = next(size for size in range(min(options.micro_batch, share), 0, -1) if share % size == 0)
+    unfinished = _unfinished(options.checkpoints)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return kind(
+        output_dir=str(unfinished),
+        max_steps=options.max_steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=share // micro,
+        learning_rate=options.learning_rate,
+        weight_decay=0.0,
+        max_grad_norm=CLIP,
+        optim="adamw_torch",
+        bf16=options.precision == "bf16",
+        fp16=options.precision == "fp16",
+        gradient_checkpointing=options.checkpoint_activations,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        # Or else its buckets are laid out anew after the first step, and more than two processes add up in another order after a resume.
+        ddp_find_unused_parameters=world > 1,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=options.save_every,
+        eval_strategy="steps" if options.eval_every else "no",
+        eval_steps=options.eval_every or None,
+        seed=options.seed,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=cpu,
+        dataloader_pin_memory=not cpu,
+        **more,
+    )
+
+
+class Ordered:
+    """Beside a Trainer class: an order of the rows that depends neither on the number of processes nor on how many steps there will be."""
+
+    def _get_train_sampler(self, train_dataset: object = None) -> torch.utils.data.Sampler[int]:
+        arguments = self.args  # type: ignore[attr-defined]
+        batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+        return _Order(len(self.train_dataset), arguments.seed, arguments.max_steps * batch)  # type: ignore[attr-defined]
+
+
+class _Order(torch.utils.data.Sampler[int]):
+    """All rows of a training, one epoch shuffled after the other, as if it were one epoch: a longer training begins with the shorter one's."""
+
+    def __init__(self, rows: int, seed: int, count: int) -> None:
+        self._rows, self._seed, self._count = rows, seed, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        for first in range(0, self._count, self._rows):
+            yield from order(self._rows, self._seed, first, min(self._rows, self._count - first))
+
+
+def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, object], ending: Ending, names: Mapping[str, str]) -> None:
+    """Run the training to its end, from `options.resume` on where that is given, and write its history.
+
+    `settings` is what must not change over a resume, beside `SETTINGS`; `names` the trainer's own numbers that are told, each with its name here.
+    Where it was asked to end it has saved, and dies of the signal.  Meanwhile `trainer.keeper.telemetry` takes phases that only the trainer knows.
+    """
+    settings = {name: getattr(options, name) for name in SETTINGS} | dict(settings)
+    settings |= {"base": identity(options.base), "precision": options.precision, "world": trainer.args.world_size}
+    history: list[str] = []
+    if options.resume:
+        step, history = _check(options.resume, settings, options.max_steps)
+        say(f"resumed at step {step}")
+    optimizer = trainer.create_optimizer()
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda before: _rate(before + 1, options))
+    trainer.keeper = Keeper(options, settings, ending, names, history)  # type: ignore[attr-defined]
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(trainer.keeper)  # type: ignore[attr-defined]
+    trainer.train(resume_from_checkpoint=str(options.resume) if options.resume else None)
+    if trainer.state.global_step < options.max_steps:
+        say(f"asked to end; saved step {trainer.state.global_step}")
+        ending.end()
+    if trainer.is_world_process_zero():
+        options.history.write_text("".join(trainer.keeper.telemetry.history))  # type: ignore[attr-defined]
+    shutil.rmtree(_unfinished(options.checkpoints), ignore_errors=True)
+    together()
+
+
+class Keeper(TrainerCallback):
+    """Told by the Trainer where it is: tells each step once, makes checkpoints whole, and stops at a step's end when asked to."""
+
+    telemetry: Telemetry
+
+    def __init__(
+        self, options: argparse.Namespace, settings: Mapping[str, object], ending: Ending, names: Mapping[str, str], history: list[str]
+    ) -> None:  # fmt: skip
+        self._options, self._settings, self._ending, self._history = options, settings, ending, history
+        common = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm", "eval_loss": "eval_loss"}
+        self._names = {**common, **names, **{f"eval_{name}": f"eval_{mine}" for name, mine in names.items()}}
+        self._values: dict[str, float] = {}
+        self._phase = ExitStack()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        # A resumed state brings the intervals of the training that saved it.
+        state.save_steps, state.eval_steps, state.logging_steps = args.save_steps, args.eval_steps or 0, args.logging_steps
+        self.telemetry = Telemetry(
+            self._options.tensorboard, main=state.is_world_process_zero, history=self._history, tracker=self._options.tracker, settings=self._settings
+        )
+        self._turn("data")
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        # Each step draws from its own number: what a resumed process drew before it does not matter.
+        draw("step", args.seed, state.global_step + 1, args.process_index)
+        self._turn("model")
+
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._turn("optimizer")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._turn("communication")
+        if _any(self._ending.asked, args.device):
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **more: Any) -> None:
+        if "loss" not in logs and "eval_loss" not in logs:
+            return
+        self._values |= {mine: float(logs[name]) for name, mine in self._names.items() if name in logs}
+        if "eval_loss" in logs:
+            return
+        if not math.isfinite(loss := logs["loss"]):
+            remedy = "a smaller learning_rate, more warmup_steps, or precision bf16 instead of fp16"
+            fail(f"the loss is {loss} at step {state.global_step}; {remedy} may help")
+        if control.should_evaluate:
+            self._turn("evaluation")
+        else:
+            self._tell(args, state, control)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._tell(args, state, control)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        together()
+        if state.is_world_process_zero:
+            made = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            _settle(made, self._options.checkpoints, state.global_step, self._settings, self.telemetry.history)
+        together()
+        self._turn("data")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._phase.close()
+        self.telemetry.close()
+
+    def _tell(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """The step is over but for its checkpoint, which holds the line of its own step."""
+        self._phase.close()
+        values, self._values = self._values, {}
+        told = self.telemetry.step(state.global_step, samples=self._options.global_batch, **values)
+        shown = "  ".join(f"{name} {values[name]:.4g}" for name in values)
+        if told:
+            say(f"step {state.global_step}/{args.max_steps}  {shown}  {told['samples_per_second']:.4g} samples/s")
+        self._turn("checkpoint" if control.should_save else "data")
+
+    def _turn(self, phase: str) -> None:
+        self._phase.close()
+        self._phase.enter_context(self.telemetry.phase(phase))
+
+
+def say(line: str) -> None:
+    """One line of the log, by the first process."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"train: {line}", flush=True)
+
+
+def together() -> None:
+    """Wait for the other processes."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def lora(options: argparse.Namespace, task: str, whole: list[str] | None = None) -> LoraConfig | None:
+    """LoRA on all linear layers, None where all weights are learned.  `whole` names modules that are learned whole, a new head say."""
+    if options.method == "full":
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type=task,
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules="all-linear",
+        modules_to_save=whole,
+    )
+
+
+def load(options: argparse.Namespace) -> PreTrainedModel:
+    """The language model to start from: in 32 bits where all of it is learned, in the precision of the training where only an adapter is."""
+    return load_base(options.base, options.init, options.seed, options.precision if options.method == "lora" else "no")
+
+
+def tokenizer_of(base: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The base's tokenizer, with a token to fill up with that is not the end token, where the vocabulary has one or has room for one.
+
+    Where it has neither the end token fills up: masks here are made from lengths, so that the end of an answer is learned all the same.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        known = tokenizer.get_vocab()
+        named = next((name for name in PADS if name in known and name != tokenizer.eos_token), None)
+        rows = model.get_input_embeddings().num_embeddings
+        if named is None and rows > max(known.values()) + 1:
+            named = PADS[1]
+            tokenizer.add_special_tokens({"pad_token": named})
+        tokenizer.pad_token = named or tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def export(model: torch.nn.Module, folder: Path, precision: str) -> None:
+    """Write what was learned: the adapter as peft reads it, or the whole model in the training's precision.  The same training writes the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "adapter_config.json"
+    if not hasattr(model, "peft_config"):
+        model.to(DTYPES[precision])
+    model.save_pretrained(str(folder))  # type: ignore[operator]
+    (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
+    if file.exists():
+        config = json.loads(file.read_text())
+        # A path in an attempt directory says nothing to anybody, and peft writes sets in the order of this process's hashes.
+        config["base_model_name_or_path"] = None
+        for name in ("target_modules", "modules_to_save"):
+            if isinstance(config.get(name), list):
+                config[name] = sorted(config[name])
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _settle(made: Path, folder: Path, step: int, settings: Mapping[str, object], history: list[str]) -> None:
+    """Give a checkpoint its record and its name.  It appears at once, whole."""
+    (made / "README.md").unlink(missing_ok=True)
+    (made / HISTORY).write_text("".join(history))
+    files = {str(file.relative_to(made)): _sha256(file) for file in sorted(made.rglob("*")) if file.is_file()}
+    (made / RECORD).write_text(json.dumps({"format": 1, "step": step, "files": files, "settings": settings}, indent=2) + "\n")
+    for path in (*made.rglob("*"), made):
+        _sync(path)
+    final, old = folder / made.name, folder / f".{made.name}.old"
+    if final.exists():
+        # The same step, of a run that got further than where this one began.  Moved away whole: a kill must not leave half of it under its name.
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    made.rename(final)
+    _sync(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check(checkpoint: Path, settings: Mapping[str, object], steps: int) -> tuple[int, list[str]]:
+    """The step of a checkpoint and the history up to it.  Ends with a message where it is damaged, of another training, or beyond `steps`."""
+    try:
+        record = json.loads((checkpoint / RECORD).read_text())
+        damaged = [name for name, digest in record["files"].items() if _sha256(checkpoint / name) != digest]
+        step, made = int(record["step"]), record["settings"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fail(f"cannot resume from {checkpoint}: not a complete checkpoint: {error}")
+    if damaged:
+        fail(f"cannot resume from {checkpoint}: {', '.join(damaged)} is not as it was saved")
+    if other := [
+        f"{name} was {made.get(name)}, is {settings.get(name)}" for name in sorted({*made, *settings}) if made.get(name) != settings.get(name)
+    ]:
+        fail(f"cannot resume from {checkpoint}: it was made by another training: {'; '.join(other)}")
+    if step > steps:
+        fail(f"cannot resume from {checkpoint}: it is at step {step}, beyond max_steps {steps}")
+    return step, (checkpoint / HISTORY).read_text().splitlines(keepends=True)
+
+
+def _rate(step: int, options: argparse.Namespace) -> float:
+    """What the learning rate of a step is multiplied with: up over the warm-up, then level, or down a cosine to a tenth at `decay_steps`.
+
+    Not a function of max_steps: a training continued with more steps is the one that was asked for more at once.
+    """
+    warm = min(1.0, step / options.warmup_steps) if options.warmup_steps else 1.0
+    fall = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / options.decay_steps))) if options.decay_steps else 1.0
+    return warm * fall
+
+
+def _any(mine: bool, device: torch.device) -> bool:
+    """Whether it is true in any process."""
+    if not torch.distributed.is_initialized():
+        return mine
+    told = torch.tensor([float(mine)], device=device)
+    torch.distributed.all_reduce(told)
+    return bool(told.item() > 0)
+
+
+def _unfinished(checkpoints: Path) -> Path:
+    return checkpoints / ".unfinished"
+
+
+def _quiet() -> None:
+    from datasets.utils.logging import disable_progress_bar
+    from transformers.utils import logging
+
+    # A log keeps what people can act on.
+    disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
