@@ -475,6 +475,7 @@ class _Reader:
                 nonempty=long.get("nonempty", False),
                 temporary=long.get("temporary", False),
                 sync=self._unit(units.duration, long, "sync", place),
+                doc=long.get("doc", ""),
             )
 
     def _state(self, name: str, raw: dict[str, Any], path: Where) -> State:

@@ -51,6 +51,7 @@ class Output:
     nonempty: bool = False
     temporary: bool = False
     sync: float | None = None  # seconds
+    doc: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def changed(space: Space, old: str, new: str, step: str = "train") -> bool:
         ("train:\n    run: [python, train.py,", "train:\n    run:\n      [ 'python', \"train.py\","),
         ('"{{ inputs.lr }}", "{{ inputs.data }}", "{{ outputs.o }}"]', '"{{ inputs.lr }}", "{{ inputs.data }}", "{{ outputs.o }}"] # as it was'),
         ('env: {A: "1"}\ncode: [train.py]\n', "code: [train.py]\nenv: {\"A\": '1'}\n"),
+        ("outputs: {o: model.bin}", 'outputs: {o: {path: model.bin, doc: "What was learned"}}'),
     ],
     ids=lambda text: re.sub(r"\W+", "_", text)[:30] if isinstance(text, str) else "",
 )
