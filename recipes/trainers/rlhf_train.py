@@ -1,0 +1,169 @@
+"""Step `train` of rlhf: learn from rewards of the model's own completions, by RLOO or GRPO.  Knows prompts and rewards, not where they come from.
+
+One optimizer step: for each of global_batch / num_generations prompts, num_generations completions are drawn from the model as it is, each gets a
+reward, and the model is moved towards those that are better than their siblings.  Completions are never used twice: nothing of them is needed to go
+on from the end of a step.  What is drawn depends on the seed, the step and the place in the global batch (see rlhf_sampling).
+
+RLOO: Ahmadian et al. 2024, arXiv:2402.14740: advantage = reward − mean reward of the siblings; the KL to the base is part of the reward.
+GRPO: Shao et al. 2024, arXiv:2402.03300: advantage = (reward − mean) / deviation of the group; the KL is part of the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rlhf_rewards
+import torch
+import trl_common
+from loop import Ending, fail
+from rlhf_data import load, load_tokenizer
+from rlhf_sampling import Draws, drawing, table
+from rows import BadData
+from tokens import order
+
+if TYPE_CHECKING:
+    from rlhf_rewards import Reward
+    from telemetry import Telemetry
+    from transformers import PreTrainedModel
+
+SETTINGS = (
+    "algorithm", "num_generations", "max_completion_length", "temperature", "beta", "rewards", "reward_pattern", "reward_length", "reward_init",
+)  # fmt: skip
+TOLD = {
+    "reward": "reward", "reward_std": "reward_std", "kl": "kl", "entropy": "entropy", "completions/mean_length": "completion_tokens",
+    "completions/clipped_ratio": "cut_off", "frac_reward_zero_std": "no_difference",
+}  # fmt: skip
+
+
+def main() -> None:
+    options = _options()
+    ending = Ending()
+    kind, config = _algorithm(options.algorithm)
+    if options.global_batch % options.num_generations:
+        fail(f"global_batch {options.global_batch} is no multiple of num_generations {options.num_generations}")
+    rows = load(options.data, "train")
+    if not rows:
+        fail(f"{options.data} holds no prompt to train on")
+    arguments = trl_common.arguments(
+        config, options, num_generations=options.num_generations, max_completion_length=options.max_completion_length,
+        temperature=options.temperature, beta=options.beta, disable_dropout=True,
+    )  # fmt: skip
+    try:
+        tokenizer = load_tokenizer(options.base, options.chat_template)
+    except BadData as error:
+        fail(str(error))
+    rewards = rlhf_rewards.asked(options, arguments.device)
+    from datasets import Dataset
+
+    # Only a number goes along: a row's other columns may be anything, and are looked up where they are needed.
+    prompts = Dataset.from_list([{"prompt": row["prompt"], "row": number} for number, row in enumerate(rows)])
+    trainer = kind(
+        model=_policy(options),
+        reward_funcs=[_told(reward, rows, lambda: trainer.keeper.telemetry) for reward in rewards],
+        args=arguments,
+        train_dataset=prompts,
+        processing_class=tokenizer,
+        peft_config=trl_common.lora(options, "CAUSAL_LM"),
+    )
+    names = {**TOLD, **({f"rewards/{reward.name}/mean": f"reward_{reward.name}" for reward in rewards} if len(rewards) > 1 else {})}
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    settings |= {"data": _digest(options.data / "train.jsonl"), "weights": {reward.name: reward.weight for reward in rewards}}
+    settings |= {"reward_function": _digest(options.reward_function) if options.reward_function else None}
+    trl_common.train(trainer, options, settings, ending, names)
+    if trainer.is_world_process_zero():
+        trl_common.export(trainer.accelerator.unwrap_model(trainer.model), options.out, options.precision)
+
+
+def _policy(options: argparse.Namespace) -> PreTrainedModel:
+    """The model to learn.  Where all of it is learned and the weights were drawn, they are put where TRL loads what the KL compares with from."""
+    model = trl_common.load(options)
+    if options.method == "full" and options.init == "random" and options.beta:
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(folder.cleanup)
+        model.save_pretrained(folder.name)
+        model.config._name_or_path = folder.name
+    return model
+
+
+def _algorithm(name: str) -> tuple[Any, Any]:
+    """The Trainer class and that of its settings."""
+    import trl
+
+    plain, config = (trl.RLOOTrainer, trl.RLOOConfig) if name == "rloo" else (trl.GRPOTrainer, trl.GRPOConfig)
+
+    class Trainer(Drawn, plain):  # type: ignore[misc, valid-type]
+        pass
+
+    return Trainer, config
+
+
+class Drawn:
+    """Beside a Trainer class that learns from its own completions: which prompts a step has and what is drawn for them, whoever shares the step."""
+
+    def _get_train_sampler(self, dataset: object = None) -> torch.utils.data.Sampler[int]:
+        arguments = self.args  # type: ignore[attr-defined]
+        prompts = arguments.generation_batch_size // self.num_generations  # type: ignore[attr-defined]
+        return _Groups(len(self.train_dataset), arguments.seed, prompts, self.num_generations, arguments.steps_per_generation, arguments.max_steps)  # type: ignore[attr-defined]
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> Any:
+        arguments, step = self.args, self.state.global_step + 1  # type: ignore[attr-defined]
+        first = arguments.process_index * len(prompt_ids)
+        draws = table(first, len(prompt_ids), self.max_completion_length, "completion", arguments.seed, step)  # type: ignore[attr-defined]
+        model = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        with self.keeper.telemetry.phase("generation"), drawing(model, Draws(draws, self.temperature)):  # type: ignore[attr-defined]
+            return super()._generate_single_turn(prompt_ids, *rest, **more)  # type: ignore[misc]
+
+
+class _Groups(torch.utils.data.Sampler[int]):
+    """The prompts of one step after another, each as often as it is completed; the Trainer asks for a step's once for each of its passes."""
+
+    def __init__(self, rows: int, seed: int, prompts: int, generations: int, passes: int, steps: int) -> None:
+        self._rows, self._seed, self._prompts, self._generations, self._passes, self._steps = rows, seed, prompts, generations, passes, steps
+
+    def __len__(self) -> int:
+        return self._prompts * self._generations * self._passes * self._steps
+
+    def __iter__(self) -> Iterator[int]:
+        for step in range(self._steps):
+            chosen = order(self._rows, self._seed, step * self._prompts, self._prompts)
+            for _ in range(self._passes):
+                yield from (row for row in chosen for _ in range(self._generations))
+
+
+def _told(reward: Reward, rows: list[dict[str, Any]], telemetry: Callable[[], Telemetry]) -> Callable[..., list[float | None]]:
+    """The reward as TRL calls it, and its time told."""
+    columns = sorted({name for row in rows for name in row} - {"prompt"})
+
+    def worth(prompts: list[Any], completions: list[Any], row: list[int], **_: Any) -> list[float | None]:
+        texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+        with telemetry().phase(reward.phase):
+            return reward(prompts, texts, {name: [rows[number].get(name) for number in row] for name in columns})
+
+    worth.__name__ = reward.name
+    return worth
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _options() -> argparse.Namespace:
+    parser = trl_common.parser(__doc__)
+    rlhf_rewards.add_options(parser)
+    parser.add_argument("--algorithm", choices=["rloo", "grpo"], required=True)
+    parser.add_argument("--num-generations", type=int, required=True, help="completions of each prompt")
+    parser.add_argument("--max-completion-length", type=int, required=True, help="tokens")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--beta", type=float, required=True, help="weight of the KL to the base model")
+    parser.add_argument("--chat-template", type=Path)
+    return trl_common.parsed(parser)
+
+
+if __name__ == "__main__":
+    main()
