@@ -99,7 +99,7 @@ def main() -> None:
 def buckets(resolution: int, step: int) -> tuple[tuple[int, int], ...]:
     """The sizes (width, height in pixels) that images are brought to: for every width from half to twice `resolution`, in steps, the greatest height
     with no more than `resolution`² pixels.  So any two buckets cost about the same memory.  The rule is NovelAI's of 2022 ("aspect ratio
-    bucketing"), the range of ratios, 1:4 to 4:1, and the common area those of SDXL (arXiv 2307.01952, §2.2 and appendix I)."""
+    bucketing"), the range of ratios, 1:4 to 4:1, and the common area those of SDXL (arXiv 2307.01952, §2.3 and appendix I)."""
     least, most = -(-resolution // 2 // step) * step or step, 2 * resolution // step * step
     found = {(resolution // step * step,) * 2}
     for side in range(least, most + 1, step):
@@ -299,7 +299,7 @@ def _prepared(file: Path, target: Callable[[str], Path], settings: Settings, tab
 
     Image.MAX_IMAGE_PIXELS = None  # its size is looked at below, before a pixel is
     if file.suffix.lower() in UNREAD:
-        return f"{file.suffix} is not read here; export it as PNG or JPEG"
+        return f"{file.suffix.lower()} is not read here; export it as PNG or JPEG"
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -465,7 +465,7 @@ def _judge(findings: Findings, options: argparse.Namespace, good: list[str], fou
         complaints = findings.wrong + bad
         more = [f"… and {len(complaints) - SHOWN} more"] if len(complaints) > SHOWN else []
         hint = f"; max_bad_images={len(bad)} would leave out the images" if bad and good else ""
-        head = f"{len(complaints)} things to put right in {found} images{hint}"
+        head = f"{len(complaints)} {'thing' if len(complaints) == 1 else 'things'} to put right in {found} images{hint}"
         raise BadData("\n  ".join([head, *complaints[:SHOWN], *more]))
     if bad:
         findings.dropped["bad images"] = len(bad)

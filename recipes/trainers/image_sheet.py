@@ -1,4 +1,4 @@
-"""Draw the prepared images of a data set on one sheet, each with its caption, as they will be learned.  Knows the manifest, not what is made of it."""
+"""Draw the prepared images of a data set on one sheet, each with its caption, as they will be learned.  Knows the manifest, no model."""
 
 from __future__ import annotations
 
