@@ -36,6 +36,7 @@ REFUSALS = 8  # of a channel, while we have none, before we believe that there a
 KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
+IGNORE = 2  # SSH_MSG_IGNORE, RFC 4253 §11.2
 # After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
 HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
@@ -153,7 +154,7 @@ class Link:
         tunnel = await self._through.connection() if self._through is not None else ()
         try:
             async with asyncio.timeout(route.patience):
-                return await asyncssh.connect(
+                connection = await asyncssh.connect(
                     route.host,
                     route.port,
                     username=route.user,
@@ -175,6 +176,8 @@ class Link:
                     keepalive_interval=route.keep_alive,
                     keepalive_count_max=4,
                 )
+                _say_no_more(connection)
+                return connection
         except TimeoutError as error:
             raise Unreachable(f"{route} let nobody in within {route.patience:g} s") from error
         except asyncssh.PermissionDenied as error:
@@ -544,6 +547,20 @@ def _kind(key: asyncssh.SSHKey) -> str:
 def _not_let_in(route: Route) -> str:
     tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (" and those of the agent" if route.agent else "")
     return f"{route} does not let us in with {tried}: add the public key to its ~/.ssh/authorized_keys, or name another key (`identity`)"
+
+
+def _say_no_more(connection: asyncssh.SSHClientConnection) -> None:
+    """Leave out the empty SSH_MSG_IGNORE that asyncssh puts before each packet: a system call here and a wake-up there, a fifth of the speed.
+
+    It hides the chained IV of CBC ciphers (RFC 4251 §9.3.1); none of CIPHERS chains.
+    """
+    send = connection.send_packet
+
+    def lean(pkttype: int, *args: bytes, **more: Any) -> None:
+        if pkttype != IGNORE:
+            send(pkttype, *args, **more)
+
+    connection.send_packet = lean  # type: ignore[method-assign]
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:
