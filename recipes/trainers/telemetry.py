@@ -4,7 +4,7 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
 
     step                which optimizer step, from 1
     loss lr grad_norm   the step's mean loss, its learning rate, the norm of its gradient before clipping; and whatever else the trainer gives
-    samples_per_second  samples of the step, over all devices, by the wall time of the step
+    samples_per_second  samples of the step, over all devices, by the wall time of the step; and tokens_per_second, where the trainer gives `tokens`
     memory_gb           10⁹ bytes: the most that was reserved on this process's GPU so far; without a GPU, the most that this process held of RAM
     time_step           seconds from the end of the step before to the end of this one
     time_data           … of these, getting and preparing a batch             time_communication  … adding up gradients over processes
@@ -100,6 +100,8 @@ class Telemetry:
         self.history.append(json.dumps({"step": step, **values}) + "\n")
         times = self._times()
         speed = {"samples_per_second": round(samples / times["time_step"], 3), "memory_gb": round(memory() / 1e9, 3)}
+        if "tokens" in values:
+            speed["tokens_per_second"] = round(values["tokens"] / times["time_step"], 1)
         told = {**values, **speed, **times}
         assert self._metrics is not None
         self._metrics.tell(step, **told)

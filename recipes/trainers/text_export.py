@@ -1,0 +1,54 @@
+"""Step `export` of sft@2 and cpt: make the folder that people load: the adapter, or a whole model.  Trains and judges nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from sft_export import TOKENIZER
+
+RECORD = "training.json"  # beside the weights: the settings they were made with
+
+
+def main() -> None:
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    made = json.loads((options.weights / RECORD).read_text())
+    merge = options.kind == "merged" and made["method"] == "lora"
+    if merge:
+        _merge(options, made)
+    for file in sorted(options.weights.iterdir()):
+        if file.name == RECORD or not merge:
+            shutil.copyfile(file, options.out / file.name)
+    for name in TOKENIZER:
+        if (options.base / name).exists():
+            shutil.copyfile(options.base / name, options.out / name)
+    if options.chat_template:
+        shutil.copyfile(options.chat_template, options.out / "chat_template.jinja")
+    kind = "a model, fully trained" if made["method"] == "full" else "a model, its adapter merged in" if merge else "an adapter"
+    print(f"export: {kind}, {sum(file.stat().st_size for file in options.out.iterdir()) / 1e6:.1f} MB in {options.out}")
+
+
+def _merge(options: argparse.Namespace, made: dict[str, str]) -> None:
+    # Only here: to copy an adapter takes none of this.
+    from peft import PeftModel
+    from sft_model import load_base
+
+    base = load_base(options.base, made["init"], int(made["seed"]), made["precision"])
+    merged = PeftModel.from_pretrained(base, str(options.weights)).merge_and_unload()
+    merged.save_pretrained(str(options.out))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("base", "weights", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--kind", choices=["adapter", "merged"], required=True, help="of a model that was trained in full, all of it comes out")
+    parser.add_argument("--chat-template", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
