@@ -1,0 +1,114 @@
+"""What is special about Flux: its text encoders, rectified flow as what is learned, how its transformer is asked, how it draws.  Does not know files.
+
+Shapes: B images of H × W pixels have latents (B, C, H/8, W/8), which the transformer sees as (H/16 · W/16) patches of 4·C numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from image_model import part, scheduler_of, tokenizer_of, vae_of
+
+# All linear layers of the blocks, image side and text side; embeddings, norms and the first and last layer stay as they are.
+TARGETS = (
+    r"(single_)?transformer_blocks\.\d+\.(attn\.(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out)"
+    r"|ff(_context)?\.net\.(0\.proj|2)|proj_mlp|proj_out)"
+)
+PREFIX = "transformer"
+ARCHITECTURE = "flux-1-dev/lora"  # as modelspec calls it
+OBJECTIVES = ("logit_normal", "uniform")
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class TextEncoder:
+    """Captions to what the transformer reads: `prompt` (T, 4096) by T5 and `pooled` (768) by CLIP, for Flux's own encoders."""
+
+    def __init__(self, base: Path, init: str, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        from diffusers import FluxPipeline
+        from transformers import CLIPTextModel, T5EncoderModel
+
+        # The pipeline's own words about how text is read: what is learned from and what is drawn from are the same numbers.
+        self._pipeline = FluxPipeline(
+            scheduler=None, vae=None, transformer=None,
+            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, seed, dtype).to(device),
+            text_encoder_2=part(T5EncoderModel, base / "text_encoder_2", "text_encoder_2", init, seed, dtype).to(device),
+            tokenizer=tokenizer_of(base / "tokenizer"), tokenizer_2=tokenizer_of(base / "tokenizer_2"),
+        )  # fmt: skip
+        self._device = device
+        # 512 is how long FLUX.1-dev was trained to read.
+        self.limit = min(512, self._pipeline.tokenizer_2.model_max_length)
+
+    def tokens(self, text: str) -> int:
+        return len(self._pipeline.tokenizer_2(text).input_ids)
+
+    def encode(self, text: str) -> dict[str, torch.Tensor]:
+        prompt, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, max_sequence_length=self.limit)
+        return {"prompt": prompt[0], "pooled": pooled[0]}
+
+
+def denoiser(base: Path, init: str, seed: int, dtype: torch.dtype) -> Any:
+    from diffusers import FluxTransformer2DModel
+
+    return part(FluxTransformer2DModel, base / "transformer", "denoiser", init, seed, dtype)
+
+
+class Objective:
+    """Rectified flow (Liu et al. 2022, arXiv 2209.03003): a straight line from image to noise, x_t = (1 − t) x + t ε; learned is its velocity ε − x.
+
+    t is drawn logit-normal, t = sigmoid(n) with n ~ N(0, 1) (Esser et al. 2024, arXiv 2403.03206, section 3.1), or uniformly.
+    """
+
+    def __init__(self, base: Path, timesteps: str, min_snr_gamma: float) -> None:
+        self._timesteps = timesteps
+
+    def noised(self, latent: torch.Tensor, at: float | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+        """A noised latent, what is to be predicted for it, its t in (0, 1), and its weight in the loss.  `at`: this t, instead of one that is drawn."""
+        if at is not None:
+            t = torch.tensor(at)
+        elif self._timesteps == "uniform":
+            t = torch.rand(())
+        else:
+            t = torch.sigmoid(torch.randn(()))
+        noise = torch.randn_like(latent)
+        return (1 - t) * latent + t * noise, noise - latent, t, 1.0
+
+
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:
+    """What the model says for noised latents (B, C, h, w) at times (B,), with text tensors that have B first.  The same shape, 32 bits."""
+    batch, channels, height, width = noised.shape
+    dtype, where = model.dtype, noised.device
+    patches = noised.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * 4)
+    # Place of a patch: (0, row, column); text has none.
+    places = torch.zeros(height // 2, width // 2, 3, device=where)
+    places[..., 1] = torch.arange(height // 2, device=where)[:, None]
+    places[..., 2] = torch.arange(width // 2, device=where)[None]
+    said = model(
+        hidden_states=patches.to(dtype),
+        timestep=t.to(dtype),
+        guidance=torch.full((batch,), guidance, device=where) if model.config.guidance_embeds else None,
+        encoder_hidden_states=text["prompt"].to(dtype),
+        pooled_projections=text["pooled"].to(dtype),
+        img_ids=places.view(-1, 3).to(dtype),
+        txt_ids=torch.zeros(text["prompt"].shape[1], 3, device=where, dtype=dtype),
+        return_dict=False,
+    )[0]
+    return said.float().view(batch, height // 2, width // 2, channels, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
+
+
+def pipeline(base: Path, vae: Path, init: str, seed: int, dtype: torch.dtype, vae_dtype: torch.dtype) -> Any:
+    """What draws, without its text encoders: it is given embeddings."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    return FluxPipeline(
+        scheduler=scheduler_of(FlowMatchEulerDiscreteScheduler, base), vae=vae_of(vae, init, seed, vae_dtype),
+        transformer=denoiser(base, init, seed, dtype), text_encoder=None, tokenizer=None, text_encoder_2=None, tokenizer_2=None,
+    )  # fmt: skip
+
+
+def arguments(text: Tensors, guidance: float) -> dict[str, Any]:
+    """What a pipeline of this kind is called with for one image."""
+    return {"prompt_embeds": text["prompt"][None], "pooled_prompt_embeds": text["pooled"][None], "guidance_scale": guidance}

@@ -1,0 +1,122 @@
+"""The parts of a text-to-image model from a folder as diffusers lays it out, and a prepared set of images.  Does not know any one kind of model.
+
+What differs between kinds is in a module each, image_flux.py and image_sdxl.py, which have the same names: TARGETS, text_encoder, denoiser, Objective,
+predict, pipeline, draw_image, SPACE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from loop import draw
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
+FAMILIES = ("flux", "sdxl")
+INITS = ("pretrained", "random")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One image of a prepared set: pixels are multiples of what the model wants, the caption has the trigger word in it."""
+
+    id: str
+    caption: str
+    width: int
+    height: int
+    held_out: bool
+
+
+def family(name: str) -> ModuleType:
+    """The module of a kind of model."""
+    quiet()
+    return importlib.import_module(f"image_{name}")
+
+
+def quiet() -> None:
+    """A log keeps what people can act on: no bars of a load that takes a second, no news of names that others have to change."""
+    from diffusers.utils import logging as diffusers
+    from transformers.utils import logging as transformers
+
+    diffusers.disable_progress_bar()
+    diffusers.set_verbosity_error()
+    transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.set_verbosity_error()  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|diffusers|peft)\.")
+
+
+def rows(manifest: Path) -> list[Row]:
+    """The images of a prepared set, in its order."""
+    read = [json.loads(line) for line in manifest.read_text().splitlines()]
+    return [Row(row["id"], row["caption"], row["width"], row["height"], row["held_out"]) for row in read]
+
+
+def part(kind: Any, folder: Path, name: str, init: str, seed: int, dtype: torch.dtype) -> Any:
+    """A part of the model, a class of diffusers or transformers: with its own weights, or, where `init` is random, with weights drawn from the seed.
+
+    Comes in `dtype`, on the CPU, not to be trained.  Ends with a message where the folder holds no such part.
+    """
+    if not (folder / "config.json").is_file():
+        sys.exit(f"base: {folder.parent} is no model folder as diffusers lays it out: it has no {folder.name}/config.json")
+    if init == "random":
+        # The name and not the order: each program loads only the parts that it needs, and they have to be the same in all of them.
+        draw("init", seed, name)
+        if hasattr(kind, "load_config"):
+            model = kind.from_config(kind.load_config(folder))
+        else:
+            model = kind._from_config(kind.config_class.from_pretrained(folder))
+        return model.to(dtype).eval().requires_grad_(False)
+    if not any(folder.glob("*.safetensors")):
+        sys.exit(f"base: {folder} holds no weights (*.safetensors); init=random would draw random ones, for tests of the machinery")
+    words = {"torch_dtype": dtype} if hasattr(kind, "load_config") else {"dtype": dtype}
+    return kind.from_pretrained(folder, local_files_only=True, **words).eval().requires_grad_(False)
+
+
+def vae_of(folder: Path, init: str, seed: int, dtype: torch.dtype) -> Any:
+    """The autoencoder: images in [-1, 1], (batch, 3, height, width), to and from latents, (batch, channels, height / 8, width / 8) for most."""
+    from diffusers import AutoencoderKL
+
+    return part(AutoencoderKL, folder, "vae", init, seed, dtype)
+
+
+def scheduler_of(kind: Any, base: Path) -> Any:
+    return kind.from_config(kind.load_config(base / "scheduler"))
+
+
+def tokenizer_of(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def caption_file(caption: str) -> str:
+    """The file of a caption's embeddings: a caption that many images have is embedded once."""
+    return f"{hashlib.sha256(caption.encode()).hexdigest()[:32]}.safetensors"
+
+
+def digest(*files: Path) -> str:
+    """SHA-256 over names and contents."""
+    whole = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as data:
+            whole.update(f"{file.name}:{hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def identity(base: Path) -> str:
+    """A name for the base model's files that is quick to take: what the configs say, and how long each file is."""
+    files = sorted((file.relative_to(base).as_posix(), file.stat().st_size) for file in base.rglob("*") if file.is_file())
+    configs = sorted(file for file in base.rglob("config.json"))
+    return hashlib.sha256(repr(files).encode() + b"".join(file.read_bytes() for file in configs)).hexdigest()

@@ -1,0 +1,119 @@
+"""What is special about SDXL: its text encoders, noise as what is learned (or v), how its UNet is asked, how it draws.  Does not know files.
+
+Shapes: B images of H × W pixels have latents (B, 4, H/8, W/8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from image_model import part, scheduler_of, tokenizer_of, vae_of
+
+# The linear layers of attention and feed-forward of each transformer block; the convolutions stay as they are.
+TARGETS = r".*\.transformer_blocks\.\d+\.(attn[12]\.(to_q|to_k|to_v|to_out\.0)|ff\.net\.(0\.proj|2))"
+PREFIX = "unet"
+ARCHITECTURE = "stable-diffusion-xl-v1-base/lora"  # as modelspec calls it
+OBJECTIVES = ("epsilon", "v")
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class TextEncoder:
+    """Captions to what the UNet reads: `prompt` (77, 768 + 1280) by both CLIPs and `pooled` (1280) by the larger, for SDXL's own encoders."""
+
+    def __init__(self, base: Path, init: str, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        from diffusers import StableDiffusionXLPipeline
+        from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+        # The pipeline's own words about how text is read: what is learned from and what is drawn from are the same numbers.
+        self._pipeline = StableDiffusionXLPipeline(
+            scheduler=None, vae=None, unet=None, add_watermarker=False,
+            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, seed, dtype).to(device),
+            text_encoder_2=part(CLIPTextModelWithProjection, base / "text_encoder_2", "text_encoder_2", init, seed, dtype).to(device),
+            tokenizer=tokenizer_of(base / "tokenizer"), tokenizer_2=tokenizer_of(base / "tokenizer_2"),
+        )  # fmt: skip
+        self._device = device
+        self.limit = int(self._pipeline.tokenizer.model_max_length)
+
+    def tokens(self, text: str) -> int:
+        return len(self._pipeline.tokenizer(text).input_ids)
+
+    def encode(self, text: str) -> dict[str, torch.Tensor]:
+        prompt, _, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, do_classifier_free_guidance=False)
+        return {"prompt": prompt[0], "pooled": pooled[0]}
+
+
+def denoiser(base: Path, init: str, seed: int, dtype: torch.dtype) -> Any:
+    from diffusers import UNet2DConditionModel
+
+    return part(UNet2DConditionModel, base / "unet", "denoiser", init, seed, dtype)
+
+
+class Objective:
+    """Denoising diffusion: x_t = √ā_t x + √(1 − ā_t) ε (Ho et al. 2020, arXiv 2006.11239, equation 4); learned is ε, or v = √ā_t ε − √(1 − ā_t) x
+    (Salimans & Ho 2022, arXiv 2202.00512, section 4).
+
+    min_snr_gamma above 0 weighs a step of signal-to-noise ratio s = ā / (1 − ā) with min(s, γ) / s for ε and min(s, γ) / (s + 1) for v
+    (Hang et al. 2023, arXiv 2303.09556, section 3.4).
+    """
+
+    def __init__(self, base: Path, prediction: str, min_snr_gamma: float) -> None:
+        from diffusers import DDPMScheduler
+
+        self._alphas: torch.Tensor = scheduler_of(DDPMScheduler, base).alphas_cumprod
+        self._prediction, self._gamma = prediction, min_snr_gamma
+
+    def noised(self, latent: torch.Tensor, at: float | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+        """A noised latent, what is to be predicted for it, its step t (whole, 0 to 999), and its weight in the loss.
+
+        `at`: the step at this share of them all, 0 to 1, instead of one that is drawn.
+        """
+        count = len(self._alphas)
+        t = torch.randint(count, ()) if at is None else torch.tensor(int(at * count))
+        signal, noise = self._alphas[t], torch.randn_like(latent)
+        noised = signal.sqrt() * latent + (1 - signal).sqrt() * noise
+        target = noise if self._prediction == "epsilon" else signal.sqrt() * noise - (1 - signal).sqrt() * latent
+        return noised, target, t, self._weight(float(signal / (1 - signal))) if at is None else 1.0
+
+    def _weight(self, ratio: float) -> float:
+        if not self._gamma:
+            return 1.0
+        return min(ratio, self._gamma) / (ratio if self._prediction == "epsilon" else ratio + 1)
+
+
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:
+    """What the model says for noised latents (B, 4, h, w) at steps (B,), with text tensors that have B first.  The same shape, 32 bits."""
+    batch, _, height, width = noised.shape
+    dtype = model.dtype
+    # Size of the original, corner of the crop, size that is aimed at (Podell et al. 2023, arXiv 2307.01952, section 2.2): images come cut to their size.
+    pixels = (height * 8, width * 8)
+    sizes = torch.tensor([(*pixels, 0, 0, *pixels)] * batch, device=noised.device, dtype=dtype)
+    said = model(
+        noised.to(dtype), t, encoder_hidden_states=text["prompt"].to(dtype),
+        added_cond_kwargs={"text_embeds": text["pooled"].to(dtype), "time_ids": sizes}, return_dict=False,
+    )[0]  # fmt: skip
+    return said.float()  # type: ignore[no-any-return]
+
+
+def pipeline(base: Path, vae: Path, init: str, seed: int, dtype: torch.dtype, vae_dtype: torch.dtype, prediction: str) -> Any:
+    """What draws, without its text encoders: it is given embeddings."""
+    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+
+    scheduler = scheduler_of(EulerDiscreteScheduler, base)
+    scheduler.register_to_config(prediction_type="epsilon" if prediction == "epsilon" else "v_prediction")
+    return StableDiffusionXLPipeline(
+        scheduler=scheduler, vae=vae_of(vae, init, seed, vae_dtype), unet=denoiser(base, init, seed, dtype), text_encoder=None, tokenizer=None,
+        text_encoder_2=None, tokenizer_2=None, add_watermarker=False,
+    )  # fmt: skip
+
+
+def arguments(text: Tensors, guidance: float) -> dict[str, Any]:
+    """What a pipeline of this kind is called with for one image.  Away from zeros, as SDXL was trained for (`force_zeros_for_empty_prompt`)."""
+    prompt, pooled = text["prompt"][None], text["pooled"][None]
+    return {
+        "prompt_embeds": prompt, "pooled_prompt_embeds": pooled, "negative_prompt_embeds": torch.zeros_like(prompt),
+        "negative_pooled_prompt_embeds": torch.zeros_like(pooled), "guidance_scale": guidance,
+    }  # fmt: skip

@@ -1,0 +1,55 @@
+"""Steps `text` and `prompts`: put captions, or the prompts of samples, through the text encoders, once.  Knows no pixels.
+
+One file for each different text, with what the family's text encoder makes of it, and `texts.json`, which says which file is whose.  The encoders are
+larger than what is trained (Flux's T5 alone has 4.7e9 weights): here is the only place where they are in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from image_model import DTYPES, FAMILIES, INITS, caption_file, device, family, rows
+from precision import ASKED, chosen
+from safetensors.torch import save_file
+
+SAMPLES = 4  # captions that are drawn where nobody says prompts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=FAMILIES, required=True)
+    for name in ("base", "manifest", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--prompts", type=json.loads, help="a JSON list: embed these and not the captions; empty: the first captions")
+    parser.add_argument("--init", choices=INITS, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--precision", choices=ASKED, required=True)
+    options = parser.parse_args()
+
+    texts = list(dict.fromkeys(row.caption for row in rows(options.manifest)))
+    if options.prompts is not None:
+        texts = list(dict.fromkeys(options.prompts or texts[:SAMPLES]))
+    where, precision = device(), chosen(options.precision)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    encoder = family(options.family).TextEncoder(options.base, options.init, options.seed, DTYPES[precision], where)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for text in texts:
+        with torch.no_grad():
+            found = {name: value.cpu().contiguous() for name, value in encoder.encode(text).items()}
+        if not all(value.isfinite().all() for value in found.values()):
+            sys.exit(f'text: the text encoders give numbers that are none in precision {precision} for "{text}"; take precision=bf16 or no')
+        save_file(found, options.out / caption_file(text))
+    (options.out / "texts.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
+    long = [text for text in texts if encoder.tokens(text) > encoder.limit]
+    for text in long[:5]:
+        print(f"text: only the first {encoder.limit} tokens are read of: {text}")
+    more = f", {len(long)} of them cut off" if long else ""
+    print(f"text: {len(texts)} texts on {where.type}, precision {precision}{more}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Step `train` of flux-lora and sdxl-lora: learn a LoRA adapter from latents and text embeddings, one optimizer step after another.
+
+What is trained depends on the settings and the global batch, not on how many processes share it: each image of a step draws its noise and its time from
+the seed, the step and its place in the batch.  A training that was killed and resumed ends in the same bits as one that was not: gradients are added up
+in one flat buffer and not by DistributedDataParallel, whose buckets are laid out anew after its first step.  Knows latents, not pixels and not words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import precision
+import torch
+from image_model import DTYPES, FAMILIES, INITS, Row, caption_file, digest, family, identity, rows
+from loop import Checkpoints, Ending, draw, fail
+from safetensors.torch import load_file, save_file
+from telemetry import TRACKERS, Telemetry
+from tokens import order
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+CLIP = 1.0  # the norm that the gradient of a step may have
+GLANCE = 64  # held-out images that a look at them takes
+LOOKS = 4  # noise levels at which each of them is looked at
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SETTINGS = (
+    "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
+)  # fmt: skip
+
+
+def main() -> None:
+    options = _options()
+    ending = Ending()
+    accelerator = precision.start(options.precision)
+    world, me = accelerator.num_processes, accelerator.process_index
+    if options.global_batch % world:
+        fail(f"global_batch {options.global_batch} cannot be shared evenly by {world} processes")
+    learned = Images(options, [row for row in rows(options.manifest) if not row.held_out])
+    held_out = Images(options, [row for row in rows(options.manifest) if row.held_out])
+    if not len(learned):
+        fail("all images are held out: lower eval_fraction, or add images")
+
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    settings |= {"data": digest(options.manifest), "base": identity(options.base), "precision": accelerator.mixed_precision, "world": world}
+    training = Training(accelerator, options)
+    checkpoints = Checkpoints(options.checkpoints, settings)
+    history: list[str] = []
+    done = 0
+    if options.resume:
+        done, tensors, history = checkpoints.load(options.resume)
+        if done > options.max_steps:
+            fail(f"cannot resume from {options.resume}: it is at step {done}, beyond max_steps {options.max_steps}")
+        training.restore(tensors)
+        _say(me, f"resumed at step {done}")
+
+    def due(step: int) -> bool:
+        return step == options.max_steps or bool(options.sample_every and step % options.sample_every == 0)
+
+    telemetry = Telemetry(options.tensorboard, main=me == 0, history=history, tracker=options.tracker, settings=settings)
+    for step in range(done + 1, options.max_steps + 1):
+        chosen = order(len(learned), options.seed, (step - 1) * options.global_batch, options.global_batch)
+        loss, norm, stopping = training.step(step, learned, chosen, telemetry, ending.asked)
+        if not math.isfinite(loss):
+            fail(f"the loss is {loss} at step {step}; a smaller learning_rate, or precision bf16 instead of fp16, may help")
+        values = {"loss": loss, "lr": options.learning_rate, "grad_norm": norm}
+        if len(held_out) and due(step):
+            with telemetry.phase("evaluation"):
+                values["eval_loss"] = training.glance(held_out)
+        told = telemetry.step(step, samples=options.global_batch, **values)
+        looked = f"  eval_loss {values['eval_loss']:.4f}" if "eval_loss" in values else ""
+        _say(me, f"step {step}/{options.max_steps}  loss {loss:.4f}  {told.get('samples_per_second', 0):.2f} images/s{looked}")
+
+        if me == 0 and due(step):
+            options.snapshots.mkdir(parents=True, exist_ok=True)
+            training.export(options.snapshots / f"step-{step:06d}.safetensors")
+        last = step == options.max_steps
+        if last or stopping or step % options.save_every == 0:
+            with telemetry.phase("checkpoint"):
+                if me == 0:
+                    checkpoints.save(step, training.tensors(), telemetry.history)
+                accelerator.wait_for_everyone()
+        if stopping and not last:
+            _say(me, f"asked to end; saved step {step}")
+            ending.end()
+
+    report: dict[str, Any] = {"steps": options.max_steps, "images": len(learned), "held_out": len(held_out)}
+    if len(held_out):
+        after = training.glance(held_out)
+        training.model.disable_adapters()
+        before = training.glance(held_out)
+        report |= {"eval_loss_before": before, "eval_loss_after": after, "lower_by": 1 - after / before}
+        _say(me, f"loss on {min(GLANCE, len(held_out))} held-out images: {before:.4f} without the adapter, {after:.4f} with it")
+        training.model.enable_adapters()
+    if me == 0:
+        # Of a training that went on beyond its first end: what one that was asked for all steps at once would not have.
+        for file in options.snapshots.glob("step-*.safetensors"):
+            if not due(int(file.stem.removeprefix("step-"))):
+                file.unlink()
+        training.export(options.adapter)
+        options.history.write_text("".join(telemetry.history))
+        options.report.write_text(json.dumps(report, indent=2) + "\n")
+    telemetry.close()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+class Images:
+    """Latents and embeddings of some images, read when they are wanted."""
+
+    def __init__(self, options: argparse.Namespace, chosen: Sequence[Row]) -> None:
+        self._latents, self._text, self._rows = options.latents, options.text, chosen
+        missing = [row.id for row in chosen if not (self._latents / f"{row.id}.safetensors").is_file()]
+        missing += [row.caption for row in chosen if not (self._text / caption_file(row.caption)).is_file()]
+        if missing:
+            fail(f"latents or text do not belong to this manifest: they lack {', '.join(missing[:5])}")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def size(self, index: int) -> tuple[int, int]:
+        return self._rows[index].width, self._rows[index].height
+
+    def latent(self, index: int) -> torch.Tensor:
+        """(channels, height / 8, width / 8), 32 bits."""
+        return load_file(self._latents / f"{self._rows[index].id}.safetensors")["latent"]
+
+    def text(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        """The embeddings of several images, batch first."""
+        read = [load_file(self._text / caption_file(self._rows[index].caption)) for index in indices]
+        return {name: torch.stack([one[name] for one in read]) for name in read[0]}
+
+
+class Training:
+    """The model with its adapter, and what moves it."""
+
+    def __init__(self, accelerator: Accelerator, options: argparse.Namespace) -> None:
+        from peft import LoraConfig
+
+        self._accelerator, self._options = accelerator, options
+        self._family = family(options.family)
+        arithmetic = accelerator.mixed_precision
+        self._stored = DTYPES[arithmetic]
+        self.model = self._family.denoiser(options.base, options.init, options.seed, DTYPES[arithmetic])
+        self._objective = self._family.Objective(options.base, options.objective, options.min_snr_gamma)
+        # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
+        draw("adapter", options.seed)
+        self.model.add_adapter(LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=self._family.TARGETS))
+        if options.checkpoint_activations:
+            self.model.enable_gradient_checkpointing()
+        self.model.to(accelerator.device).train()
+        self._learned = {name: weight for name, weight in sorted(self.model.named_parameters()) if weight.requires_grad}
+        for weight in self._learned.values():
+            weight.data = weight.data.float()
+        self._optimizer = torch.optim.AdamW(self._learned.values(), lr=options.learning_rate, weight_decay=0.0)
+        # Now and not at its first step, which a scaler may leave out: a checkpoint always has the same parts.
+        for weight in self._learned.values():
+            self._optimizer.state[weight] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(weight) for key in MOMENTS}}
+        self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=arithmetic == "fp16")
+        count = sum(weight.numel() for weight in self._learned.values())
+        _say(accelerator.process_index, f"{count:,} weights learned beside {sum(weight.numel() for weight in self.model.parameters()) - count:,}; "
+             f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}")  # fmt: skip
+
+    def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool) -> tuple[float, float, bool]:
+        """One optimizer step over `chosen` images, shared among the processes.  Loss, norm of the gradient, and whether any process was asked to stop."""
+        world, me = self._accelerator.num_processes, self._accelerator.process_index
+        summed = torch.zeros((), device=self._accelerator.device)
+        for batch in self._batches(images, chosen, me, world):
+            with telemetry.phase("data"):
+                drawn = []
+                for place, index in batch:
+                    draw("noise", self._options.seed, step, place)
+                    drawn.append(self._objective.noised(images.latent(index), None))
+                text = images.text([index for _, index in batch])
+            with telemetry.phase("model"):
+                loss = self._loss(drawn, text) / len(chosen)
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                summed += loss.detach()
+
+        weights = list(self._learned.values())
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        if world > 1:
+            with telemetry.phase("communication"):
+                summed, stop = self._add_up(weights, summed, stop)
+        with telemetry.phase("optimizer"):
+            self._scaler.unscale_(self._optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(weights, CLIP)
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            self._optimizer.zero_grad()
+        return float(summed), float(norm), stop
+
+    def _batches(self, images: Images, chosen: Sequence[int], me: int, world: int) -> Iterator[list[tuple[int, int]]]:
+        """What this process holds at once: (place in the global batch, image) of up to `micro_batch` images of one size.
+
+        Sizes are put together over the whole global batch before it is shared, so that as few of these are partly full as can be.
+        """
+        placed = sorted(enumerate(chosen), key=lambda item: (images.size(item[1]), item[0]))
+        share = len(placed) // world
+        batch: list[tuple[int, int]] = []
+        for item in placed[me * share : (me + 1) * share]:
+            if batch and (len(batch) == self._options.micro_batch or images.size(item[1]) != images.size(batch[0][1])):
+                yield batch
+                batch = []
+            batch.append(item)
+        if batch:
+            yield batch
+
+    def _loss(self, drawn: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], text: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The sum over a batch of the weighted mean squared error of each of its latents."""
+        where = self._accelerator.device
+        noised, target, times = (torch.stack([one[part] for one in drawn]).to(where, non_blocking=True) for part in (0, 1, 2))  # type: ignore[misc]
+        weights = torch.tensor([one[3] for one in drawn], device=where)
+        with self._accelerator.autocast():
+            said = self._family.predict(
+                self.model, noised, times, {name: value.to(where, non_blocking=True) for name, value in text.items()}, self._options.guidance
+            )
+        each = (said - target).square().flatten(1).mean(1)
+        return (each * weights).sum()
+
+    def _add_up(self, weights: list[torch.nn.Parameter], loss: torch.Tensor, stop: bool) -> tuple[torch.Tensor, bool]:
+        grads = [weight.grad for weight in weights if weight.grad is not None]
+        told = torch.stack([loss, torch.tensor(float(stop), device=loss.device)])
+        flat = torch.cat([*(grad.reshape(-1) for grad in grads), told])
+        torch.distributed.all_reduce(flat)
+        at = 0
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.grad = flat[at : at + grad.numel()].view_as(weight)
+            at += grad.numel()
+        return flat[-2], bool(flat[-1] > 0)
+
+    def glance(self, images: Images) -> float:
+        """The mean unweighted loss over the first held-out images, each at the same LOOKS levels of the same noise every time: no luck in it."""
+        me, world = self._accelerator.process_index, self._accelerator.num_processes
+        both = torch.zeros(2, dtype=torch.float64, device=self._accelerator.device)
+        self.model.eval()
+        with torch.no_grad():
+            for index in range(me, min(GLANCE, len(images)), world):
+                latent, text = images.latent(index), images.text([index])
+                for look in range(LOOKS):
+                    draw("glance", self._options.seed, index, look)
+                    both[0] += self._loss([self._objective.noised(latent, (look + 0.5) / LOOKS)], text)
+                    both[1] += 1
+        self.model.train()
+        if world > 1:
+            torch.distributed.all_reduce(both)
+        return float(both[0] / both[1])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that the next step depends on, but for its number."""
+        found: dict[str, torch.Tensor] = {}
+        for name, weight in self._learned.items():
+            found[f"weight.{name}"] = weight
+            for key in MOMENTS:
+                found[f"{key}.{name}"] = self._optimizer.state[weight][key]
+        # With fp16 a step whose gradient overflowed is left out, so the optimizer's count is not ours.
+        found["optimizer.step"] = next(iter(self._optimizer.state.values()))["step"]
+        if self._scaler.is_enabled():
+            state = self._scaler.state_dict()
+            found["scaler"] = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
+        return found
+
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, weight in self._learned.items():
+                weight.copy_(tensors[f"weight.{name}"])
+                self._optimizer.state[weight]["step"].copy_(tensors["optimizer.step"])
+                for key in MOMENTS:
+                    self._optimizer.state[weight][key].copy_(tensors[f"{key}.{name}"])
+        if self._scaler.is_enabled():
+            scale, growth = tensors["scaler"].tolist()
+            self._scaler.load_state_dict({**self._scaler.state_dict(), "scale": scale, "_growth_tracker": int(growth)})
+
+    def export(self, file: Path) -> None:
+        """Write the adapter as `load_lora_weights` reads it, in the precision of the training, in bytes that depend on the training only.
+
+        alpha / rank is multiplied into the second matrix: readers that find no alpha, and most look for it in a place of their own, take it for the rank.
+        """
+        scale = self._options.alpha / self._options.rank
+        found = {}
+        for name, weight in self._learned.items():
+            value = weight.detach() * scale if ".lora_B." in name else weight.detach()
+            found[f"{self._family.PREFIX}.{name.replace('.default.', '.')}"] = value.to(self._stored).cpu().contiguous()
+        unfinished = file.with_name(f".{file.name}.unfinished")
+        save_file(found, unfinished, metadata={"format": "pt"})
+        unfinished.rename(file)
+
+
+def _say(me: int, line: str) -> None:
+    if me == 0:
+        print(f"train: {line}", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=FAMILIES, required=True)
+    for name in ("manifest", "latents", "text", "base", "adapter", "snapshots", "history", "report", "tensorboard", "checkpoints"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--resume", type=Path, help="a checkpoint folder")
+    parser.add_argument("--init", choices=INITS, default="pretrained")
+    parser.add_argument("--precision", choices=precision.ASKED, required=True)
+    parser.add_argument("--objective", required=True, help="flux: how times are drawn; sdxl: what is predicted")
+    for name in ("max-steps", "rank", "global-batch", "micro-batch", "save-every", "sample-every", "seed"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("alpha", "learning-rate"):
+        parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--guidance", type=float, default=1.0, help="flux: the guidance that the model is told it has")
+    parser.add_argument("--min-snr-gamma", type=float, default=0.0, help="sdxl: 0 weighs all steps alike")
+    parser.add_argument("--checkpoint-activations", action="store_true")
+    parser.add_argument("--tracker", choices=TRACKERS, default="none")
+    options = parser.parse_args()
+    if options.resume and not options.resume.is_dir():
+        fail(f"cannot resume from {options.resume}: no such folder")
+    return options
+
+
+if __name__ == "__main__":
+    main()
