@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import sft_evaluate
-from text_export import RECORD
+import text_record
 
 
 def main() -> None:
@@ -16,7 +15,7 @@ def main() -> None:
     for name in ("data", "base", "model", "report", "micro-batch"):
         parser.add_argument(f"--{name}", required=True)
     options = parser.parse_args()
-    made = json.loads((Path(options.model) / RECORD).read_text())
+    made = text_record.read(Path(options.model))
     words = {**vars(options), **{name: made[name] for name in ("init", "precision", "seed")}}
     sys.argv = [sys.argv[0], *(part for name, value in words.items() for part in (f"--{name.replace('_', '-')}", str(value)))]
     sft_evaluate.main()

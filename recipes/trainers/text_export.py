@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 
+import text_record
 from sft_export import TOKENIZER
-
-RECORD = "training.json"  # beside the weights: the settings they were made with
 
 
 def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    made = json.loads((options.weights / RECORD).read_text())
+    made = text_record.read(options.weights)
     merge = options.kind == "merged" and made["method"] == "lora"
     if merge:
         _merge(options, made)
     for file in sorted(options.weights.iterdir()):
-        if file.name == RECORD or not merge:
+        if file.name == text_record.NAME or not merge:
             shutil.copyfile(file, options.out / file.name)
     for name in TOKENIZER:
         if (options.base / name).exists():

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import precision
+import text_record
 import torch
 from loop import Checkpoints, Ending, draw, fail
 from sft_model import DTYPES, batch_of, identity, load_base, loss_of, surprise
 from telemetry import TRACKERS, Telemetry
-from text_export import RECORD
 from tokens import Tokens, order
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def main() -> None:
         training.restore(tensors)
         _say(me, f"resumed at step {done}")
 
-    telemetry = Telemetry(
-        options.tensorboard, main=me == 0, history=history, tracker=options.tracker, project=options.project, settings=settings
-    )  # fmt: skip
+    board, tracker = options.tensorboard, options.tracker
+    telemetry = Telemetry(board, main=me == 0, history=history, tracker=tracker, project=options.project, settings=settings)
     for step in range(done + 1, options.max_steps + 1):
         with telemetry.phase("data"):
             sequences = order(len(train), options.seed, (step - 1) * options.global_batch, options.global_batch)
@@ -91,7 +90,7 @@ def main() -> None:
     if me == 0:
         # Of a training continued from its very end, nothing but this is left to do.
         training.export(options.weights)
-        (options.weights / RECORD).write_text(json.dumps({**settings, "max_steps": options.max_steps}, indent=2, sort_keys=True) + "\n")
+        text_record.write(options.weights, {**settings, "max_steps": options.max_steps})
         options.history.write_text("".join(telemetry.history))
     telemetry.close()
     accelerator.wait_for_everyone()
