@@ -18,8 +18,8 @@ BELOW, ABOVE = 0.15, 0.175
 """The range around a reckoning, as shares of it.  ABOVE makes FITS begin at 85 % of what a GPU has."""
 CONTEXT: Final = 10**9
 """Bytes that CUDA and its libraries take on a device before the first tensor."""
-LOST: Final = {True: 0.03, False: 0.10}
-"""Share lost between tensors, by whether all steps have the same shape: where they do not, the allocator keeps blocks that fit no more."""
+LOST: Final = 0.03
+"""Share lost between tensors.  PyTorch holds more than that while there is room, and gives it back before it runs out."""
 CHUNKS: Final = 8
 """Parts in which a chunked loss is computed."""
 BUCKET: Final = 2 * 500_000_000 * 2
@@ -64,9 +64,11 @@ class Training:
     batch: int = 1  # sequences in one forward pass
     pairs: bool = False  # chosen and rejected go through together: DPO, ORPO, reward models
     rank: int = 16
+    targets: Literal["linear", "attention"] = "linear"  # where LoRA adapts
     embeddings: bool = False  # LoRA: train the embeddings too, whole
     master: bool = False  # full: weights in 32 bits, computed with in 16 (mixed precision); else 16 throughout
-    frozen: Literal["16", "32"] = "16"  # bits of frozen weights that are not quantised
+    frozen: Literal[8, 16, 32] = 16  # bits of frozen weights; of 4-bit models those of what is not quantised
+    upcast: bool = False  # peft's prepare_model_for_kbit_training: what is not quantised, the residual stream and the logits have 32 bits
     checkpointing: bool = True  # activations are computed again
     attention: Literal["flash", "eager"] = "flash"  # sdpa is flash here: it keeps no matrix of scores
     compiled: bool = False  # elementwise work is fused, and computed again in the backward
@@ -77,7 +79,7 @@ class Training:
     devices: int = 1
     offload: bool = False  # optimizer state, and with stage 3 weights, live in the host's memory
     reference: bool = False  # a second, frozen copy of the model
-    even: bool = True  # every step has the same shape: packed, or padded to the full length
+    precompute: int = 0  # pairs whose reference log-probabilities are computed together, before the first step
     context: bool = True  # what CUDA itself takes counts, as nvidia-smi does and PyTorch does not
 
 
@@ -124,14 +126,16 @@ def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Esti
 def read(config: Mapping[str, Any]) -> Model:
     """The shape that a config.json tells.  Weights are counted as transformers makes them.  Raises Unknown."""
     if isinstance(config.get("text_config"), Mapping) and "hidden_size" not in config:
-        config = {"model_type": config.get("model_type", ""), **config["text_config"]}
+        config = {"model_type": config.get("model_type", ""), **config["text_config"]}  # it sees, too: the language half is what learns
     family = str(config.get("model_type", ""))
+    if family not in FAMILIES:
+        raise Unknown(f'weights of the family "{family}" are not known how to count; known: {", ".join(FAMILIES)}')
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
     layers = _whole(config, "num_hidden_layers", "n_layer")
     heads = _whole(config, "num_attention_heads", "n_head")
     vocabulary = _whole(config, "vocab_size")
-    if family not in FAMILIES:
-        raise Unknown(f'weights of the family "{family}" are not known how to count; known: {", ".join(FAMILIES)}')
+    if not heads:
+        raise Unknown("config.json says no number of heads")
     old = family in ("gpt2", "gpt_neox", "bloom")
     kv_heads = heads if old else _whole(config, "num_key_value_heads", default=heads)
     head = _whole(config, "head_dim", default=256 if family.startswith("gemma") else hidden // heads)
@@ -255,6 +259,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     state_over = n if training.stage >= 1 else 1
 
     terms: dict[str, float] = {}
+    narrow = _NF4 if training.method == "qlora" else training.frozen / 8
     if training.method == "full":
         terms["weights"] = trained * (4 if training.master else 2) / weights_over
         if training.master:
@@ -269,16 +274,13 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         if not training.master and training.optimizer == "adamw":
             state = 4.0  # Adam's moments have the type of the weights
     else:
-        bytes_of = 4 if training.frozen == "32" else 2
-        if training.method == "qlora":
-            rest = model.parameters - model.linear
-            terms["frozen weights in 4 bits"] = model.linear * _NF4 / weights_over
-            terms["frozen weights in 16 bits"] = rest * bytes_of / weights_over
-        else:
-            terms["frozen weights"] = model.parameters * bytes_of / weights_over
+        rest = model.parameters - model.linear
+        wide = 4 if training.frozen == 32 or training.upcast else 2
+        terms["frozen weights of linear layers"] = model.linear * narrow / weights_over
+        terms["embeddings, norms and head"] = rest * wide / weights_over
         if training.embeddings:
             terms["embeddings that are trained"] = embeddings * 4
-        terms["adapter"] = model.adapted * training.rank * 4
+        terms["adapter"] = 4.0 * _adapted(model, training) / weights_over
         terms["gradients"] = trained * 4 / gradients_over
         scratch = trained * 4 / state_over if training.optimizer == "adamw" else 0.0
     if training.reference:
@@ -293,22 +295,29 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         terms["communication"] = BUCKET
     elif training.stage == 3:
         # Two layers are gathered at a time: the one at work and the next.
-        terms["gathered layers"] = 2 * 2 * model.linear / max(model.layers, 1) + 2 * model.vocabulary * model.hidden
+        each = 2.0 if training.method == "full" else narrow
+        terms["gathered layers"] = 2 * each * model.linear / max(model.layers, 1) + 2 * model.vocabulary * model.hidden
 
     tokens = training.length * training.batch * (2 if training.pairs else 1)
     layer = layer_bytes(model, training) * tokens
     gradients = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
-    kept = model.layers * (2.0 * model.hidden * tokens if training.checkpointing else layer)
+    # The residual stream is what is kept at the borders of layers; it has 32 bits where embeddings do.
+    stream = 4.0 if training.upcast or (training.master and training.method == "full") or training.frozen == 32 else 2.0
+    kept = model.layers * (stream * model.hidden * tokens if training.checkpointing else layer)
     logits = _logits(model, training, tokens)
     working = gradients + (layer if training.checkpointing else 0.0)
-    if training.method == "qlora":
+    if training.method == "qlora" or training.frozen == 8:
         working += 2.0 * model.hidden * model.intermediate  # one layer's weights, unpacked
-    if kept + max(working, logits) >= scratch:
+    # In 16 bits, without gradients: nothing is kept but the logits of all.
+    first = 2.0 * training.precompute * 2 * training.length * model.vocabulary
+    if kept + max(working, logits) >= max(scratch, first):
         terms["kept activations"] = kept
         terms["logits" if logits >= working else "a layer at work"] = max(working, logits)
+    elif first >= scratch:
+        terms["logits of the reference"] = first
     else:
         terms["the optimizer's scratch"] = scratch
-    terms["lost between tensors"] = sum(terms.values()) * LOST[training.even]
+    terms["lost between tensors"] = sum(terms.values()) * LOST
     if training.context:
         terms["CUDA"] = CONTEXT
     return terms
@@ -319,37 +328,49 @@ def trained_weights(model: Model, training: Training) -> int:
     if training.method == "full":
         return model.parameters
     ends = model.vocabulary * model.hidden * (1 if model.tied else 2) if training.embeddings else 0
-    return model.adapted * training.rank + ends
+    return _adapted(model, training) + ends
+
+
+def _adapted(model: Model, training: Training) -> int:
+    """Weights of the LoRA: `rank` for each input and each output of a layer that it adapts."""
+    attention = model.layers * (2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys))
+    return training.rank * (attention if training.targets == "attention" else model.adapted)
 
 
 def layer_bytes(model: Model, training: Training) -> float:
-    """Bytes that one layer keeps for its backward, for each token.
+    """Bytes that one layer keeps for its backward, for each token: what autograd saves of transformers' layers, counted by a test.
 
-    Eager: each RMSNorm its input in 32 bits and its output; the attention queries, keys, values and its output; the feed-forward part gate, activated
-    gate, up and product.  Compiled: what is elementwise is computed again.  A LoRA with 32-bit weights keeps its own copy of each layer's input.
+    Eager: of each RMSNorm its input in 32 bits, and what its weight and the linear layers after it need; queries, keys, values and the output of the
+    attention; of the feed-forward part gate, activated gate, up and product.  Autocast casts an input anew for each linear layer that reads it, as a
+    LoRA in 32 bits does.  Compiled: what is elementwise is computed again.
     """
     hidden, wide = model.hidden, model.intermediate
     attention = 2 * (model.attention + 2 * model.keys) + 2 * model.attention
     if training.compiled:
         found = 8 * hidden + attention + 2 * (2 if model.gated else 1) * wide
+    elif training.method == "full":
+        found = (26 if training.master else 16) * hidden + attention + 2 * (4 if model.gated else 2) * wide
+    elif training.targets == "attention":
+        found = 8 * hidden + attention + 2 * (3 if model.gated else 1) * wide + 2 * (3 * hidden + model.attention)
     else:
-        found = 12 * hidden + attention + 2 * (4 if model.gated else 2) * wide
-        if training.method != "full":
-            found += 2 * (5 * hidden + model.attention + wide)
+        found = 8 * hidden + attention + 2 * (4 if model.gated else 2) * wide + 2 * (5 * hidden + model.attention)
     if training.attention == "eager":
-        # Scores after the softmax, in 32 bits and in 16.
-        found += 6 * model.heads * training.length
+        # Scores after the softmax in 32 bits and in 16, and keys and values repeated for each head.
+        found += 6 * model.heads * training.length + 4 * (model.attention - model.keys)
     return float(found)
 
 
 def _logits(model: Model, training: Training, tokens: int) -> float:
-    """Bytes of the logits when their backward is at its peak."""
+    """Bytes of the logits when their backward is at its peak, as PyTorch's profiler counts them."""
     elements = float(tokens) * model.vocabulary
-    whole, scratch = 2.0, 12.0  # in 16 bits; log-probabilities, their gradient and that of the logits, each in 32
+    whole = 4.0 if training.upcast or training.frozen == 32 else 2.0
+    scratch = 12.0  # log-probabilities, their gradient and that of the logits, each in 32 bits
     if training.logits == "logps":
-        return elements * (whole + 2)  # one sequence after the other is made into log-probabilities
+        # One sequence after the other: log-probabilities and gradients of all in 16 bits, and of one once more.
+        return elements * (whole + 4 + 2 / max(1, training.batch * (2 if training.pairs else 1)))
     if training.logits == "chunked":
         return elements * (whole + (2 if training.compiled else scratch) / CHUNKS)
     if training.logits == "fused":
-        return elements * (whole + scratch) / CHUNKS
+        # So many tokens at a time that their logits are as large as the hidden states of all.
+        return float(tokens) * model.hidden * (whole + scratch)
     return elements * (whole + scratch)
