@@ -1,4 +1,4 @@
-"""list, show, validate, schema, doctor and completion, as somebody at a prompt, an editor or a CI meets them."""
+"""list, validate, schema, doctor and completion, as somebody at a prompt, an editor or a CI meets them."""
 
 from __future__ import annotations
 
@@ -37,26 +37,6 @@ def test_list_shows_the_library_and_the_recipes_of_this_folder(tmp_path: Path) -
     assert shown == told(recipe(tmp_path, "list"))
     entries = json.loads(told(recipe(tmp_path, "list", "--json")))
     assert {"recipe": "mine@3", "name": "./mine.yaml", "from": "folder"}.items() <= entries[-1].items()
-
-
-def test_show_tells_what_a_recipe_takes_does_and_gives(tmp_path: Path) -> None:
-    shown = told(recipe(tmp_path, "show", "sft@1"))
-    for expected in (
-        "dataset",
-        "required",
-        "= 500",
-        "raising it continues",
-        "never a reason to run again",
-        "smoke:",
-        "evaluate  <- data, export",
-        "plot:",
-    ):
-        assert expected in shown
-    described = json.loads(told(recipe(tmp_path, "show", "sft", "--json")))
-    assert described["recipe"] == "sft@1"
-    assert described["inputs"]["max_steps"]["continues"] is True
-    assert described["steps"]["export"]["needs"] == ["train"]
-    assert described["outputs"]["plot"] == "{{ steps.plot.plot }}"
 
 
 WRONG = """\
@@ -178,7 +158,7 @@ LINES = {
     "recipe run ./mine.yaml --preset ": {"smoke"},
     "recipe run ./mine.yaml --until ": {"clean", "train"},
     "recipe plan -f mine.yaml --only tr": {"train"},
-    "recipe run sf": {"sft@1"},
+    "recipe run sft@1": {"1"},
     "recipe completion ": {"bash", "zsh", "fish"},
     "recipe -C data li": {"list"},
 }
@@ -220,7 +200,7 @@ def test_bash_completes_verbs_flags_recipes_inputs_presets_and_steps(space: Path
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_replaces_only_what_stands_after_a_break_in_the_word(space: Path) -> None:
-    assert bash_replies(space, ["recipe run sft@", "recipe show sft@1"]) == [{"1"}, {"1"}]
+    assert bash_replies(space, ["recipe run sft@1", "recipe show sft@1"]) == [{"1"}, {"1"}]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")

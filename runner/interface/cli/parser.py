@@ -15,7 +15,7 @@ from ...errors import did_you_mean
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
-    "show": ("catalog", "what a recipe does, takes and gives"),
+    "show": ("show", "what a recipe does, takes and gives"),
     "new": ("new", "write a first recipe to start from"),
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
@@ -190,6 +190,11 @@ def check_driver(name: str) -> None:
     known = extensions.drivers(name)
     if name not in known:
         raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}")
+
+
+def harmless(text: str) -> str:
+    """Text from a file, harmless to a terminal."""
+    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def color(stream: Any) -> bool:

@@ -1,0 +1,103 @@
+"""`recipe show`: a recipe's datasheet.  Decides which runs tell how long it takes; changes nothing, and needs no workspace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...errors import RecipeError
+from ...language import library
+from .parser import harmless
+
+if TYPE_CHECKING:
+    from ...language.recipe import Recipe
+    from ..datasheet import Data, Sheet, Took
+
+_LICENCES: Final = {
+    "SIL OPEN FONT LICENSE Version 1.1": "SIL Open Font License 1.1",
+    "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2": "Python Software Foundation License 2",
+    "Apache License": "Apache License 2.0",
+    "Creative Commons": "Creative Commons",
+    "MIT License": "MIT License",
+}
+_LOOKED_AT: Final = 50  # runs
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("recipe", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.epilog = "examples:\n  recipe show sft@1\n  recipe show ./pipeline.yaml --json"
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...language import parse
+    from .. import datasheet
+
+    recipe = parse.load(library.find(args.recipe, args.workspace))
+    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe))
+    if args.json:
+        print(json.dumps(datasheet.described(sheet), indent=2))
+        return 0
+    # Beyond this a line is hard to read; a pipe has no width.
+    width = min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
+    print("\n".join(harmless(line) for line in datasheet.text(sheet, width)))
+    return 0
+
+
+def took(root: Path, recipe: str) -> dict[str | None, Took]:
+    """What whole runs of a recipe in this workspace took, by preset.  Runs in which something was fresh say nothing about all of it."""
+    from ..datasheet import Took
+    from .chosen import opened
+
+    seconds: dict[str | None, list[float]] = {}
+    memory: dict[str | None, int] = {}
+    try:
+        with opened(root) as ws:
+            rows = [row for row in ws.store.runs() if row.recipe == recipe and row.state == "COMPLETED" and row.data.get("fresh") == 0]
+            rows = rows[:_LOOKED_AT]
+            tallies = ws.store.tallies([row.id for row in rows])
+            for row in reversed(rows):
+                asked = row.data.get("asked")
+                states = {state for state, _ in tallies[row.id]}
+                if row.ended is None or not isinstance(asked, dict) or not states <= {"DONE", "SKIPPED"}:
+                    continue
+                preset = asked.get("preset")
+                seconds.setdefault(preset, []).append(row.ended - row.created)
+                for attempt in ws.store.attempts(row.id):
+                    peak = attempt.exit.get("peak_memory")
+                    memory[preset] = max(memory.get(preset, 0), peak if isinstance(peak, int) else 0)
+    except (RecipeError, OSError):
+        return {}  # a store that cannot be read is no reason not to show a recipe
+    return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
+
+
+def library_sheets() -> list[Sheet]:
+    """The datasheet of every recipe that is ours, without what any run took."""
+    from ...language import parse
+    from .. import datasheet
+
+    recipes = [parse.load(entry.path) for entry in library.entries() if not entry.origin]
+    return [datasheet.Sheet(recipe, {}, data(recipe)) for recipe in recipes]
+
+
+def data(recipe: Recipe) -> list[Data]:
+    """The data sets that the recipe's presets bring, with the licence that lies beside each."""
+    from ..datasheet import Data, fixtures
+
+    found = {}
+    for path in fixtures(recipe):
+        folder = library.fixtures() / path
+        folder = folder if folder.is_dir() else folder.parent
+        name = folder.relative_to(library.fixtures()).as_posix()
+        if name == "." or name in found:
+            continue
+        papers = [paper for paper in (folder / "LICENSE", folder / "README.md") if paper.is_file()]
+        if papers:
+            text = papers[0].read_text("utf-8", "replace").lower()
+            title = next((title for words, title in _LICENCES.items() if words.lower() in text), "its own")
+            found[name] = Data(f"fixtures/{name}", f"{title}, in {papers[0].name}")
+    return list(found.values())

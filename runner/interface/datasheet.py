@@ -1,0 +1,389 @@
+"""A recipe as a datasheet: what you get, from what, on what machine, how long it took, as text, Markdown or JSON.  Prints nothing; asks no store."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..language.inputs import leaves
+from ..language.recipe import GitCode, Input, Output, Preset, Recipe, Resources, Step, Tree
+from ..language.template import TemplateError, references
+from ..language.units import duration_text, money_text, size_text
+from .tail import span
+
+BEGIN: Final = "<!-- library:begin -->"
+END: Final = "<!-- library:end -->"
+UNKNOWN: Final = "not known yet: no whole run of it here"
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What whole runs took in which every step ran: seconds of each, oldest first, and the most memory of one process in bytes."""
+
+    seconds: tuple[float, ...]
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A data set that ships with the program: its folder below the fixtures, and the licence it is under."""
+
+    folder: str
+    licence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """All of it.  `took` is by preset, None for runs without one."""
+
+    recipe: Recipe
+    took: Mapping[str | None, Took]
+    data: Sequence[Data] = ()
+
+
+# -- the facts --------------------------------------------------------------------------------------------------------------------------------------
+
+
+def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
+    """What a caller gets: its name, the step that makes it, and what is declared about it where that step is the recipe's own."""
+    if recipe.outputs is None:
+        return [(output.name, step.id, output) for step in recipe.steps.values() for output in step.outputs]
+    found = []
+    for name, leaf in recipe.outputs.items():
+        step, output = next(((path[1], path[2]) for path in _mentions(leaf) if path[0] == "steps" and len(path) > 2), ("", ""))
+        made = recipe.steps.get(step)
+        if made is not None and made.select is not None:
+            made = recipe.steps.get(made.select.step)
+        found.append((name, step, next((each for each in made.outputs if each.name == output), None) if made else None))
+    return found
+
+
+def machine(recipe: Recipe, preset: Preset | None) -> Resources:
+    """What the most demanding of the steps wants of its machine."""
+    most = recipe.resources if preset is None or preset.resources is None else preset.resources.over(recipe.resources)
+    for step in recipe.steps.values():
+        wants = step.resources.over(recipe.resources)
+        wants = wants if preset is None or preset.resources is None else preset.resources.over(wants)
+        most = _greater(most, wants)
+    return most
+
+
+def fixtures(recipe: Recipe) -> list[str]:
+    """Paths below the fixtures that presets and defaults name."""
+    written: list[Tree] = [value for preset in recipe.presets.values() for value in preset.inputs.values()]
+    written += [spec.default for spec in recipe.inputs.values()]
+    found = [leaf.partition("}}")[2].lstrip("/") for tree in written for leaf, _ in leaves(tree) if ("fixtures",) in _mentions(leaf)]
+    return list(dict.fromkeys(path for path in found if path))
+
+
+def needs(recipe: Recipe, step: Step) -> list[str]:
+    """Ids of the steps that this one names, and of the makers of files that it lists."""
+    written: Any = recipe.document.value
+    for part in step.origin:
+        written = written[part]
+    makers = {output.path.rstrip("/"): other.id for other in recipe.steps.values() for output in other.outputs}
+    found = [*step.needs, *([step.select.step] if step.select else []), *(makers[dep] for dep in step.deps if dep in makers)]
+    for leaf, _ in leaves(written):
+        found += [path[1] for path in _mentions(leaf) if path[0] == "steps" and len(path) > 1]
+    return [id for id in dict.fromkeys(found) if id in recipe.steps]
+
+
+def _mentions(leaf: object) -> list[tuple[str, ...]]:
+    try:
+        return [tuple(map(str, reference.path)) for reference in references(leaf)] if isinstance(leaf, str) else []
+    except TemplateError:
+        return []  # `recipe validate` tells what is wrong with it
+
+
+def _greater(a: Resources, b: Resources) -> Resources:
+    pick: dict[str, Any] = {}
+    for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
+        values = [value for value in (getattr(a, name), getattr(b, name)) if value is not None]
+        pick[name] = max(values) if values else None
+    pools = {name: max(a.pools.get(name, 0), b.pools.get(name, 0)) for name in {**a.pools, **b.pools}}
+    return Resources(**pick, gpu=a.gpu or b.gpu, pools=pools)
+
+
+# -- as JSON ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def described(sheet: Sheet) -> dict[str, Any]:
+    """All of it for programs."""
+    recipe = sheet.recipe
+    return {
+        "recipe": recipe.id,
+        "summary": recipe.summary,
+        "doc": recipe.doc,
+        "path": recipe.document.name,
+        "inputs": {spec.name: _input_facts(spec) for spec in recipe.inputs.values()},
+        "presets": {preset.name: dict(preset.inputs) for preset in recipe.presets.values()},
+        "steps": {
+            step.id: {
+                "needs": needs(recipe, step),
+                "uses": step.uses.recipe if step.uses else None,
+                "outputs": {output.name: _path(output) for output in step.outputs},
+                "state": {state.name: state.path for state in step.state},
+                "matrix": list(step.matrix or ()),
+                "resources": _resources(step.resources.over(recipe.resources)),
+            }
+            for step in recipe.steps.values()
+        },
+        "outputs": dict(recipe.outputs) if recipe.outputs is not None else None,
+        "results": {
+            name: {"step": step, "path": _path(output) if output else None, "doc": output.doc if output else ""}
+            for name, step, output in results(recipe)
+        },
+        "resources": _resources(recipe.resources),
+        "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in _choices(recipe)},
+        "limits": _limits(recipe, None),
+        "took": {name or "": {"seconds": list(took.seconds), "memory": took.memory} for name, took in sheet.took.items()},
+        "environment": dict(_environment(recipe)),
+        "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
+    }
+
+
+def _input_facts(spec: Input) -> dict[str, Any]:
+    return {
+        "type": spec.type,
+        "items": spec.items,
+        "doc": spec.doc,
+        "required": spec.required and not spec.has_default,
+        "default": spec.default,
+        "limits": dict(spec.limits),
+        "env": spec.env,
+        "key": spec.key,
+        "continues": spec.continues,
+        "stream": spec.stream,
+        "only": list(spec.only),
+    }
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def text(sheet: Sheet, width: int) -> list[str]:
+    """Lines of at most `width` columns, but for words that are longer."""
+    recipe = sheet.recipe
+    lines = _wrapped(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
+    if recipe.doc:
+        lines += ["", *_paragraphs(recipe.doc, width)]
+    for title, rows in _sections(sheet):
+        lines += ["", title]
+        name_width = min(16, max((len(name) for name, *_ in rows), default=0))
+        for name, head, *more in rows:
+            lines += _row(name, head, more, name_width, width)
+    return lines
+
+
+def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int) -> list[str]:
+    """A name, what it is, and more about it below, each wrapped beside the name."""
+    indent = " " * (name_width + 4)
+    lines = _wrapped(head, width, indent, indent) or [""]
+    if len(name) > name_width:
+        lines.insert(0, "")
+    lines[0] = f"  {name:{name_width}}  {lines[0].lstrip()}".rstrip()
+    return lines + [line for text in more for line in _wrapped(text, width, indent, indent)]
+
+
+def _paragraphs(doc: str, width: int) -> list[str]:
+    return [line for each in doc.rstrip().splitlines() for line in (_wrapped(each, width, "", "") or [""])]
+
+
+def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
+    return textwrap.wrap(words, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
+
+
+# -- as Markdown ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def markdown(sheet: Sheet) -> list[str]:
+    """A section of a page that shows several."""
+    recipe = sheet.recipe
+    lines = [f"## {recipe.id}", "", f"**{_cell(recipe.summary)}.**"]
+    if recipe.doc:
+        lines += ["", *recipe.doc.rstrip().splitlines()]
+    for title, rows in _sections(sheet):
+        if title == _LONG:  # what it took where the page was written says nothing about where it is read
+            continue
+        lines += ["", f"### {title[:1].upper()}{title[1:]}", "", "| | |", "|---|---|"]
+        lines += [f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |" for name, head, *more in rows]
+    return lines
+
+
+def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
+    """`page` with what stands between its markers written anew: a table of the recipes, and a section for each."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    recipes = [sheet.recipe for sheet in sheets]
+    lines = ["| recipe | what it does |", "|---|---|", *(f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |" for each in recipes)]
+    for sheet in sheets:
+        lines += ["", *markdown(sheet)]
+    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+# -- sections: a title, and rows of a name, what it is, and more about it ----------------------------------------------------------------------------
+
+_LONG: Final = "how long, how much"
+_BARE: Final = "no preset"
+
+
+def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
+    recipe = sheet.recipe
+    yield "what you get", [_result(name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
+    yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in _choices(recipe)]
+    yield _LONG, [*((name or _BARE, _took(sheet.took.get(name))) for name, _ in _choices(recipe)), *_limited(recipe)]
+    if recipe.inputs:
+        yield "inputs", [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
+    if recipe.presets:
+        yield "presets", [(preset.name, _preset(preset)) for preset in recipe.presets.values()]
+    yield "steps", [_step(recipe, step) for step in recipe.steps.values()]
+    if environment := list(_environment(recipe)):
+        yield "environment", environment
+    if sheet.data:
+        yield "data it brings", [(data.folder, data.licence) for data in sheet.data]
+
+
+def _result(name: str, step: str, output: Output | None) -> tuple[str, ...]:
+    if output is None:
+        return (name, f"made by {step}" if step else "")
+    notes = ["a folder" if output.directory else "", f"made by {step}", "may be missing" if output.optional else ""]
+    return (name, f"{_path(output)} ({', '.join(note for note in notes if note)})", output.doc)
+
+
+def _choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
+    """The recipe without a preset, and each with one."""
+    return [(None, None), *recipe.presets.items()]
+
+
+def _machine(recipe: Recipe, preset: Preset | None) -> str:
+    wants = machine(recipe, preset)
+    if wants.gpus == 0:
+        card = "no GPU"
+    elif wants.gpus or wants.gpu or wants.gpu_memory:
+        card = f"{wants.gpus or 1} {wants.gpu or 'GPU'}"
+        card += f" of {size_text(wants.gpu_memory)}" if wants.gpu_memory else ""
+    else:
+        card = ""
+    nodes = {str(step.nodes) for step in recipe.steps.values() if step.nodes != 1}
+    parts = [
+        card,
+        f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}" if wants.cpus else "",
+        f"{size_text(wants.memory)} memory" if wants.memory else "",
+        f"{size_text(wants.disk)} disk" if wants.disk else "",
+        *(f"{count:g} of the pool {name}" for name, count in wants.pools.items()),
+        f"on {' or '.join(sorted(nodes))} nodes" if nodes else "",
+    ]
+    inner = [step.uses.recipe for step in recipe.steps.values() if step.uses]
+    parts.append(f"what {', '.join(dict.fromkeys(inner))} want" if inner else "")
+    return ", ".join(part for part in parts if part) or "any"
+
+
+def _took(took: Took | None) -> str:
+    if took is None or not took.seconds:
+        return UNKNOWN
+    least, most = span(min(took.seconds)), span(max(took.seconds))
+    times = least if least == most else f"{least} to {most}"
+    runs = f"{len(took.seconds)} runs" if len(took.seconds) > 1 else "a run"
+    return f"{times} in {runs} here" + (f", {took.memory / 1e9:.1f} GB of memory at most" if took.memory >= 5e7 else "")
+
+
+def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    """What a run may take, and where a preset says otherwise."""
+    bare = _limits(recipe, None)
+    if bare:
+        yield "at most", f"{' or '.join(bare.values())}; a run is then ended, and can go on"
+    for name, preset in recipe.presets.items():
+        if (own := _limits(recipe, preset)) != bare:
+            yield "at most", f"{' or '.join(own.values())} with {name}"
+
+
+def _kind(spec: Input) -> str:
+    """Its type, what it is when nobody gives it, what bounds it, and what it means to change it."""
+    head = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
+    if spec.type == "secret":
+        return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")
+    if spec.has_default:
+        shown = spec.default if isinstance(spec.default, str) and spec.default else json.dumps(spec.default, ensure_ascii=False)
+        head += f" = {shown}"
+    else:
+        head += ", required" if spec.required else ", optional"
+    notes = [*_bounds(spec.limits), "raising it continues" if spec.continues else "", "" if spec.key else "never a reason to run again"]
+    notes += ["streamed" if spec.stream else "", f"only {' '.join(spec.only)}" if spec.only else ""]
+    return "; ".join([head, *(note for note in notes if note)])
+
+
+def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
+    choices = limits.get("choices")
+    if isinstance(choices, list):
+        yield " | ".join(str(choice) for choice in choices)
+    for low, high, what in (("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items")):
+        if low in limits and high in limits:
+            yield f"{json.dumps(limits[low])} to {json.dumps(limits[high])}{what}"
+        elif low in limits:
+            yield f"at least {json.dumps(limits[low])}{what}"
+        if low == "minimum" and "exclusiveMinimum" in limits:
+            yield f"above {json.dumps(limits['exclusiveMinimum'])}"
+        if high in limits and low not in limits:
+            yield f"at most {json.dumps(limits[high])}{what}"
+    words = {"exclusiveMaximum": "below", "multipleOf": "a multiple of", "pattern": "like"}
+    yield from (f"{words[word]} {value if isinstance(value, str) else json.dumps(value)}" for word, value in limits.items() if word in words)
+    if limits.get("uniqueItems"):
+        yield "no item twice"
+
+
+def _preset(preset: Preset) -> str:
+    words = [f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in preset.inputs.items()]
+    return " ".join(words).replace("{{ fixtures }}/", "fixtures/") or "only the machine differs"
+
+
+def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
+    """One step: what it is, what it needs, what it makes."""
+    what = f"uses {step.uses.recipe}" if step.uses else f"the best of {step.select.step} by {step.select.metric}" if step.select else ""
+    if step.accelerate:
+        what = f"accelerate {step.accelerate.get('script') or step.accelerate.get('module')}"
+    parts = [what, f"for each {', '.join(step.matrix)}" if step.matrix else "", f"when {step.when}" if step.when is not None else ""]
+    wanted = needs(recipe, step)
+    parts.append(f"<- {', '.join(wanted)}" if wanted else "")
+    made = [_path(output) for output in step.outputs] + [f"{state.path}/ (state)" for state in step.state]
+    parts.append(f"-> {', '.join(made)}" if made else "")
+    return (step.id, "  ".join(part for part in parts if part))
+
+
+def _environment(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
+    locks = dict.fromkeys(part.python.lock for part in parts if part.python)
+    images = dict.fromkeys(part.image for part in parts if part.image)
+    code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
+    if locks:
+        yield "python", ", ".join(locks)
+    if images:
+        yield "image", ", ".join(images)
+    if recipe.setup:
+        yield "setup", f"{len(recipe.setup)} commands on each host"
+    if checkouts := dict.fromkeys(f"{each.url} at {each.commit[:12]}" for each in code if isinstance(each, GitCode)):
+        yield "code", ", ".join(checkouts)
+
+
+def _path(output: Output) -> str:
+    return output.path + ("/" if output.directory else "")
+
+
+def _resources(resources: Resources) -> dict[str, Any]:
+    named: dict[str, Any] = {"gpus": resources.gpus, "gpu": resources.gpu, "cpus": resources.cpus}
+    named |= {name: size_text(value) for name in ("gpu_memory", "memory", "disk") if (value := getattr(resources, name)) is not None}
+    return {name: value for name, value in {**named, **resources.pools}.items() if value is not None}
+
+
+def _limits(recipe: Recipe, preset: Preset | None) -> dict[str, str]:
+    chosen = preset.limits if preset is not None and preset.limits is not None else None
+    time = chosen.time if chosen is not None and chosen.time is not None else recipe.limits.time
+    cost = chosen.cost if chosen is not None and chosen.cost is not None else recipe.limits.cost
+    found = {"time": duration_text(time)} if time is not None else {}
+    return found | ({"cost": money_text(cost)} if cost is not None else {})
