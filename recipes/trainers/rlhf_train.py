@@ -25,6 +25,7 @@ from loop import Ending, fail
 from rlhf_data import load, load_tokenizer
 from rlhf_sampling import Draws, drawing, table
 from rows import BadData
+from sft_model import identity
 from tokens import order
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def main() -> None:
     except BadData as error:
         fail(str(error))
     rewards = rlhf_rewards.asked(options, arguments.device)
+    arguments.reward_weights = [reward.weight for reward in rewards]
     from datasets import Dataset
 
     # Only a number goes along: a row's other columns may be anything, and are looked up where they are needed.
@@ -74,10 +76,10 @@ def main() -> None:
     names = {**TOLD, **({f"rewards/{reward.name}/mean": f"reward_{reward.name}" for reward in rewards} if len(rewards) > 1 else {})}
     settings = {name: getattr(options, name) for name in SETTINGS}
     settings |= {"data": _digest(options.data / "train.jsonl"), "weights": {reward.name: reward.weight for reward in rewards}}
+    settings |= {"reward_model": identity(options.reward_model) if options.reward_model else None}
     settings |= {"reward_function": _digest(options.reward_function) if options.reward_function else None}
     trl_common.train(trainer, options, settings, ending, names)
-    if trainer.is_world_process_zero():
-        trl_common.export(trainer.accelerator.unwrap_model(trainer.model), options.out, options.precision)
+    trl_common.export(trainer, options)
 
 
 def _policy(options: argparse.Namespace) -> PreTrainedModel:
