@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -115,7 +115,7 @@ async def examine(driver: Driver) -> list[Finding]:
     """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
     found: list[Finding] = []
     try:
-        async for name, host in _hosts(driver):
+        async for name, host in visit(driver):
             if isinstance(host, DriverError):
                 found.append(_refused(host)._replace(host=name))
                 continue
@@ -131,7 +131,7 @@ async def examine(driver: Driver) -> list[Finding]:
     return found
 
 
-async def _hosts(driver: Driver) -> AsyncIterator[tuple[str, Host | DriverError]]:
+async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
     """Every host, or why there is none.  A driver that lets its hosts be visited is not asked for a place on them."""
     visit = getattr(driver, "visit", None)
     if visit is not None:

@@ -90,6 +90,7 @@ class Settings:
     overwrite: bool = False
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
 
 
 def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
@@ -148,6 +149,7 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         listener.end(summary)
         return summary
     preflight(ws, found, settings)
+    _check(ws, found, settings, listener)
     return _work(ws, found, settings, listener, begun, total, fresh, before)
 
 
@@ -328,6 +330,17 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
+
+
+def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
+    """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    from . import inspect
+
+    verdict = inspect.check(ws, found, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
+    inspect.refuse(verdict, found)
+    for finding in verdict.findings:
+        if finding.rule.severity == "warning":
+            listener.say(f"warning: {finding.rule.id}: {finding.message}")
 
 
 def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None:

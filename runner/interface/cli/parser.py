@@ -18,6 +18,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show", "what a recipe does, takes and gives"),
     "new": ("new", "write a first recipe to start from"),
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
+    "check": ("check", "what is known to go wrong with these inputs, on this machine or host, and what to do"),
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
     "plan": ("run", "what a run would do, and every reason (= run -n)"),
     "run": ("run", "run what is not fresh"),

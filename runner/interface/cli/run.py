@@ -15,6 +15,7 @@ from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...execution.survey import Survey
+    from ...planning.preflight import Verdict
 
 
 LINES = 20
@@ -33,6 +34,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("-p", "--print-commands", action="store_true", help="show the commands, and the files that are written for them")
     parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
     parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
+    parser.add_argument(
+        "--allow", metavar="RULE", action="append", default=[], help="go on though this rule of `recipe check` fires; `all`: ask none"
+    )
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
         parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
@@ -55,16 +59,18 @@ def run(args: argparse.Namespace) -> int:
             _warn(found, args)
             for notice in ws.sharing.told() if ws.sharing is not None else ():
                 print(f"recipe: {notice}", file=sys.stderr)
+            verdict = _checked(ws, found, args)
             expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
             if args.json:
                 print(json.dumps(as_json(ws, found, expected), indent=2))
             else:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+                _print_findings(verdict, found, args)
             return 0
         from ..console import for_stream
 
         pools = dict(_pool(word) for word in args.pool)
-        settings = Settings(args.driver, tuple(args.hosts), args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools)
+        settings = Settings(args.driver, tuple(args.hosts), args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools, tuple(args.allow))
         listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
         summary = run_session(ws, request, choice, settings, listener)
     if summary.interrupted:
@@ -141,6 +147,25 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
         )
     pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]
     return {"recipe": found.plan.recipe, "digest": found.plan.digest, "inputs": found.plan.inputs, "steps": steps, "pending": pending}
+
+
+def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
+    """What preflight rules say of the steps that will run; no host is asked for it."""
+    if not found.todo:
+        return None
+    from ...execution import inspect
+
+    driver = "ssh" if args.driver == "local" and args.hosts else args.driver
+    return inspect.check(ws, found, driver=driver, current_python=found.request.current_python, allow=args.allow)
+
+
+def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
+    if verdict is None or not verdict.findings or args.quiet > 1:
+        return
+    from ...execution import inspect
+    from ..diagnostics import render
+
+    print("\n" + render(inspect.problems(verdict.findings, found), "text", color(sys.stdout)), end="")
 
 
 def _warn(found: Survey, args: argparse.Namespace) -> None:

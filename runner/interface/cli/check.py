@@ -1,0 +1,121 @@
+"""`recipe check`: what is known to go wrong with this recipe, these inputs, this host, and what to do.  Starts and changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from ...execution.survey import Request
+from ...execution.workspace import Workspace
+from .parser import add_request, color, request_of
+
+if TYPE_CHECKING:
+    from ...execution.survey import Survey
+    from ...planning.preflight import Verdict
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    add_request(parser)
+    parser.add_argument(
+        "--format", default="text", choices=["text", "json", "github", "sarif"], help="how findings are printed: for people, programs, CI"
+    )
+    parser.add_argument("--strict", action="store_true", help="warnings count as errors, too: exit 3")
+    parser.add_argument("--fix", action="store_true", help="say what to type or write instead, and what is left then")
+    parser.add_argument("--allow", metavar="RULE", action="append", default=[], help="do not ask this rule; may be repeated")
+
+
+def run(args: argparse.Namespace) -> int:
+    request = request_of(args)
+    with Workspace.open(args.workspace, read_only=False) as ws:
+        host = _host(ws, args)
+        found, verdict = _asked(ws, request, args, host)
+        _print(found, verdict, args)
+        if args.fix and verdict.findings:
+            verdict = _fixed(ws, request, args, host, found, verdict)
+    bad = ("error", "warning") if args.strict else ("error",)
+    return 3 if any(finding.rule.severity in bad for finding in verdict.findings) else 0
+
+
+def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None) -> tuple[Survey, Verdict]:
+    from ...execution import inspect
+    from ...execution.survey import survey
+
+    found = survey(ws, request)
+    return found, inspect.check(ws, found, every=True, driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow)
+
+
+def _driver(args: argparse.Namespace) -> str:
+    return "ssh" if args.driver == "local" and args.hosts else str(args.driver)
+
+
+def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
+    """The facts of the host that was named; None where it is this machine, or does not answer."""
+    name = _driver(args)
+    if name == "local":
+        return None
+    import asyncio
+
+    from drivers.base import DriverError
+
+    from ...execution import inspect
+    from ...execution.probe import driver_of
+
+    try:
+        return asyncio.run(inspect.ask(driver_of(name, ws.config.driver(name), args.hosts, ws.home)))
+    except DriverError as error:
+        print(f"recipe: the host was not asked: {error}", file=sys.stderr)
+        return {}
+
+
+def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
+    from ...execution import inspect
+    from ..diagnostics import render
+
+    shown = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
+    print(render(inspect.problems(shown, found), args.format, color(sys.stdout)), end="")
+    if args.format != "text":
+        return
+    if args.verbose:
+        print("".join(f"not checked: {each.rule.id}: {each.why}\n" for each in verdict.unchecked), end="")
+    elif verdict.unchecked and not args.quiet:
+        count = len(verdict.unchecked)
+        print(f"{count} rule{'s' if count > 1 else ''} could not be asked: -v says what they need")
+    if not verdict.findings and not args.quiet:
+        print(f"{found.plan.recipe}: nothing is known to go wrong")
+
+
+def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None, found: Survey, verdict: Verdict) -> Verdict:
+    """Say what to type and what to write, and look again with what can be typed."""
+    from ...execution import inspect
+
+    typed: dict[str, object] = {}
+    written: list[str] = []
+    for finding in verdict.findings:
+        more, rest = inspect.remedies(finding, found)
+        typed |= more
+        written += rest
+    out = sys.stdout if args.format == "text" else sys.stderr
+    for line in dict.fromkeys(written):
+        print(f"write: {line}", file=out)
+    if not typed:
+        if not written:
+            print("nothing of this can be put right by a setting", file=out)
+        return verdict
+    words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
+    preset = [f"--preset {request.preset}"] if request.preset else []
+    print(" ".join(["type: recipe run", request.recipe, *preset, *words]), file=out)
+    again = Request(request.recipe, {**request.inputs, **{name: _word(value) for name, value in typed.items()}}, request.preset, request.out)
+    after, left = _asked(ws, again, args, host)
+    if left.findings:
+        print("with that there is left:", file=out)
+        _print(after, left, args) if args.format == "text" else None
+    else:
+        print("with that nothing is left", file=out)
+    return left
+
+
+def _word(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)

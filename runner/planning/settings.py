@@ -1,0 +1,294 @@
+"""What a step tells its program, whatever the way: arguments, files that are written first, inputs; under one name for all tools.  Knows no tool.
+
+A value is looked up by our name for it (`save_every`), by a tool's own (`save_steps`), or by a path in its configuration file
+(`trainer.model.seq_len`, or the end of one, `model.seq_len`).  What the program is really told wins over what the recipe's inputs are called.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from ..errors import RecipeError
+from ..language.template import TemplateError, evaluate, has, references
+
+
+class Unknown(Exception):
+    """A fact that nobody could tell.  The message says what it would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a setting is said: in an input of the recipe, as an argument of the command, or in a file written for it."""
+
+    kind: Literal["input", "argument", "file"]
+    name: str
+    file: str = ""
+
+
+class Told(NamedTuple):
+    """One setting as it was found.  `value` is an `Unknown` where only a running step can tell."""
+
+    key: str
+    value: object
+    origin: Origin
+
+
+class Settings(Mapping[str, object]):
+    """Settings by any of their names.  One that nobody sets is null; one that is known too late raises Unknown."""
+
+    def __init__(self, told: Iterable[Told], names: Mapping[str, Sequence[str]]) -> None:
+        self._found: dict[str, Told] = {}
+        for each in told:
+            for name in _ends(each.key):
+                self._found.setdefault(name, each)
+        self._names = names
+
+    def told(self, name: str) -> Told | None:
+        """The setting of this name, with where it is said."""
+        for each in (name, *self._names.get(name, ())):
+            if (found := self._found.get(each)) is not None and found.value is not None:
+                return found
+        return None
+
+    def place(self, name: str) -> Origin | None:
+        """Where the setting of this name is said, or could be: an input that is null is a place, too."""
+        found = self.told(name) or next((self._found[each] for each in (name, *self._names.get(name, ())) if each in self._found), None)
+        return found.origin if found is not None else None
+
+    def __getitem__(self, name: str) -> object:
+        found = self.told(name)
+        if found is None:
+            return None
+        if isinstance(found.value, Unknown):
+            raise found.value
+        return found.value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._found, *self._names)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command line.  `text` is None where only a running step can tell; `leaf` is what the recipe says."""
+
+    text: str | None
+    leaf: object
+
+
+def words(detail: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Word]:
+    """The command of a step as words, as far as they are known.  Of a script: of all its commands, one after another."""
+    block = detail["accelerate"]
+    if block is not None:
+        program = block.get("module") or block.get("script") or ""
+        head = ["accelerate", "launch", *(["-m"] if block.get("module") else [])]
+        given = block.get("args")
+        rest = list(_arguments(given, scope)) if isinstance(given, Mapping) else list(_listed(given or [], scope))
+        return [*(Word(text, text) for text in head), *_listed([program], scope), *rest]
+    run = detail["run"]
+    return list(_listed(run, scope)) if isinstance(run, list) else _scripted(str(run or ""), scope)
+
+
+def of_words(line: Sequence[Word]) -> Iterator[Told]:
+    """Options of a command line: `--name value`, `--name=value`, `--name a b`, `--flag`; and `name=value` as some tools take them."""
+    n = 0
+    while n < len(line):
+        text = line[n].text
+        n += 1
+        if text is None or text == "--":
+            continue
+        if not text.startswith("--"):
+            name, equals, value = text.partition("=")
+            if equals and _NAME.fullmatch(name):
+                yield Told(_key(name), scalar(value), _origin(line[n - 1].leaf, Origin("argument", name)))
+            continue
+        name, equals, value = text.partition("=")
+        origin = Origin("argument", name)
+        if equals:
+            yield Told(_key(name), scalar(value), _origin(line[n - 1].leaf, origin))
+            continue
+        values: list[Word] = []
+        while n < len(line) and (line[n].text is None or not _OPTION.match(str(line[n].text))):
+            values.append(line[n])
+            n += 1
+        if not values:
+            yield Told(_key(name), True, _origin(line[n - 1].leaf, origin))
+        elif any(_is_place(word.leaf) for word in values):
+            continue  # a file of this run, which says nothing about how it is made
+        elif any(word.text is None for word in values):
+            yield Told(_key(name), Unknown(f"the value of {name}, which only the running step knows"), origin)
+        else:
+            told = [scalar(str(word.text)) for word in values]
+            yield Told(_key(name), told[0] if len(told) == 1 else told, _origin(values[0].leaf, origin))
+
+
+def of_tree(tree: object, scope: Mapping[str, Any], file: str, at: str = "") -> Iterator[Told]:
+    """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is told itself, too: that it is there."""
+    if isinstance(tree, Mapping):
+        if at:
+            yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file))
+        for key, item in tree.items():
+            name = _key(str(key))
+            yield from of_tree(item, scope, file, f"{at}.{name}" if at else name)
+    elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
+        yield from of_tree(tree[0], scope, file, at)
+    elif at and not _is_place(tree):
+        value: object = tree
+        if isinstance(tree, str) and has(tree):
+            try:
+                value = evaluate(tree, scope)
+            except (TemplateError, RecursionError):
+                value = Unknown(f"the value of {at} in {file}, which only the running step knows")
+        if isinstance(value, Mapping) and not isinstance(tree, Mapping):
+            yield from of_tree(value, scope, file, at)
+        else:
+            yield Told(at, value, _origin(tree, Origin("file", at, file)))
+
+
+def of_inputs(inputs: Mapping[str, object]) -> Iterator[Told]:
+    """The recipe's inputs under their own names."""
+    for name, value in inputs.items():
+        yield Told(name, value, Origin("input", name))
+
+
+def scalar(text: str) -> object:
+    """A word of a command line as the value it most likely is."""
+    low = text.lower()
+    if low in ("true", "false"):
+        return low == "true"
+    if low in ("none", "null"):
+        return None
+    if _NUMBER.fullmatch(text) and len(text) < 30:
+        number = float(text)
+        return int(number) if number.is_integer() and "e" not in low and "." not in text else number
+    if text[:1] in "[{":
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
+_OPTION: Final = re.compile(r"--?[A-Za-z]")
+_NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_MARK: Final = re.compile("\x01(\\d+)\x02")
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-+").replace("-", "_").lower()
+
+
+def _ends(key: str) -> Iterator[str]:
+    """`a.b.c`, `b.c`, `c`."""
+    while key:
+        yield key
+        key = key.partition(".")[2]
+
+
+def _origin(leaf: object, otherwise: Origin) -> Origin:
+    """The input that a leaf hands on as it is, or what hands it on."""
+    if isinstance(leaf, str) and has(leaf):
+        read = references(leaf)
+        if len(read) == 1 and read[0].path[0] == "inputs" and len(read[0].path) == 2:
+            return Origin("input", read[0].path[1])
+    return otherwise
+
+
+def _is_place(leaf: object) -> bool:
+    try:
+        return isinstance(leaf, str) and has(leaf) and any(each.path[0] in ("steps", "outputs", "state") for each in references(leaf))
+    except TemplateError:
+        return False
+
+
+def _listed(items: Sequence[Any], scope: Mapping[str, Any]) -> Iterator[Word]:
+    """As `template.argv` renders them, but each word with its leaf, and what cannot be rendered yet as an unknown word."""
+    for item in items:
+        if isinstance(item, list):
+            inner = list(_listed(item, scope))
+            if not any(_is_null(leaf, scope) for leaf in item if not isinstance(leaf, list)):
+                yield from inner
+        elif not _is_null(item, scope):
+            yield from _worded(item, scope)
+
+
+def _is_null(leaf: object, scope: Mapping[str, Any]) -> bool:
+    try:
+        return leaf is None or (isinstance(leaf, str) and has(leaf) and evaluate(leaf, scope) is None)
+    except TemplateError:
+        return False
+
+
+def _worded(leaf: object, scope: Mapping[str, Any]) -> Iterator[Word]:
+    try:
+        value = evaluate(leaf, scope) if isinstance(leaf, str) else leaf
+    except TemplateError:
+        yield Word(None, leaf)
+        return
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        yield Word(_text(each), leaf)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _arguments(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Iterator[Word]:
+    """As `template.args`: true is a flag, false and null are nothing."""
+    for name, leaf in given.items():
+        try:
+            value = evaluate(leaf, scope) if isinstance(leaf, str) else leaf
+        except TemplateError:
+            yield from (Word(f"--{name}", f"--{name}"), Word(None, leaf))
+            continue
+        if value is True:
+            yield Word(f"--{name}", leaf)
+        elif value is not None and value is not False:
+            yield Word(f"--{name}", f"--{name}")
+            yield from (Word(_text(each), leaf) for each in (value if isinstance(value, list) else [value]))
+
+
+def _scripted(text: str, scope: Mapping[str, Any]) -> list[Word]:
+    """The words of a shell script.  Its variables, expansions and branches are not followed."""
+    from ..language.template import expressions
+
+    try:
+        found = expressions(text)
+    except RecipeError:
+        return []
+    parts: list[str] = []
+    leaves: list[str] = []
+    end = 0
+    for expression in found:
+        parts += [text[end : expression.offset], f"\x01{len(leaves)}\x02"]
+        leaves.append(text[expression.offset : expression.offset + expression.length])
+        end = expression.offset + expression.length
+    marked = "".join((*parts, text[end:])).replace("\\\n", " ")
+    line: list[Word] = []
+    for row in marked.splitlines():
+        try:
+            split = shlex.split(row, comments=True)
+        except ValueError:
+            continue
+        for word in split:
+            if (whole := _MARK.fullmatch(word)) is not None:
+                line += _worded(leaves[int(whole[1])], scope)
+            else:
+                line.append(Word(_filled(word, leaves, scope), word))
+        line.append(Word("--", "--"))
+    return line
+
+
+def _filled(word: str, leaves: Sequence[str], scope: Mapping[str, Any]) -> str | None:
+    try:
+        return _MARK.sub(lambda mark: _text(evaluate(leaves[int(mark[1])], scope)), word)
+    except TemplateError:
+        return None
