@@ -1,0 +1,142 @@
+"""Step `data` of recipes that wrap a tool: check rows one by one, write them under the names that the tool reads, hold a part out.  No tokenizer."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rows import Bad, BadData, Row, files, kind, read
+from sft_data import COLUMNS, ENOUGH, SHOWN, _held_out, _judge
+
+
+@dataclass(slots=True)
+class Counts:
+    rows: int = 0
+    bad_rows: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    options = _options()
+    try:
+        print(prepare(options))
+    except BadData as error:
+        sys.exit(f"data: {error}")
+
+
+def prepare(options: argparse.Namespace) -> str:
+    """Write `train.jsonl`, `held_out.jsonl` and `data.json`; the summary for people comes back."""
+    good, _ = files(options.data)
+    columns = _columns(options.columns)
+    counts = Counts()
+    form = options.format
+    owners: list[int] = []
+    lines: list[str] = []
+    for item in _items(good, options.data):
+        if isinstance(item, Row) and form == "auto":
+            form = _detect(item, columns)
+        checked = _checked(item, form, columns) if isinstance(item, Row) else item
+        if isinstance(checked, Bad):
+            counts.bad_rows += 1
+            if len(counts.complaints) < SHOWN:
+                counts.complaints.append(f"{checked.where}: {checked.why}")
+            if counts.bad_rows > max(options.max_bad_rows, ENOUGH):
+                break
+            continue
+        counts.rows += 1
+        line = json.dumps(checked, ensure_ascii=False)
+        lines.append(line)
+        owners.append(int.from_bytes(hashlib.sha256(line.encode()).digest()[:8], "big"))
+    _judge(counts, options.max_bad_rows, [file.name for file in good])  # type: ignore[arg-type]
+    held_out = _held_out(owners, options.eval_fraction, options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, there in (("train", False), ("held_out", True)):
+        with (options.out / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(line + "\n" for line, owner in zip(lines, owners, strict=True) if (owner in held_out) is there)
+    kept = sum(owner in held_out for owner in owners)
+    told = {"format": form, "rows": counts.rows, "rows_held_out": kept, "bad_rows": counts.bad_rows}
+    (options.out / "data.json").write_text(json.dumps(told, indent=2) + "\n")
+    return f"data: {counts.rows} rows ({form}), {kept} held out, {counts.bad_rows} bad ones left out"
+
+
+def _items(good: list[Path], root: Path) -> Iterator[Row | Bad]:
+    for file in good:
+        yield from read(file, file.name if file == root else str(file.relative_to(root)))
+
+
+def _detect(row: Row, columns: dict[str, str]) -> str:
+    for name, wanted in COLUMNS.items():
+        if all(columns.get(column, column) in row.value for column in wanted):
+            return name
+    has = ", ".join(row.value) or "none"
+    raise BadData(
+        f"{row.where}: no column to learn from; it has: {has}; read are text, or prompt and completion, or messages (columns={{text: NAME}})"
+    )
+
+
+def _checked(row: Row, form: str, columns: dict[str, str]) -> dict[str, Any] | Bad:
+    """The row under the tool's names, and nothing else of it."""
+    made: dict[str, Any] = {}
+    for column in COLUMNS[form]:
+        name = columns.get(column, column)
+        if name not in row.value:
+            return Bad(row.where, f'no column "{name}"; it has: {", ".join(row.value) or "none"}')
+        value = row.value[name]
+        if column == "messages":
+            value = _messages(row.where, name, value)
+            if isinstance(value, Bad):
+                return value
+        elif not isinstance(value, str):
+            return Bad(row.where, f'"{name}" is {kind(value)}, a string is expected')
+        elif not value.strip() and column != "prompt":
+            return Bad(row.where, f'"{name}" is empty')
+        elif any("\ud800" <= letter <= "\udfff" for letter in value):
+            return Bad(row.where, f'"{name}" holds half a surrogate pair, which no UTF-8 has')
+        made[column] = value
+    return made
+
+
+def _messages(where: str, name: str, value: object) -> list[dict[str, str]] | Bad:
+    if isinstance(value, str):  # as CSV has it
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            return Bad(where, f'"{name}" is a string that is not JSON')
+    if not isinstance(value, list) or not value:
+        return Bad(where, f'"{name}" is {kind(value) if value else "empty"}, a list of messages is expected')
+    for number, message in enumerate(value, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            return Bad(where, f'message {number} of "{name}" is not {{"role": "…", "content": "…"}}')
+    if not any(message["role"] == "assistant" for message in value):
+        return Bad(where, f'"{name}" has no message of the assistant to learn from')
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _columns(text: str) -> dict[str, str]:
+    value = json.loads(text)
+    known = sorted({column for names in COLUMNS.values() for column in names})
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()) or not set(value) <= set(known):
+        raise BadData(f"columns must map some of {', '.join(known)} to your names, as in {{prompt: question}}")
+    return value
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--format", choices=["auto", *COLUMNS], default="auto")
+    parser.add_argument("--columns", default="{}")
+    parser.add_argument("--max-bad-rows", type=int, default=0)
+    parser.add_argument("--eval-fraction", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
