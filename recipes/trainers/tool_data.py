@@ -40,7 +40,7 @@ def prepare(options: argparse.Namespace) -> str:
     lines: list[str] = []
     for item in _items(good, options.data):
         if isinstance(item, Row) and form == "auto":
-            form = _detect(item, columns)
+            form = _detect(item, columns, options.kinds)
         checked = _checked(item, form, columns) if isinstance(item, Row) else item
         if isinstance(checked, Bad):
             counts.bad_rows += 1
@@ -70,14 +70,13 @@ def _items(good: list[Path], root: Path) -> Iterator[Row | Bad]:
         yield from read(file, file.name if file == root else str(file.relative_to(root)))
 
 
-def _detect(row: Row, columns: dict[str, str]) -> str:
-    for name, wanted in COLUMNS.items():
-        if all(columns.get(column, column) in row.value for column in wanted):
+def _detect(row: Row, columns: dict[str, str], kinds: list[str]) -> str:
+    for name in kinds:
+        if all(columns.get(column, column) in row.value for column in COLUMNS[name]):
             return name
     has = ", ".join(row.value) or "none"
-    raise BadData(
-        f"{row.where}: no column to learn from; it has: {has}; read are text, or prompt and completion, or messages (columns={{text: NAME}})"
-    )
+    wanted = ", or ".join(" and ".join(COLUMNS[name]) for name in kinds)
+    raise BadData(f"{row.where}: no column to learn from; it has: {has}; read are {wanted} (other names: columns={{prompt: NAME}})")
 
 
 def _checked(row: Row, form: str, columns: dict[str, str]) -> dict[str, Any] | Bad:
@@ -131,6 +130,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--format", choices=["auto", *COLUMNS], default="auto")
+    parser.add_argument("--kinds", nargs="+", choices=list(COLUMNS), default=list(COLUMNS), help="of rows, that the tool reads")
     parser.add_argument("--columns", default="{}")
     parser.add_argument("--max-bad-rows", type=int, default=0)
     parser.add_argument("--eval-fraction", type=float, default=0.05)
