@@ -23,7 +23,7 @@ from .survey import packages
 from .workspace import Workspace
 
 if TYPE_CHECKING:
-    from .transfer import Progress
+    from .wire import Progress
 
 COMING_UP = 900.0
 """Seconds in which a machine that was asked for has to be there."""

@@ -40,6 +40,11 @@ def place_of(content: str) -> str:
     return f"objects/{content[2:4]}/{name_of(content)}"
 
 
+def lines(texts: Iterable[str]) -> bytes:
+    """Texts without line ends, for a program that reads lines."""
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
 def names(texts: Iterable[str]) -> bytes:
     """A list of names as programs read it."""
     data = "\0".join(texts).encode("utf-8", "surrogateescape")
@@ -70,6 +75,15 @@ def tree_digest(entries: Sequence[Entry]) -> str:
 def bytes_digest(entries: Iterable[Entry]) -> str:
     """What `sums` answers for these files, in this order."""
     return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
+
+
+def free_of(line: bytes) -> int:
+    """Bytes, from a line of `df -Pk`."""
+    fields = line.split()
+    numbers = [int(field) for field in fields if field.isdigit()]
+    if len(numbers) < 3:
+        raise Garbled
+    return numbers[2] << 10
 
 
 def answer(received: bytes, word: str) -> bytes:
@@ -111,6 +125,19 @@ def seen(body: bytes, count: int) -> tuple[list[Seen], list[str]]:
         return found, [_decode(record) for record in records]
     except (StopIteration, RuntimeError, ValueError, IndexError) as error:
         raise Garbled from error
+
+
+def folders(manifest: Iterable[Entry]) -> list[str]:
+    """Every folder of a tree, each after the one it lies in."""
+    found: dict[str, None] = {}
+    for path, kind, _, _ in manifest:
+        folder = path if kind == "d" else path.rpartition("/")[0]
+        if folder in found or not folder:
+            continue
+        parts = folder.split("/")
+        for depth in range(1, len(parts) + 1):
+            found["/".join(parts[:depth])] = None
+    return list(found)
 
 
 def untrusted(entries: Sequence[Entry]) -> str:

@@ -31,9 +31,10 @@ from .workspace import Workspace
 
 if TYPE_CHECKING:
     from .checkpoints import Newest
+    from .fetching import Taken
     from .keeper import Keeper
     from .syncing import Synced
-    from .transfer import Depot, Parcel, Taken
+    from .transfer import Depot, Parcel
 
 _T = TypeVar("_T")
 FOREVER = timedelta(days=3650)

@@ -20,7 +20,9 @@ from drivers.base import NOTHING, Argv, Unreachable
 from drivers.local import LocalHost
 from runner.errors import Corrupt, Infrastructure
 from runner.execution import hostwork
-from runner.execution.transfer import Depot, Parcel, Progress, Taken
+from runner.execution.fetching import Taken
+from runner.execution.transfer import Depot, Parcel
+from runner.execution.wire import Progress
 from runner.storage import files
 from runner.storage.files import Changed, Entry
 
@@ -120,7 +122,7 @@ def test_a_tree_with_every_kind_of_name_arrives_as_it_was(go: Go) -> None:
 
 
 def test_files_small_and_large_arrive_as_they_were(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.transfer._TURN", 2)  # a file in many calls
+    monkeypatch.setattr("runner.execution.sending._TURN", 2)  # a file in many calls
 
     async def check(town: Town) -> None:
         for name, size in (("empty", 0), ("small", 1000), ("large", (40 << 20) + 7)):
@@ -241,7 +243,7 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
         top = town.tree()
         (top / "large").write_bytes(os.urandom(9 << 20))
         (content,) = await town.sends(top)
-        town.depot.boot = "another"
+        town.depot.wire.boot = "another"
         assert await town.depot.have({content}) == set()
         town.wire.sent = 0
         await town.depot.send({content: str(top)})
@@ -252,7 +254,7 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
 
 
 def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.transfer.TRIES", 2)
+    monkeypatch.setattr("runner.execution.sending.TRIES", 2)
 
     async def check(town: Town) -> None:
         town.depot.chunk = 64 << 10
@@ -627,7 +629,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.transfer.TRIES", 2)
+    monkeypatch.setattr("runner.execution.sending.TRIES", 2)
 
     async def check() -> None:
         entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
