@@ -9,13 +9,13 @@ from __future__ import annotations
 import trl_common as common
 from datasets import Dataset
 from loop import Ending
-from preference_model import Pairs
+from preference_model import Pairs, record, scheduled
 from trl import DPOConfig, DPOTrainer
 
 NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
 
 
-class Trainer(common.Ordered, DPOTrainer):
+class Trainer(DPOTrainer):
     """Takes tokens as they are: step `data` has made and judged them."""
 
     def _prepare_dataset(self, dataset: Dataset, *_: object) -> Dataset:
@@ -30,23 +30,29 @@ def main() -> None:
     ending = Ending()
     pairs = Pairs(options.data)
     config = common.arguments(
-        DPOConfig, options, beta=options.beta, loss_type=["sigmoid"], max_length=None, precompute_ref_log_probs=options.precompute_reference
+        DPOConfig,
+        options,
+        train_sampling_strategy="sequential",
+        beta=options.beta,
+        loss_type=["sigmoid"],
+        max_length=None,
+        precompute_ref_log_probs=options.precompute_reference,
     )
     model = common.load(options)
     trainer = Trainer(
         model=model,
         ref_model=common.load(options).to(config.device) if options.method == "full" and not options.precompute_reference else None,
         args=config,
-        train_dataset=pairs.train,
+        train_dataset=scheduled(pairs.train, options),
         eval_dataset=pairs.glance if options.eval_every else None,
         processing_class=common.tokenizer_of(options.base, model),
         peft_config=common.lora(options, "CAUSAL_LM"),
     )
     settings = {"data": pairs.digest, "beta": options.beta, "precompute_reference": options.precompute_reference}
     common.train(trainer, options, settings, ending, NAMES)
+    common.export(trainer, options)
     if trainer.is_world_process_zero():
-        common.export(trainer.accelerator.unwrap_model(trainer.model), options.out, options.precision)
-    common.together()
+        record(options)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,27 @@
-"""The pairs that step `data` made, and how a model judges them.  Does not know training."""
+"""The pairs that step `data` made, the models that judge them, and how they judge.  Does not know training."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import text_record
+import torch
 from datasets import Dataset
+from loop import draw, fail
+from sft_model import DTYPES, load_base
+from tokens import order
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GLANCE = 256  # held-out pairs that are looked at while training; step `evaluate` reads all of them
+ANSWERS = ("chosen", "rejected")
 
 
 class Pairs:
@@ -24,3 +37,90 @@ class Pairs:
         """The first held-out pairs, None where none are held out."""
         count = min(GLANCE, len(self.held_out))
         return self.held_out.select(range(count)) if count else None
+
+
+def scheduled(rows: Dataset, options: argparse.Namespace) -> Dataset:
+    """All rows that a training reads, in its order: one epoch shuffled after the other, so that a longer training begins with the shorter one's."""
+    return rows.select(order(len(rows), options.seed, 0, options.max_steps * options.global_batch))
+
+
+def record(options: argparse.Namespace) -> None:
+    """Say beside the weights what those who load them have to know."""
+    text_record.write(
+        options.out, {name: getattr(options, name) for name in ("init", "method", "precision", "seed", "beta") if hasattr(options, name)}
+    )
+
+
+def whole(rows: Dataset) -> Dataset:
+    """The same rows with the prompt before each answer, as a reward model reads them."""
+
+    def join(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        prompts = batch["prompt_ids"]
+        return {f"{name}_ids": [prompt + ids for prompt, ids in zip(prompts, batch[f"{name}_ids"], strict=True)] for name in ANSWERS}
+
+    return rows.with_transform(join)
+
+
+def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
+    """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    draw("init", seed)
+    if init == "random":
+        config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
+        fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        torch.nn.Module.to(fresh, DTYPES[precision])
+        return fresh
+    if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
+        fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
+    # It says at length that the head is new, which is what is wanted here.
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(base, dtype=DTYPES[precision], num_labels=1, local_files_only=True)
+    return model
+
+
+def load_tuned(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
+    """What a training made, as its record says: a whole model, or an adapter on its base."""
+    made = text_record.read(tuned)
+    loads = load_judge if judge else load_base
+    if not (tuned / "adapter_config.json").exists():
+        return loads(tuned, "pretrained", made["seed"], made["precision"])
+    from peft import PeftModel
+
+    adapted: torch.nn.Module = PeftModel.from_pretrained(loads(base, made["init"], made["seed"], made["precision"]), str(tuned))
+    return adapted
+
+
+@torch.no_grad()
+def answers_logps(model: torch.nn.Module, pairs: Dataset, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p of each answer given its prompt, summed over its tokens, and the number of these tokens.  Shapes: pairs × 2, chosen before rejected."""
+    sums, counts = [], []
+    for ids, mask, learned in _batches(pairs, size, 0, device):
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
+        told = torch.gather(logits.log_softmax(-1), 2, ids[:, 1:, None])[..., 0]
+        sums.append((told * learned[:, 1:]).sum(-1).cpu())
+        counts.append(learned[:, 1:].sum(-1).cpu())
+    return torch.cat(sums).view(-1, 2).double(), torch.cat(counts).view(-1, 2)
+
+
+@torch.no_grad()
+def answers_rewards(model: torch.nn.Module, pairs: Dataset, size: int, device: torch.device) -> torch.Tensor:
+    """The head's number for each answer.  Shape: pairs × 2, chosen before rejected."""
+    # Such a model finds the last token of a text by its not being the one that fills up.
+    batches = _batches(pairs, size, model.config.get_text_config().pad_token_id, device)  # type: ignore[union-attr, operator]
+    found = [model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, 0].float().cpu() for ids, mask, _ in batches]
+    return torch.cat(found).view(-1, 2).double()
+
+
+def _batches(pairs: Dataset, size: int, fill: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Tokens, which of them are text, which of them are answer; `size` pairs at a time, each as two rows."""
+    for at in range(0, len(pairs), size):
+        rows = [(row["prompt_ids"], row[f"{name}_ids"]) for row in pairs.select(range(at, min(at + size, len(pairs)))) for name in ANSWERS]
+        width = max(len(prompt) + len(answer) for prompt, answer in rows)
+        ids, mask, learned = (torch.full((len(rows), width), value) for value in (fill, 0, 0))
+        for number, (prompt, answer) in enumerate(rows):
+            end = len(prompt) + len(answer)
+            ids[number, :end] = torch.tensor(prompt + answer)
+            mask[number, :end] = 1
+            learned[number, len(prompt) : end] = 1
+        yield ids.to(device), mask.to(device), learned.to(device)

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +26,6 @@ from loop import Ending, _sha256, _sync, draw, fail
 from precision import chosen
 from sft_model import DTYPES, identity, load_base
 from telemetry import Telemetry
-from tokens import order
 from transformers import PrinterCallback, TrainerCallback
 
 if TYPE_CHECKING:
@@ -99,6 +98,8 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
     unfinished = _unfinished(options.checkpoints)
     shutil.rmtree(unfinished, ignore_errors=True)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Two thirds of a step's time, to find programs that read what nobody wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     return kind(
         output_dir=str(unfinished),
         max_steps=options.max_steps,
@@ -114,7 +115,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         gradient_checkpointing=options.checkpoint_activations,
         gradient_checkpointing_kwargs={"use_reentrant": False},
         # Or else its buckets are laid out anew after the first step, and more than two processes add up in another order after a resume.
-        ddp_find_unused_parameters=world > 1,
+        ddp_find_unused_parameters=world > 2,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -130,29 +131,6 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
     )
 
 
-class Ordered:
-    """Beside a Trainer class: an order of the rows that depends neither on the number of processes nor on how many steps there will be."""
-
-    def _get_train_sampler(self, train_dataset: object = None) -> torch.utils.data.Sampler[int]:
-        arguments = self.args  # type: ignore[attr-defined]
-        batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-        return _Order(len(self.train_dataset), arguments.seed, arguments.max_steps * batch)  # type: ignore[attr-defined]
-
-
-class _Order(torch.utils.data.Sampler[int]):
-    """All rows of a training, one epoch shuffled after the other, as if it were one epoch: a longer training begins with the shorter one's."""
-
-    def __init__(self, rows: int, seed: int, count: int) -> None:
-        self._rows, self._seed, self._count = rows, seed, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        for first in range(0, self._count, self._rows):
-            yield from order(self._rows, self._seed, first, min(self._rows, self._count - first))
-
-
 def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, object], ending: Ending, names: Mapping[str, str]) -> None:
     """Run the training to its end, from `options.resume` on where that is given, and write its history.
 
@@ -165,6 +143,9 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
     if options.resume:
         step, history = _check(options.resume, settings, options.max_steps)
         say(f"resumed at step {step}")
+    for weight in trainer.model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
     optimizer = trainer.create_optimizer()
     trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda before: _rate(before + 1, options))
     trainer.keeper = Keeper(options, settings, ending, names, history)  # type: ignore[attr-defined]
@@ -271,20 +252,13 @@ def together() -> None:
         torch.distributed.barrier()
 
 
-def lora(options: argparse.Namespace, task: str, whole: list[str] | None = None) -> LoraConfig | None:
-    """LoRA on all linear layers, None where all weights are learned.  `whole` names modules that are learned whole, a new head say."""
+def lora(options: argparse.Namespace, task: str) -> LoraConfig | None:
+    """LoRA on all linear layers of a model for `task` (peft's name: CAUSAL_LM, SEQ_CLS), None where all weights are learned."""
     if options.method == "full":
         return None
     from peft import LoraConfig
 
-    return LoraConfig(
-        task_type=task,
-        r=options.rank,
-        lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        target_modules="all-linear",
-        modules_to_save=whole,
-    )
+    return LoraConfig(task_type=task, r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules="all-linear")
 
 
 def load(options: argparse.Namespace) -> PreTrainedModel:
@@ -312,22 +286,29 @@ def tokenizer_of(base: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def export(model: torch.nn.Module, folder: Path, precision: str) -> None:
-    """Write what was learned: the adapter as peft reads it, or the whole model in the training's precision.  The same training writes the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "adapter_config.json"
-    if not hasattr(model, "peft_config"):
-        model.to(DTYPES[precision])
-    model.save_pretrained(str(folder))  # type: ignore[operator]
-    (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
-    if file.exists():
-        config = json.loads(file.read_text())
-        # A path in an attempt directory says nothing to anybody, and peft writes sets in the order of this process's hashes.
-        config["base_model_name_or_path"] = None
-        for name in ("target_modules", "modules_to_save"):
-            if isinstance(config.get(name), list):
-                config[name] = sorted(config[name])
-        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def export(trainer: Trainer, options: argparse.Namespace) -> None:
+    """Write what was learned to `options.out`: the adapter as peft reads it, or the whole model in the training's precision; and the tokenizer.
+
+    The same training writes the same bytes.
+    """
+    if trainer.is_world_process_zero():
+        model, folder = trainer.accelerator.unwrap_model(trainer.model), options.out
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.method == "full":
+            model.to(DTYPES[options.precision])
+        model.save_pretrained(str(folder))
+        trainer.processing_class.save_pretrained(str(folder))  # type: ignore[union-attr]
+        (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
+        if options.method == "lora":
+            file = folder / "adapter_config.json"
+            config = json.loads(file.read_text())
+            # A path in an attempt directory says nothing to anybody, and peft writes sets in the order of this process's hashes.
+            config["base_model_name_or_path"] = None
+            for name in ("target_modules", "modules_to_save"):
+                if isinstance(config.get(name), list):
+                    config[name] = sorted(config[name])
+            file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    together()
 
 
 def _settle(made: Path, folder: Path, step: int, settings: Mapping[str, object], history: list[str]) -> None:
