@@ -6,6 +6,7 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
     loss lr grad_norm   the step's mean loss, its learning rate, the norm of its gradient before clipping; and whatever else the trainer gives
     samples_per_second  samples of the step, over all devices, by the wall time of the step; and tokens_per_second, where the trainer gives `tokens`
     memory_gb           10⁹ bytes: the most that was reserved on this process's GPU so far; without a GPU, the most that this process held of RAM
+    gpu                 what that GPU is called; without one it is not there
     time_step           seconds from the end of the step before to the end of this one
     time_data           … of these, getting and preparing a batch             time_communication  … adding up gradients over processes
     time_model          … forward and backward                               time_checkpoint     … saving state, of the step before this line
@@ -58,6 +59,7 @@ class Telemetry:
         self._open: list[str] = []
         self._spans: list[tuple[str, Any, Any]] = []
         self._cuda = _cuda_is_used()
+        self._gpu = _gpu()
         self._metrics = self._board = self._tracker = None
         if not main:
             return
@@ -104,7 +106,7 @@ class Telemetry:
             speed["tokens_per_second"] = round(values["tokens"] / times["time_step"], 1)
         told = {**values, **speed, **times}
         assert self._metrics is not None
-        self._metrics.tell(step, **told)
+        self._metrics.tell(step, **told, **self._gpu)  # type: ignore[arg-type]
         self._draw({"step": step, **told})
         if self._tracker is not None:
             self._tracker.log(told, step=step)
@@ -162,6 +164,15 @@ def memory() -> int:
         return int(torch.cuda.max_memory_reserved())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kibibytes everywhere else
+
+
+def _gpu() -> dict[str, str]:
+    """What the GPU is called.  A memory that was measured says something about another training only on the same kind."""
+    if not _cuda_is_used():
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()}
 
 
 def _cuda_is_used() -> bool:
