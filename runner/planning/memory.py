@@ -8,7 +8,7 @@ formulas with their sources, and how far each published measurement is from them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 Method = Literal["full", "lora", "qlora"]
@@ -72,13 +72,14 @@ class Training:
     checkpointing: bool = True  # activations are computed again
     attention: Literal["flash", "eager"] = "flash"  # sdpa is flash here: it keeps no matrix of scores
     compiled: bool = False  # elementwise work is fused, and computed again in the backward
-    logits: Literal["plain", "logps", "chunked", "fused"] = "plain"
+    logits: Literal["plain", "logps", "chunked", "fused", "none"] = "plain"
     optimizer: str = "adamw"
     in_backward: bool = False  # a weight's gradient goes as soon as it is applied
     stage: Literal[0, 1, 2, 3] = 0  # ZeRO; FSDP full sharding is 3
     devices: int = 1
     offload: bool = False  # optimizer state, and with stage 3 weights, live in the host's memory
-    reference: bool = False  # a second, frozen copy of the model
+    others: int = 0  # weights of further models that lie there in 16 bits: a reference, a reward model
+    generating: int = 0  # sequences that are written together, each with its cache of keys and values
     precompute: int = 0  # pairs whose reference log-probabilities are computed together, before the first step
     context: bool = True  # what CUDA itself takes counts, as nvidia-smi does and PyTorch does not
 
@@ -113,11 +114,14 @@ def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
 
 
 def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
-    """`found`, corrected by what runs measured: `factor` is measured over reckoned.  One run halves the range, more make it smaller."""
-    spread = max(0.05, 0.5 / max(runs, 1) ** 0.5 * BELOW)
-    size = round(found.bytes * factor)
-    terms = (*found.terms, (f"measured, × {factor:.2f}", size - found.bytes))
-    return replace(found, bytes=size, low=round(size * (1 - spread)), high=round(size * (1 + spread)), terms=terms, measured=measured)
+    """`found`, corrected by what `runs` measured: `factor` is what PyTorch held over what was reckoned for it, CUDA's own part left out."""
+    context = dict(found.terms).get("CUDA", 0)
+    more = round((found.bytes - context) * (factor - 1))
+    size = found.bytes + more
+    # What settings change is still reckoned, so that the range never closes.
+    spread = max(0.05, BELOW / 2 / runs**0.5)
+    terms = (*found.terms, (f"as measured, × {factor:.2f}", more))
+    return Estimate(size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------------------------------------
@@ -283,8 +287,8 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         terms["adapter"] = 4.0 * _adapted(model, training) / weights_over
         terms["gradients"] = trained * 4 / gradients_over
         scratch = trained * 4 / state_over if training.optimizer == "adamw" else 0.0
-    if training.reference:
-        terms["reference model"] = model.parameters * 2 / weights_over
+    if training.others:
+        terms["other models"] = training.others * 2.0 / weights_over
     if training.offload:
         if training.stage == 3:
             for name in ("weights", "16-bit copies of the weights", "frozen weights"):
@@ -310,9 +314,13 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         working += 2.0 * model.hidden * model.intermediate  # one layer's weights, unpacked
     # In 16 bits, without gradients: nothing is kept but the logits of all.
     first = 2.0 * training.precompute * 2 * training.length * model.vocabulary
-    if kept + max(working, logits) >= max(scratch, first):
+    # Keys and values of all that is written, and the logits of one token of each.
+    written = training.generating * (4.0 * model.layers * model.keys * training.length + 6.0 * model.vocabulary)
+    if kept + max(working, logits) >= max(scratch, first, written):
         terms["kept activations"] = kept
         terms["logits" if logits >= working else "a layer at work"] = max(working, logits)
+    elif written >= max(scratch, first):
+        terms["keys and values of what is written"] = written
     elif first >= scratch:
         terms["logits of the reference"] = first
     else:
@@ -362,6 +370,8 @@ def layer_bytes(model: Model, training: Training) -> float:
 
 def _logits(model: Model, training: Training, tokens: int) -> float:
     """Bytes of the logits when their backward is at its peak, as PyTorch's profiler counts them."""
+    if training.logits == "none":
+        return 0.0
     elements = float(tokens) * model.vocabulary
     whole = 4.0 if training.upcast or training.frozen == 32 else 2.0
     scratch = 12.0  # log-probabilities, their gradient and that of the logits, each in 32 bits

@@ -14,6 +14,7 @@ from ..tail import shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
+    from ...execution.reckoning import Reckoned
     from ...execution.survey import Survey
     from ...planning.preflight import Verdict
 
@@ -87,6 +88,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     counts: dict[str, int] = {}
     lines = []
     why = reasons(ws, found)
+    reckoned = _reckoned(ws, found)
     width = min(40, max((len(node.id) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
@@ -97,6 +99,8 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         lines.append(f"{verdict.answer:8} {node.id:<{width}}{time}")
         lines += [f"{'':9}{line}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
+        if n in reckoned:
+            lines += [f"{'':9}{line}" for line in reckoned[n].lines(timed=node.id in expected)]
         if commands and verdict.answer in ("run", "maybe"):
             command, files = shown_command(found, n)
             lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
@@ -112,6 +116,15 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     )
     lines.append(f"{found.plan.recipe}: {total}")
     return "\n".join(lines)
+
+
+def _reckoned(ws: Workspace, found: Survey) -> dict[int, Reckoned]:
+    """Memory and time of the steps that may run and train on GPUs."""
+    if not any(detail.get("resources", {}).get("gpus") for detail in found.plan.details()):
+        return {}
+    from ...execution import reckoning
+
+    return reckoning.of_plan(ws, found.plan, found.todo)
 
 
 def _beginning(text: str) -> list[str]:
@@ -131,6 +144,7 @@ def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[str, Any]:
     steps = []
     why = reasons(ws, found)
+    reckoned = _reckoned(ws, found)
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         steps.append(
@@ -143,6 +157,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
                 "outputs": {name: path for name, path, _ in node.outputs},
                 "expected_seconds": expected.get(node.id),
                 "conflicts": list(verdict.conflicts),
+                "memory": reckoned[n].as_json() if n in reckoned else None,
             }
         )
     pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]

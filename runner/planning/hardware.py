@@ -1,0 +1,128 @@
+"""GPUs as values: what each has, and how long it may compute at a training.  Knows the shape of recipes/hardware.yaml, and reads nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..errors import NotFound, did_you_mean
+from .memory import Model, Training, trained_weights
+
+RESERVED: Final = 512 * 2**20
+"""Bytes of what nvidia-smi shows that cannot be counted on: the driver's own, a display's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of GPU.  `usable` is in bytes, `tflops` in 10¹² a second for 16 bits, `bandwidth` in 10⁹ bytes a second."""
+
+    name: str
+    memory: float  # on the box, 10⁹ bytes
+    usable: int
+    capability: float
+    tflops: float
+    bandwidth: float
+    names: tuple[str, ...]
+
+    @property
+    def bf16(self) -> bool:
+        return self.capability >= 8.0
+
+    @property
+    def fp8(self) -> bool:
+        return self.capability >= 8.9
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A diffusion training as it was seen: peak memory in 10⁹ bytes, and seconds of a step where they are known."""
+
+    family: str
+    method: str
+    precision: str
+    resolution: int
+    batch: int
+    rank: int
+    checkpointing: bool
+    gb: float
+    source: str
+    seconds: float | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What recipes/hardware.yaml says."""
+
+    gpus: tuple[Gpu, ...]
+    utilisation: tuple[float, float]
+    diffusion: tuple[Seen, ...]
+
+    def find(self, word: str) -> Gpu:
+        """The GPU that somebody names: by its name here, or as a driver reports it.  Raises NotFound."""
+        plain = _plain(word)
+        for gpu in self.gpus:
+            if plain in (_plain(gpu.name), *map(_plain, gpu.names)):
+                return gpu
+        names = [gpu.name for gpu in self.gpus]
+        raise NotFound(f'no figures for a GPU "{word}"', fix=did_you_mean(word.lower(), names) or f"known: {', '.join(names)}")
+
+    def of_memory(self, size: int) -> int:
+        """Bytes that can be used of a GPU of which only the size on the box is known: as of the known one of that size with the least, else 97 %."""
+        alike = [gpu.usable for gpu in self.gpus if abs(gpu.memory * 1e9 - size) <= 0.03 * size]
+        return min(alike, default=round(size * 0.97))
+
+
+def read(data: Mapping[str, Any]) -> Hardware:
+    """The content of recipes/hardware.yaml as values."""
+    gpus = tuple(
+        Gpu(name, item["memory"], item["reports"] * 2**20 - RESERVED, item["capability"], item["tflops"], item["bandwidth"], tuple(item["names"]))
+        for name, item in data["gpus"].items()
+    )
+    return Hardware(gpus, (data["utilisation"]["low"], data["utilisation"]["high"]), tuple(Seen(**item) for item in data["diffusion"]))
+
+
+def operations(model: Model, training: Training, tokens: float) -> float:
+    """Floating-point operations to learn from `tokens` tokens.
+
+    Two for each weight that a token meets forwards, as many back to the activations, as many for the gradients of those that learn (Kaplan et al.,
+    https://arxiv.org/abs/2001.08361, section 2.1), and the forward pass once more where activations are computed again.
+    """
+    # Of experts, a token meets those it is sent to; `intermediate` is what it goes through.
+    feed = (3 if model.gated else 2) * model.hidden * model.intermediate
+    attention = 2 * model.hidden * (model.attention + model.keys)
+    met = model.layers * (feed + attention) + model.vocabulary * model.hidden
+    learned = met if training.method == "full" else trained_weights(model, training)
+    return tokens * (2.0 * met * (3 if training.checkpointing else 2) + 2.0 * learned)
+
+
+def seconds(hardware: Hardware, gpu: Gpu, work: float, devices: int = 1) -> tuple[float, float]:
+    """How long `work` operations may take, least and most: a guess, from what such trainings reach of what a GPU could do."""
+    low, high = hardware.utilisation
+    each = gpu.tflops * 1e12 * devices
+    return work / (each * high), work / (each * low)
+
+
+def fitting(rows: Sequence[Seen], *, family: str, method: str, resolution: int, batch: int, rank: int, checkpointing: bool) -> Seen | None:
+    """The row of the table that asks for at least as much as this case, with the least memory, weights in 16 bits; None where there is none.
+
+    A LoRA's rank is a small part of the whole, so that one of up to four times the row's rank is taken for the same case.
+    """
+    bits = {"flux": ("bf16",), "sdxl": ("fp16", "bf16"), "sd": ("no", "fp16", "bf16")}[family]
+    found = [
+        row
+        for row in rows
+        if (row.family, row.method) == (family, method)
+        and row.precision in bits
+        and row.resolution >= resolution
+        and row.batch >= batch
+        and 4 * row.rank >= rank
+        and (checkpointing or not row.checkpointing)
+    ]
+    return min(found, key=lambda row: row.gb, default=None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"\bnvidia\b", "", name.lower()))

@@ -1,0 +1,126 @@
+"""What a recipe's inputs say of its training, by the names that inputs of the library have.  Knows names and what our trainers do, not files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .memory import Model, Training
+
+PAIRS: Final = ("dpo", "orpo", "reward")
+"""Recipes whose trainers put two sequences for each sample through the model together."""
+DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl", "stable-diffusion-v1": "sd", "sd1": "sd"}
+"""What the address of a diffusion model, or a recipe's name, has in it; and the family in recipes/hardware.yaml."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A training of a diffusion model, as the table of recipes/hardware.yaml is asked."""
+
+    family: str
+    method: str
+    resolution: int
+    batch: int
+    rank: int
+    checkpointing: bool
+
+
+def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int = 1, reward: Model | None = None) -> Training | None:
+    """A training of a language model, from the inputs of `recipe` (NAME@VERSION); None where they do not say how long a sequence is.
+
+    `max_length` tokens, or `max_prompt_length` and `max_completion_length`; `method` lora, qlora or full (without it, lora where there is a `rank`);
+    `micro_batch`, `rank`, `train_embeddings`, `checkpoint_activations`, `precision`.  `reward` is the reward model's shape.
+    """
+    name = recipe.partition("@")[0]
+    length = _whole(inputs, "max_length")
+    writes = _whole(inputs, "max_completion_length")
+    if writes is not None:
+        length = (_whole(inputs, "max_prompt_length") or 0) + writes
+    method = inputs.get("method", "lora" if inputs.get("rank") else "full")
+    if length is None or method not in ("full", "lora", "qlora"):
+        return None
+    full = method == "full"
+    pairs = name in PAIRS
+    drawn = (_whole(inputs, "global_batch") or 1) // max(1, devices) if writes is not None else 0
+    others = reward.parameters if reward is not None else 0
+    if full and (name == "dpo" or (writes is not None and inputs.get("beta", 1))):
+        others += model.parameters  # without an adapter to take off, the reference is a second model
+    return Training(
+        method=method,
+        length=length,
+        batch=_whole(inputs, "micro_batch") or 1,
+        pairs=pairs,
+        rank=_whole(inputs, "rank") or 16,
+        embeddings=bool(inputs.get("train_embeddings", False)),
+        master=full,
+        frozen=32 if inputs.get("precision") == "no" else 16,
+        checkpointing=bool(inputs.get("checkpoint_activations", True)),
+        # A reward model has one number for each sequence where others have a vocabulary.
+        logits="none" if name == "reward" else "logps" if pairs or writes is not None else "plain",
+        devices=devices,
+        others=others,
+        generating=max(drawn, 1) if writes is not None else 0,
+    )
+
+
+def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | None:
+    """A training of a diffusion model; None where neither the recipe nor its base is one that the table knows."""
+    names = f"{recipe.partition('@')[0]} {address}".lower()
+    family = next((family for word, family in DIFFUSION.items() if word in names), None)
+    resolution = _whole(inputs, "resolution")
+    if family is None or resolution is None:
+        return None
+    rank = _whole(inputs, "rank") or 0
+    return Picture(
+        family, "lora" if rank else "full", resolution, _whole(inputs, "micro_batch") or 1, rank, bool(inputs.get("checkpoint_activations", True))
+    )
+
+
+def tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
+    """Tokens that go through the model in the whole training, at the most; None where the inputs do not say how many steps there are."""
+    steps, batch = _whole(inputs, "max_steps"), _whole(inputs, "global_batch")
+    if steps is None or batch is None:
+        return None
+    return float(steps) * batch * training.length * (2 if training.pairs else 1)
+
+
+def smaller(inputs: Mapping[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """What can be given up to need less memory, mildest first: inputs to set, and what that costs.  Each comes on top of those before it."""
+    found: list[tuple[dict[str, Any], str]] = []
+    batch = _whole(inputs, "micro_batch")
+    while batch is not None and batch > 1:
+        batch //= 2
+        found.append(({"micro_batch": batch}, "fewer samples at once: the same training, slower"))
+    if inputs.get("checkpoint_activations") is False:
+        found.append(({"checkpoint_activations": True}, "activations are computed again: the same training, a third slower"))
+    for name in ("max_length", "max_completion_length"):
+        length = _whole(inputs, name)
+        while length is not None and length > 512:
+            length //= 2
+            found.append(({name: length}, "longer text is cut"))
+    resolution = _whole(inputs, "resolution")
+    if resolution is not None and resolution > 512:
+        found.append(({"resolution": 512}, "less detail"))
+    if inputs.get("train_embeddings") is True:
+        found.append(({"train_embeddings": False}, "embeddings stay as they are"))
+    if inputs.get("method") == "full":
+        found.append(({"method": "lora"}, "an adapter learns instead of every weight"))
+    rank = _whole(inputs, "rank")
+    while rank is not None and rank > 8 and inputs.get("method") != "full":
+        rank //= 2
+        found.append(({"rank": rank}, "a smaller adapter"))
+    return found
+
+
+def larger(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Greater micro batches that share `global_batch` evenly, largest first: the same training, faster."""
+    batch, whole = _whole(inputs, "micro_batch"), _whole(inputs, "global_batch")
+    if batch is None or whole is None:
+        return []
+    return [{"micro_batch": size} for size in range(whole, batch, -1) if whole % size == 0]
+
+
+def _whole(inputs: Mapping[str, Any], name: str) -> int | None:
+    value = inputs.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
