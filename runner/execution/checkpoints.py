@@ -23,6 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ..digest import of_value
 from ..storage.artifacts import delete
 from .formats import flaw, sharded
 from .layouts import ENGINE, TEMPORARY, layout, shape, step_of
@@ -77,6 +78,23 @@ class Newest:
             return f"NO CHECKPOINT CAN BE USED, starting over: {said}{more}" if self.passed else ""
         at = f" (step {self.step})" if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name) else ""
         return f"goes on from {self.name}{at}" + (f"; {said}{more}" if said else "")
+
+
+def key(detail: Mapping[str, Any], world: Sequence[Any], id: str) -> str:
+    """The state key of a step, whose `world` is what its key was made from: the name of its folder below `states/`."""
+    author, continues = detail["author"], detail["continues"]
+    kept = {**author, "reads": {k: v for k, v in author["reads"].items() if k.removeprefix("inputs.") not in continues}}
+    return of_value("state/1", [kept, sorted(world, key=str), id if not author["outputs"] else ""])[:32]
+
+
+def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The newest generation of a state, and the `continues` values that its checkpoints were made under; None where there is none."""
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    if not numbers:
+        return None
+    newest = root / str(max(numbers))
+    values: Mapping[str, Any] = _made_under(newest)["continues"]
+    return newest, values
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:

@@ -604,12 +604,11 @@ class Executor:
         from . import checkpoints
 
         continues = detail["continues"]
-        author = {**detail["author"], "reads": {k: v for k, v in detail["author"]["reads"].items() if k.removeprefix("inputs.") not in continues}}
-        key = of_value("state/1", [author, sorted(world, key=str), node.id if not detail["author"]["outputs"] else ""])
-        lock = self.ws.locks.try_hold(f"state-{key[:32]}")
+        key = checkpoints.key(detail, world, node.id)
+        lock = self.ws.locks.try_hold(f"state-{key}")
         if lock is None:
             return None, None
-        root = self.ws.home / "states" / key[:32]
+        root = self.ws.home / "states" / key
         holder = checkpoints.holder(root)
         if holder and not holder.startswith((own or "-")[:24]) and (there := self.left.site_of(holder)) and await self.left.goes_on(holder):
             # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.

@@ -32,6 +32,7 @@ ROWS: Final = 200
 """Rows of the data that are looked at."""
 _LARGE: Final = 1 << 20  # bytes of a program or a configuration that is read
 _PATIENCE: Final = 5.0  # seconds for an answer of the Hub
+_HERE: Final = ("local", "loopback")  # drivers whose host is this machine
 _CONFIGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
@@ -227,7 +228,7 @@ class _Looks:
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         self._python: Facts | None = None
-        here = partial(_here, ws) if driver == "local" and host is None else None
+        here = partial(_here, ws) if driver in _HERE and host is None else None
         self._host = Facts(host or {}, preflight.NEEDS["host"], here)
 
     def of(self, n: int) -> tuple[dict[str, object], bool]:
@@ -265,7 +266,7 @@ class _Looks:
         }
         facts["gpu"] = Facts({}, preflight.NEEDS["gpu"], partial(_gpu, step, self._host))
         facts["data"] = self._data_of(settings, facts["model"])
-        facts["memory"] = Facts({}, preflight.NEEDS["memory"], partial(_memory, facts))
+        facts["memory"] = Facts({}, preflight.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts))
         return facts, trains
 
     def _takes(self, prefix: str) -> dict[str, str]:
@@ -316,7 +317,7 @@ class _Looks:
                 "secrets": sorted(given),
                 "image": detail["image"],
                 "git": [each for each in detail["git"]],
-                "remote": self._driver not in ("local", "loopback"),
+                "remote": self._driver not in _HERE,
                 "config_sections": sections,
                 "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
                 "config_faults": list(broken),
@@ -383,29 +384,52 @@ class _Looks:
         node = self._found.plan.nodes[n]
         needs = preflight.NEEDS["environment"]
         if node.lock and not self._current_python:
-            return Facts({}, gather=partial(_locked, Path(self._found.plan.homes[node.home]) / node.lock))
+            path = Path(self._found.plan.homes[node.home]) / node.lock
+            return Facts({}, gather=partial(_locked, path)) if path.is_file() else Facts({}, needs)
         if self._found.plan.details()[n]["image"]:
             return Facts({}, needs)
-        if self._driver == "local":
+        if self._driver in _HERE:
             if self._python is None:
                 self._python = Facts({}, gather=_installed)
             return self._python
         return Facts({}, needs)
 
     def _kept(self, n: int) -> dict[str, object]:
-        """What the last attempt of this step left here."""
-        node = self._found.plan.nodes[n]
-        row = self._ws.store.latest_attempts(self._found.plan.recipe, [node.id]).get(node.id)
-        nothing: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "numpy", "said"))
-        if row is None:
-            return nothing
-        if row.outcome not in ("done", ""):
-            log = self._ws.home / "runs" / row.run / f"{node.id}.log"
-            if log.is_file():
-                with log.open("rb") as file:
-                    file.seek(max(0, log.stat().st_size - 8192))
-                    nothing["said"] = file.read().decode(errors="replace")
-        return nothing
+        """What earlier attempts of this step left here: the state that it would go on from, and what the last one said if it failed."""
+        from ..planning.judge import world_of
+        from . import checkpoints
+
+        plan = self._found.plan
+        node, detail = plan.nodes[n], plan.details()[n]
+        kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "numpy", "said"))
+        row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
+        if row is not None and row.outcome not in ("done", ""):
+            kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id}.log")
+        if not detail["state"] or any(need not in self._found.made for need in plan.needs(n)):
+            return kept
+        world, _ = world_of(node, self._found.facts, self._found.made)
+        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(detail, world, node.id))
+        if found is None:
+            return kept
+        generation, values = found
+        name, _, pattern, *_ = detail["state"][0]
+        names = checkpoints.newest_first(generation / name, pattern)
+        if not names:
+            return kept
+        kept |= {"newest": names[0], "max_steps": values.get("max_steps")}
+        for each, verdict in checkpoints.judged(generation / name, pattern):
+            if verdict.ok:
+                return kept | {"checkpoint": each, "processes": verdict.world}
+        return kept
+
+
+def _tail(log: Path) -> str | None:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8192))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None
 
 
 def _scope(detail: Mapping[str, Any], id: str) -> dict[str, Any]:
@@ -667,7 +691,7 @@ def _ask_hub(name: str) -> dict[str, object]:
         return {}
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     except ImportError:
         return {}
     api: Any = HfApi()
@@ -677,7 +701,7 @@ def _ask_hub(name: str) -> dict[str, object]:
         return {"exists": True, "gated": True, "access": "refused" if _has_token() else "no token"}
     except RepositoryNotFoundError:
         return {"exists": False}
-    except (HfHubHTTPError, OSError, ValueError, RuntimeError):
+    except Exception:  # its HTTP client has its own ways to say that there is no network
         return {}
     found: dict[str, object] = {"exists": True, "gated": bool(info.gated), "access": "granted"}
     sizes = [each.size for each in info.siblings or () if each.size and each.rfilename.endswith((".safetensors", ".bin"))]
@@ -688,7 +712,7 @@ def _ask_hub(name: str) -> dict[str, object]:
             api.auth_check(name)
         except GatedRepoError:
             found["access"] = "refused" if _has_token() else "no token"
-        except (HfHubHTTPError, OSError, ValueError, RuntimeError):
+        except Exception:  # as above: not known
             del found["access"]
     return found
 
@@ -702,11 +726,10 @@ def _has_token() -> bool:
 def _fetched(name: str, file: str) -> bytes | None:
     """A small file of a model of the Hub, by way of its cache."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return _bytes(Path(hf_hub_download(name, file, etag_timeout=_PATIENCE)))
-    except (HfHubHTTPError, OSError, ValueError, RuntimeError):
+    except Exception:  # not there, or not to be had: the fact is unknown
         return None
 
 
@@ -738,6 +761,8 @@ def data_facts(path: Path, limit: int | None, model: Path | None) -> dict[str, o
     columns = list(dict.fromkeys(key for row in rows for key in row))
     talk = any(isinstance(row.get(name), list) for row in rows for name in ("messages", "conversations", "prompt", "chosen"))
     found |= {"rows": len(rows), "sampled": len(rows), "columns": columns, "conversational": talk}
+    if all("text" in row for row in rows):
+        return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
     lengths = _lengths(rows, model) if limit else None
     if lengths is not None and limit:
         found["longest"] = max(lengths, default=0)
@@ -774,9 +799,8 @@ def _rows(file: Path, most: int) -> list[dict[str, Any]]:
 
 
 def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
-    """Tokens of each row that is not plain text, which trainers cut in pieces; None where they cannot be counted here."""
-    rows = [row for row in rows if "text" not in row]
-    if not rows or model is None or not (model / "tokenizer.json").is_file():
+    """Tokens of each row; None where they cannot be counted here."""
+    if model is None or not (model / "tokenizer.json").is_file():
         return None
     try:
         from tokenizers import Tokenizer
@@ -911,34 +935,46 @@ def _gpu(step: Facts, host: Facts) -> dict[str, object]:
         pass
     if isinstance(wanted := step["gpu"], str):
         found["name"] = wanted
-        if (capability := capability_of(wanted)) is not None:
-            found["capability"] = capability
+        if (kind := _kind(wanted)) is not None:
+            found["capability"] = kind.capability
     if step["gpu_memory"] is not None:
         found["memory"] = step["gpu_memory"]
     return found
 
 
-_CAPABILITIES: Final = (
-    (r"\b(B100|B200|GB200)\b", 10.0),
-    (r"\bB300\b", 10.3),
-    (r"RTX\s*(50\d0|PRO\s*[2-6]\d00)", 12.0),
-    (r"\b(H100|H200|H800|GH200)\b", 9.0),
-    (r"\b(L4|L40S?|RTX\s*40\d0|RTX\s*[46]000\s*Ada)\b", 8.9),
-    (r"\b(A100|A30|A800)\b", 8.0),
-    (r"\b(A10G?|A16|A40|A2|A[2456]000|RTX\s*30\d0)\b", 8.6),
-    (r"\b(T4|RTX\s*20\d0|TITAN RTX)\b", 7.5),
-    (r"\bV100\b", 7.0),
-    (r"\b(P100)\b", 6.0),
-    (r"\b(P40|P4|GTX\s*10\d0)\b", 6.1),
-)
-"""Compute capabilities, from https://developer.nvidia.com/cuda-gpus."""
+def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> dict[str, object]:
+    """What is reckoned that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
+    from . import reckoning
+
+    gpu = None
+    try:
+        if facts["host"]["gpus"]:
+            gpu = _kind(facts["host"]["gpu"])
+    except Unknown:
+        pass
+    reckoned = reckoning.of_step(ws, found.plan, n, gpu=gpu)
+    if reckoned is None:
+        return {"verdict": None}  # it takes no GPU
+    if reckoned.found is None:
+        raise Unknown(f"the memory that it takes: {reckoned.unknown}")
+    if reckoned.usable is None:
+        raise Unknown("the memory of the GPU: say gpu_memory or gpu in its resources")
+    return {
+        "verdict": reckoned.verdict,
+        "low": round(reckoned.found.low / GB, 1),
+        "high": round(reckoned.found.high / GB, 1),
+        "usable": round(reckoned.usable / GB, 1),
+        "gpu": reckoned.gpu,
+        "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in reckoning.largest(reckoned.found)),
+    }
 
 
-def capability_of(name: str) -> float | None:
-    """The compute capability of a GPU by its name; None for one that is not known."""
-    return next((value for pattern, value in _CAPABILITIES if re.search(pattern, name, re.IGNORECASE)), None)
+def _kind(name: object) -> Any:
+    """The GPU of that name as recipes/hardware.yaml has it; None for one that it has not."""
+    from ..errors import NotFound
+    from . import reckoning
 
-
-def _memory(facts: Mapping[str, Any]) -> dict[str, object]:
-    """What the estimator says of this step on that GPU.  Nothing where it does not know."""
-    return {}
+    try:
+        return reckoning.figures().find(str(name))
+    except NotFound:
+        return None

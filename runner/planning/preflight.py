@@ -211,7 +211,9 @@ def _finding(rule: Rule, scope: Mapping[str, object], step: str) -> Finding:
     fix = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
     names = [*rule.fix.get("settings", {})]
     for text in (rule.when, *("{{ " + name + " }}" for name in rule.given)):
-        names += [each.path[1] for each in references(text) if each.path[0] == "settings" and len(each.path) > 1]
+        read = references(text)
+        names += [each.path[1] for each in read if each.path[0] == "settings" and len(each.path) > 1]
+        names += [setting for each in read for space, setting in (("model", "base"), ("data", "dataset")) if each.path[0] == space]
     settings = scope.get("settings")
     places = {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
     origins = {name: place for name, place in places.items() if place is not None}

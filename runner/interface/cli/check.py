@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     with Workspace.open(args.workspace, read_only=False) as ws:
+        ws.share(args.store)
         host = _host(ws, args)
         found, verdict = _asked(ws, request, args, host)
         _print(found, verdict, args)
