@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_model import part, scheduler_of, tokenizer_of, vae_of
+from image_model import part, scheduler_of, tokenizer_of
 
 # All linear layers of the blocks, image side and text side; embeddings, norms and the first and last layer stay as they are.
 TARGETS = (
@@ -27,15 +27,15 @@ Tensors = Mapping[str, torch.Tensor]
 class TextEncoder:
     """Captions to what the transformer reads: `prompt` (T, 4096) by T5 and `pooled` (768) by CLIP, for Flux's own encoders."""
 
-    def __init__(self, base: Path, init: str, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, base: Path, init: str, dtype: torch.dtype, device: torch.device) -> None:
         from diffusers import FluxPipeline
         from transformers import CLIPTextModel, T5EncoderModel
 
         # The pipeline's own words about how text is read: what is learned from and what is drawn from are the same numbers.
         self._pipeline = FluxPipeline(
             scheduler=None, vae=None, transformer=None,
-            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, seed, dtype).to(device),
-            text_encoder_2=part(T5EncoderModel, base / "text_encoder_2", "text_encoder_2", init, seed, dtype).to(device),
+            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, dtype).to(device),
+            text_encoder_2=part(T5EncoderModel, base / "text_encoder_2", "text_encoder_2", init, dtype).to(device),
             tokenizer=tokenizer_of(base / "tokenizer"), tokenizer_2=tokenizer_of(base / "tokenizer_2"),
         )  # fmt: skip
         self._device = device
@@ -50,10 +50,10 @@ class TextEncoder:
         return {"prompt": prompt[0], "pooled": pooled[0]}
 
 
-def denoiser(base: Path, init: str, seed: int, dtype: torch.dtype) -> Any:
+def denoiser(base: Path, init: str, dtype: torch.dtype) -> Any:
     from diffusers import FluxTransformer2DModel
 
-    return part(FluxTransformer2DModel, base / "transformer", "denoiser", init, seed, dtype)
+    return part(FluxTransformer2DModel, base / "transformer", "denoiser", init, dtype)
 
 
 class Objective:
@@ -66,7 +66,10 @@ class Objective:
         self._timesteps = timesteps
 
     def noised(self, latent: torch.Tensor, at: float | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-        """A noised latent, what is to be predicted for it, its t in (0, 1), and its weight in the loss.  `at`: this t, instead of one that is drawn."""
+        """A noised latent, what is to be predicted for it, its t in (0, 1), and its weight in the loss.
+
+        `at`: this t, instead of one that is drawn.
+        """
         if at is not None:
             t = torch.tensor(at)
         elif self._timesteps == "uniform":
@@ -96,19 +99,31 @@ def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, gu
         txt_ids=torch.zeros(text["prompt"].shape[1], 3, device=where, dtype=dtype),
         return_dict=False,
     )[0]
-    return said.float().view(batch, height // 2, width // 2, channels, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
+    return _unpatched(said.float(), height, width)
 
 
-def pipeline(base: Path, vae: Path, init: str, seed: int, dtype: torch.dtype, vae_dtype: torch.dtype) -> Any:
-    """What draws, without its text encoders: it is given embeddings."""
+def pipeline(base: Path, init: str, dtype: torch.dtype, objective: str) -> Any:
+    """What draws, without text encoders and autoencoder: it is given embeddings and gives latents."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
     return FluxPipeline(
-        scheduler=scheduler_of(FlowMatchEulerDiscreteScheduler, base), vae=vae_of(vae, init, seed, vae_dtype),
-        transformer=denoiser(base, init, seed, dtype), text_encoder=None, tokenizer=None, text_encoder_2=None, tokenizer_2=None,
+        scheduler=scheduler_of(FlowMatchEulerDiscreteScheduler, base), transformer=denoiser(base, init, dtype), vae=None, text_encoder=None,
+        tokenizer=None, text_encoder_2=None, tokenizer_2=None,
     )  # fmt: skip
 
 
-def arguments(text: Tensors, guidance: float) -> dict[str, Any]:
-    """What a pipeline of this kind is called with for one image."""
-    return {"prompt_embeds": text["prompt"][None], "pooled_prompt_embeds": text["pooled"][None], "guidance_scale": guidance}
+def drawn(pipeline: Any, text: Tensors, guidance: float, steps: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """The latent (C, size / 8, size / 8) of one image, 32 bits, that begins with the generator's noise."""
+    patches = pipeline(
+        prompt_embeds=text["prompt"][None], pooled_prompt_embeds=text["pooled"][None], guidance_scale=guidance, num_inference_steps=steps,
+        height=size,
+        width=size, generator=generator, output_type="latent",
+    ).images  # fmt: skip
+    return _unpatched(patches.float(), size // 8, size // 8)[0]
+
+
+def _unpatched(patches: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """(B, height / 2 · width / 2, 4 C) as latents (B, C, height, width)."""
+    batch, _, numbers = patches.shape
+    cut = patches.view(batch, height // 2, width // 2, numbers // 4, 2, 2)
+    return cut.permute(0, 3, 1, 4, 2, 5).reshape(batch, numbers // 4, height, width)

@@ -1,7 +1,7 @@
 """Step `latents`: put every prepared image through the autoencoder, once.  Knows pixels, not captions: a caption that is edited changes nothing here.
 
-One file for each image, `<id>.safetensors` with `latent` (channels, height / 8, width / 8), 32 bits, shifted and scaled as the denoiser wants it.  It is
-the mode of the encoder's distribution, so that the same image has the same latent whenever and in whatever company it is encoded.
+One file for each image, `<id>.safetensors` with `latent` (channels, height / 8, width / 8), 32 bits, shifted and scaled as the denoiser wants it.  It
+is the mode of the encoder's distribution, so that the same image has the same latent whenever and in whatever company it is encoded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from image_model import DTYPES, INITS, device, quiet, vae_of
+from image_model import DTYPES, INITS, device, encoded, quiet, vae_of
 from precision import ASKED, chosen
 from safetensors.torch import save_file
 
@@ -21,7 +21,6 @@ def main() -> None:
     for name in ("images", "vae", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--init", choices=INITS, required=True)
-    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--precision", choices=ASKED, required=True, help="of the autoencoder")
     options = parser.parse_args()
 
@@ -30,14 +29,14 @@ def main() -> None:
     # Two runs are equal, on a GPU too.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
-    vae = vae_of(options.vae, options.init, options.seed, DTYPES[precision]).to(where)
+    vae = vae_of(options.vae, options.init, DTYPES[precision]).to(where)
     options.out.mkdir(parents=True, exist_ok=True)
     files = sorted(options.images.glob("*.png"))
     for file in files:
         latent = encoded(vae, pixels(file).to(where, DTYPES[precision]))
         if not latent.isfinite().all():
-            sys.exit(f"latents: {file.name}: the autoencoder gives numbers that are none in precision {precision}. SDXL's own is known for it in fp16: "
-                 "take vae=madebyollin/sdxl-vae-fp16-fix, or vae_precision=no")  # fmt: skip
+            sys.exit(f"latents: {file.name}: the autoencoder gives numbers that are none in precision {precision}; SDXL's own does in fp16. "
+                     "Take vae=madebyollin/sdxl-vae-fp16-fix, or vae_precision=no")  # fmt: skip
         save_file({"latent": latent.contiguous()}, options.out / f"{file.stem}.safetensors")
     print(f"latents: {len(files)} images on {where.type}, precision {precision}, {sum(f.stat().st_size for f in options.out.iterdir()) / 1e6:.1f} MB")
 
@@ -50,13 +49,6 @@ def pixels(file: Path) -> torch.Tensor:
     with Image.open(file) as image:
         read = np.array(image.convert("RGB"))
     return torch.from_numpy(read).permute(2, 0, 1)[None].float() / 127.5 - 1
-
-
-def encoded(vae: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-    """The latent of one image (1, 3, height, width): (channels, height / 8, width / 8), on the CPU."""
-    with torch.no_grad():
-        mode = vae.encode(image).latent_dist.mode()[0].float()
-    return ((mode - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor).cpu()
 
 
 if __name__ == "__main__":

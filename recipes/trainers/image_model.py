@@ -1,7 +1,7 @@
 """The parts of a text-to-image model from a folder as diffusers lays it out, and a prepared set of images.  Does not know any one kind of model.
 
-What differs between kinds is in a module each, image_flux.py and image_sdxl.py, which have the same names: TARGETS, text_encoder, denoiser, Objective,
-predict, pipeline, draw_image, SPACE.
+What differs between kinds is in a module each, image_flux.py and image_sdxl.py, which have the same names: TARGETS, PREFIX, ARCHITECTURE, OBJECTIVES,
+TextEncoder, denoiser, Objective, predict, pipeline, drawn.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def rows(manifest: Path) -> list[Row]:
     return [Row(row["id"], row["caption"], row["width"], row["height"], row["held_out"]) for row in read]
 
 
-def part(kind: Any, folder: Path, name: str, init: str, seed: int, dtype: torch.dtype) -> Any:
-    """A part of the model, a class of diffusers or transformers: with its own weights, or, where `init` is random, with weights drawn from the seed.
+def part(kind: Any, folder: Path, name: str, init: str, dtype: torch.dtype) -> Any:
+    """A part of the model, a class of diffusers or transformers: with its own weights, or, where `init` is random, with weights drawn from its name.
 
     Comes in `dtype`, on the CPU, not to be trained.  Ends with a message where the folder holds no such part.
     """
@@ -68,7 +68,7 @@ def part(kind: Any, folder: Path, name: str, init: str, seed: int, dtype: torch.
         sys.exit(f"base: {folder.parent} is no model folder as diffusers lays it out: it has no {folder.name}/config.json")
     if init == "random":
         # The name and not the order: each program loads only the parts that it needs, and they have to be the same in all of them.
-        draw("init", seed, name)
+        draw("init", name)
         if hasattr(kind, "load_config"):
             model = kind.from_config(kind.load_config(folder))
         else:
@@ -80,11 +80,26 @@ def part(kind: Any, folder: Path, name: str, init: str, seed: int, dtype: torch.
     return kind.from_pretrained(folder, local_files_only=True, **words).eval().requires_grad_(False)
 
 
-def vae_of(folder: Path, init: str, seed: int, dtype: torch.dtype) -> Any:
+def vae_of(folder: Path, init: str, dtype: torch.dtype) -> Any:
     """The autoencoder: images in [-1, 1], (batch, 3, height, width), to and from latents, (batch, channels, height / 8, width / 8) for most."""
     from diffusers import AutoencoderKL
 
-    return part(AutoencoderKL, folder, "vae", init, seed, dtype)
+    return part(AutoencoderKL, folder, "vae", init, dtype)
+
+
+def encoded(vae: Any, image: torch.Tensor) -> torch.Tensor:
+    """The latent of one image (1, 3, height, width): (channels, height / 8, width / 8), 32 bits, on the CPU."""
+    with torch.no_grad():
+        mode = vae.encode(image).latent_dist.mode()[0].float()
+    return ((mode - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor).cpu()
+
+
+def decoded(vae: Any, latent: torch.Tensor) -> torch.Tensor:
+    """The image of such a latent: (height, width, 3), whole numbers 0 to 255."""
+    with torch.no_grad():
+        raw = latent[None].to(vae.device) / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        image = vae.decode(raw.to(vae.dtype)).sample[0].float()
+    return ((image.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).cpu()
 
 
 def scheduler_of(kind: Any, base: Path) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_model import part, scheduler_of, tokenizer_of, vae_of
+from image_model import part, scheduler_of, tokenizer_of
 
 # The linear layers of attention and feed-forward of each transformer block; the convolutions stay as they are.
 TARGETS = r".*\.transformer_blocks\.\d+\.(attn[12]\.(to_q|to_k|to_v|to_out\.0)|ff\.net\.(0\.proj|2))"
@@ -24,15 +24,15 @@ Tensors = Mapping[str, torch.Tensor]
 class TextEncoder:
     """Captions to what the UNet reads: `prompt` (77, 768 + 1280) by both CLIPs and `pooled` (1280) by the larger, for SDXL's own encoders."""
 
-    def __init__(self, base: Path, init: str, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, base: Path, init: str, dtype: torch.dtype, device: torch.device) -> None:
         from diffusers import StableDiffusionXLPipeline
         from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
         # The pipeline's own words about how text is read: what is learned from and what is drawn from are the same numbers.
         self._pipeline = StableDiffusionXLPipeline(
             scheduler=None, vae=None, unet=None, add_watermarker=False,
-            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, seed, dtype).to(device),
-            text_encoder_2=part(CLIPTextModelWithProjection, base / "text_encoder_2", "text_encoder_2", init, seed, dtype).to(device),
+            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, dtype).to(device),
+            text_encoder_2=part(CLIPTextModelWithProjection, base / "text_encoder_2", "text_encoder_2", init, dtype).to(device),
             tokenizer=tokenizer_of(base / "tokenizer"), tokenizer_2=tokenizer_of(base / "tokenizer_2"),
         )  # fmt: skip
         self._device = device
@@ -46,10 +46,10 @@ class TextEncoder:
         return {"prompt": prompt[0], "pooled": pooled[0]}
 
 
-def denoiser(base: Path, init: str, seed: int, dtype: torch.dtype) -> Any:
+def denoiser(base: Path, init: str, dtype: torch.dtype) -> Any:
     from diffusers import UNet2DConditionModel
 
-    return part(UNet2DConditionModel, base / "unet", "denoiser", init, seed, dtype)
+    return part(UNet2DConditionModel, base / "unet", "denoiser", init, dtype)
 
 
 class Objective:
@@ -88,7 +88,7 @@ def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, gu
     """What the model says for noised latents (B, 4, h, w) at steps (B,), with text tensors that have B first.  The same shape, 32 bits."""
     batch, _, height, width = noised.shape
     dtype = model.dtype
-    # Size of the original, corner of the crop, size that is aimed at (Podell et al. 2023, arXiv 2307.01952, section 2.2): images come cut to their size.
+    # Size of the original, corner of the crop, size that is aimed at (Podell et al. 2023, arXiv 2307.01952, section 2.2).  Images come cut.
     pixels = (height * 8, width * 8)
     sizes = torch.tensor([(*pixels, 0, 0, *pixels)] * batch, device=noised.device, dtype=dtype)
     said = model(
@@ -98,22 +98,28 @@ def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, gu
     return said.float()  # type: ignore[no-any-return]
 
 
-def pipeline(base: Path, vae: Path, init: str, seed: int, dtype: torch.dtype, vae_dtype: torch.dtype, prediction: str) -> Any:
-    """What draws, without its text encoders: it is given embeddings."""
+def pipeline(base: Path, init: str, dtype: torch.dtype, objective: str) -> Any:
+    """What draws, without text encoders and autoencoder: it is given embeddings and gives latents."""
     from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
     scheduler = scheduler_of(EulerDiscreteScheduler, base)
-    scheduler.register_to_config(prediction_type="epsilon" if prediction == "epsilon" else "v_prediction")
+    scheduler.register_to_config(prediction_type="epsilon" if objective == "epsilon" else "v_prediction")
     return StableDiffusionXLPipeline(
-        scheduler=scheduler, vae=vae_of(vae, init, seed, vae_dtype), unet=denoiser(base, init, seed, dtype), text_encoder=None, tokenizer=None,
-        text_encoder_2=None, tokenizer_2=None, add_watermarker=False,
+        scheduler=scheduler, unet=denoiser(base, init, dtype), vae=None, text_encoder=None, tokenizer=None, text_encoder_2=None,
+        tokenizer_2=None,
+        add_watermarker=False,
     )  # fmt: skip
 
 
-def arguments(text: Tensors, guidance: float) -> dict[str, Any]:
-    """What a pipeline of this kind is called with for one image.  Away from zeros, as SDXL was trained for (`force_zeros_for_empty_prompt`)."""
+def drawn(pipeline: Any, text: Tensors, guidance: float, steps: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """The latent (4, size / 8, size / 8) of one image, 32 bits, that begins with the generator's noise.
+
+    It is drawn away from zeros, as SDXL was trained to be (`force_zeros_for_empty_prompt`).
+    """
     prompt, pooled = text["prompt"][None], text["pooled"][None]
-    return {
-        "prompt_embeds": prompt, "pooled_prompt_embeds": pooled, "negative_prompt_embeds": torch.zeros_like(prompt),
-        "negative_pooled_prompt_embeds": torch.zeros_like(pooled), "guidance_scale": guidance,
-    }  # fmt: skip
+    latents = pipeline(
+        prompt_embeds=prompt, pooled_prompt_embeds=pooled, negative_prompt_embeds=torch.zeros_like(prompt),
+        negative_pooled_prompt_embeds=torch.zeros_like(pooled), guidance_scale=guidance, num_inference_steps=steps, height=size, width=size,
+        generator=generator, output_type="latent",
+    ).images  # fmt: skip
+    return latents[0].float()  # type: ignore[no-any-return]

@@ -26,7 +26,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--prompts", type=json.loads, help="a JSON list: embed these and not the captions; empty: the first captions")
     parser.add_argument("--init", choices=INITS, required=True)
-    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--precision", choices=ASKED, required=True)
     options = parser.parse_args()
 
@@ -35,7 +34,7 @@ def main() -> None:
         texts = list(dict.fromkeys(options.prompts or texts[:SAMPLES]))
     where, precision = device(), chosen(options.precision)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    encoder = family(options.family).TextEncoder(options.base, options.init, options.seed, DTYPES[precision], where)
+    encoder = family(options.family).TextEncoder(options.base, options.init, DTYPES[precision], where)
     options.out.mkdir(parents=True, exist_ok=True)
     for text in texts:
         with torch.no_grad():

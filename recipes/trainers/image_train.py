@@ -1,8 +1,9 @@
 """Step `train` of flux-lora and sdxl-lora: learn a LoRA adapter from latents and text embeddings, one optimizer step after another.
 
-What is trained depends on the settings and the global batch, not on how many processes share it: each image of a step draws its noise and its time from
-the seed, the step and its place in the batch.  A training that was killed and resumed ends in the same bits as one that was not: gradients are added up
-in one flat buffer and not by DistributedDataParallel, whose buckets are laid out anew after its first step.  Knows latents, not pixels and not words.
+What is trained depends on the settings and the global batch, not on how many processes share it: each image of a step draws its noise and its time
+from the seed, the step and its place in the batch.  A training that was killed and resumed ends in the same bits as one that was not: gradients are
+added up in one flat buffer and not by DistributedDataParallel, whose buckets are laid out anew after its first step.  Knows latents and embeddings,
+not pixels and words.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Training:
         self._family = family(options.family)
         arithmetic = accelerator.mixed_precision
         self._stored = DTYPES[arithmetic]
-        self.model = self._family.denoiser(options.base, options.init, options.seed, DTYPES[arithmetic])
+        self.model = self._family.denoiser(options.base, options.init, DTYPES[arithmetic])
         self._objective = self._family.Objective(options.base, options.objective, options.min_snr_gamma)
         # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
         draw("adapter", options.seed)
@@ -167,7 +168,7 @@ class Training:
              f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}")  # fmt: skip
 
     def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool) -> tuple[float, float, bool]:
-        """One optimizer step over `chosen` images, shared among the processes.  Loss, norm of the gradient, and whether any process was asked to stop."""
+        """One optimizer step over `chosen` images, shared among the processes.  Its loss, its gradient's norm, and whether to stop."""
         world, me = self._accelerator.num_processes, self._accelerator.process_index
         summed = torch.zeros((), device=self._accelerator.device)
         for batch in self._batches(images, chosen, me, world):
@@ -281,7 +282,7 @@ class Training:
     def export(self, file: Path) -> None:
         """Write the adapter as `load_lora_weights` reads it, in the precision of the training, in bytes that depend on the training only.
 
-        alpha / rank is multiplied into the second matrix: readers that find no alpha, and most look for it in a place of their own, take it for the rank.
+        alpha / rank is multiplied into the second matrix: readers look for alpha in different places, and take it for the rank where it is not.
         """
         scale = self._options.alpha / self._options.rank
         found = {}

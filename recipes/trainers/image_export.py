@@ -1,0 +1,86 @@
+"""Step `export`: make the folder that people load, an adapter that says where it comes from.  Knows the form of safetensors, not what is in it.
+
+model/pytorch_lora_weights.safetensors    what `pipeline.load_lora_weights("model")` reads, with metadata in its header
+model/README.md                           the same for people, as the Hub shows it
+model/samples.png                         what it draws
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+FORMAT = "1.0.1"  # of modelspec, which programs that draw read
+NAME = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("adapter", "manifest", "report", "sheet", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("recipe", "key", "architecture", "trigger"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--settings", type=Path, required=True, help="a JSON object of what it was trained with")
+    options = parser.parse_args()
+    options.settings = json.loads(options.settings.read_text())
+
+    data = hashlib.sha256(options.manifest.read_bytes()).hexdigest()
+    rows = [json.loads(line) for line in options.manifest.read_text().splitlines()]
+    report = json.loads(options.report.read_text())
+    metadata = {
+        "format": "pt",
+        "recipe": options.recipe,
+        "recipe.key": options.key,
+        "recipe.data": data,
+        "recipe.settings": json.dumps(options.settings, sort_keys=True),
+        "recipe.report": json.dumps(report, sort_keys=True),
+        "modelspec.sai_model_spec": FORMAT,
+        "modelspec.architecture": options.architecture,
+        "modelspec.implementation": "diffusers",
+        "modelspec.title": options.trigger or options.recipe,
+        "modelspec.trigger_phrase": options.trigger,
+        "modelspec.resolution": "x".join([str(options.settings["resolution"])] * 2),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    size = described(options.adapter, options.out / NAME, metadata)
+    shutil.copyfile(options.sheet, options.out / "samples.png")
+    (options.out / "README.md").write_text(_card(options, report, len(rows), data))
+    print(f"export: an adapter of {size / 1e6:.2f} MB in {options.out / NAME}")
+
+
+def described(source: Path, target: Path, metadata: dict[str, str]) -> int:
+    """Copy a safetensors file, with this metadata and no other.  Returns its size, bytes, which are a function of what is given.
+
+    8 bytes of length, that many of JSON padded with spaces to a multiple of 8, the data (https://github.com/huggingface/safetensors, "Format").  The
+    library itself writes metadata in another order each time.
+    """
+    with source.open("rb") as read, target.open("wb") as write:
+        header = json.loads(read.read(int.from_bytes(read.read(8), "little")))
+        text = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        write.write(len(text).to_bytes(8, "little") + text)
+        shutil.copyfileobj(read, write)
+    return target.stat().st_size
+
+
+def _card(options: argparse.Namespace, report: dict[str, float], images: int, data: str) -> str:
+    trigger = f"Write `{options.trigger}` into the prompt.\n\n" if options.trigger else ""
+    judged = (
+        f"Loss on {report['held_out']} held-out images: {report['eval_loss_before']:.4f} without it, {report['eval_loss_after']:.4f} with it.\n"
+        if report["held_out"]
+        else "No images were held out, so it was not judged.\n"
+    )
+    settings = "".join(f"| {name} | {json.dumps(value)} |\n" for name, value in sorted(options.settings.items()))
+    return (
+        f"---\nlibrary_name: diffusers\ntags: [text-to-image, lora, {options.architecture.split('/')[0]}]\n---\n\n"
+        f"# {options.trigger or 'A LoRA adapter'}\n\nMade by `{options.recipe}`, {report['steps']} steps on {images} images.  {judged}\n{trigger}"
+        f'```python\npipeline.load_lora_weights("{NAME}")\n```\n\n![samples](samples.png)\n\n'
+        f"| setting | value |\n|---|---|\n{settings}| data, SHA-256 | `{data}` |\n| key | `{options.key}` |\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
