@@ -205,26 +205,37 @@ class ModelReward:
         return prompt + completion + ("" if completion.endswith(end) else end)
 
 
-def load_model(folder: Path, init: str, seed: int, precision: str, device: torch.device, batch: int) -> ModelReward:
-    """The reward model in a folder; with random weights drawn from the seed where `init` says so.  Ends with a message where it is none."""
+def classifier(folder: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
+    """The sequence classifier with one output in a folder, its weights drawn from the seed where `init` is random.  Ends with a message if it is none."""
     import torch
     from loop import draw
     from sft_model import DTYPES
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    dtype = DTYPES[precision]
     try:
         if init == "random":
             draw("reward", seed)
             config = AutoConfig.from_pretrained(folder, local_files_only=True, num_labels=1)
-            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).to(dtype)  # type: ignore[no-untyped-call]
-        else:
-            model, told = AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, dtype=dtype, local_files_only=True, output_loading_info=True
-            )
-            if drawn := sorted(told["missing_keys"]):
-                fail(f"{folder.name} is no reward model: it has no weights for {drawn[0]}; reward@1 trains one")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+            drawn: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            torch.nn.Module.to(drawn, DTYPES[precision])
+            return drawn
+        model, told = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=1, dtype=DTYPES[precision], local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
         fail(f"{folder}: no usable reward model: {str(error).splitlines()[0]}")
-    return ModelReward(model, tokenizer, device, batch)
+    if missing := sorted(told["missing_keys"]):
+        fail(f"{folder.name} is no reward model: it has no weights for {missing[0]}; reward@1 trains one")
+    found: PreTrainedModel = model
+    return found
+
+
+def load_model(folder: Path, init: str, seed: int, precision: str, device: torch.device, batch: int) -> ModelReward:
+    """The reward model in a folder, with its tokenizer.  Ends with a message where it is none."""
+    from transformers import AutoTokenizer
+
+    model = classifier(folder, init, seed, precision)
+    try:
+        return ModelReward(model, AutoTokenizer.from_pretrained(folder, local_files_only=True), device, batch)
+    except (OSError, ValueError) as error:
+        fail(f"{folder}: no usable tokenizer of the reward model: {str(error).splitlines()[0]}")
