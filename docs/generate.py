@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs import published
+from docs import published, rulebook
 from runner.interface import datasheet
 from runner.interface.cli import manual, show
 from runner.language import library, reference, schema
@@ -13,5 +13,7 @@ if __name__ == "__main__":
     commands.write_text(manual.refreshed(commands.read_text("utf-8")), "utf-8")
     memory = library.home() / "docs" / "memory.md"
     memory.write_text(published.refreshed(memory.read_text("utf-8")), "utf-8")
+    rules = library.home() / "docs" / "preflight.md"
+    rules.write_text(rulebook.refreshed(rules.read_text("utf-8")), "utf-8")
     page = library.home() / "docs" / "library.md"
     page.write_text(datasheet.refreshed(page.read_text("utf-8"), show.library_sheets()), "utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from docs import rulebook
 from runner.errors import Invalid
 from runner.execution import inspect
 from runner.language import document, library
@@ -82,6 +83,11 @@ def test_every_key_of_the_schema_is_described_and_used() -> None:
     assert all(part.get("description") for part in properties.values())
     text = (HOME / "recipes" / "gotchas.yaml").read_text()
     assert [name for name in properties if not re.search(rf"\b{name}:", text)] == []
+
+
+def test_the_page_of_rules_is_what_the_rules_say() -> None:
+    page = (HOME / "docs" / "preflight.md").read_text("utf-8")
+    assert rulebook.refreshed(page) == page, "write it anew: python -m docs.generate"
 
 
 def test_a_finding_of_several_steps_is_said_once() -> None:

@@ -1,0 +1,71 @@
+"""Write the preflight rules as Markdown, from recipes/gotchas.yaml.  Knows their fields, not how they are asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from runner.execution import inspect
+from runner.language.template import references
+from runner.planning.preflight import ALWAYS, NEEDS, Rule
+
+BEGIN: Final = "<!-- rules:begin -->"
+END: Final = "<!-- rules:end -->"
+
+
+def markdown() -> str:
+    """A list of all rules, then what each says, why, and from where it is known; then the names of settings."""
+    library = inspect.load()
+    lines = ["| rule | | what goes wrong |", "|---|---|---|"]
+    lines += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.title)} |" for rule in library.rules]
+    for rule in library.rules:
+        lines += ["", f"### {rule.id}", "", *_section(rule)]
+    lines += ["", "### Names of settings", "", "| a rule says | tools say |", "|---|---|"]
+    lines += [f"| `{name}` | {', '.join(f'`{other}`' for other in others)} |" for name, others in library.names.items()]
+    return "\n".join(lines)
+
+
+def refreshed(text: str) -> str:
+    """`text` with what stands between its markers written anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
+
+
+def _section(rule: Rule) -> Iterator[str]:
+    yield f"**{rule.severity}** · {rule.title}."
+    yield ""
+    needs = dict.fromkeys(each.path[0] for text in (rule.when, rule.each) for each in references(text) if each.path[0] not in ALWAYS)
+    if needs:
+        yield f"- Needs: {'; '.join(NEEDS[name] for name in needs)}."
+    remedy = _plain(rule.remedy)
+    yield f"- What to do: {remedy[:1].upper()}{remedy[1:]}."
+    if rule.fix:
+        sets = [
+            f"`{name}: {_plain(str(value).lower() if isinstance(value, bool) else str(value))}`"
+            for values in rule.fix.values()
+            for name, value in values.items()
+        ]
+        yield f"- `--fix` sets {', '.join(sets)}."
+    yield f"- Known from: {', '.join(f'<{each}>' if each.startswith('https://') and ' ' not in each else each for each in rule.evidence)}."
+    yield f"- Asked: `{_code(rule.when)}`" + (f", for each of `{_code(rule.each)}`" if rule.each else "")
+
+
+def _code(expression: str) -> str:
+    return " ".join(expression.removeprefix("{{").removesuffix("}}").split())
+
+
+def _plain(text: str) -> str:
+    """A template as people read it: what is filled in is named after what it comes from."""
+    text = re.sub(r"\{\{ '(\{\{|\}\})' \}\}", r"\1", text)
+    return re.sub(r"\{\{(?! state)\s*(.+?)\s*\}\}", lambda found: _named(found[1]), text).strip().rstrip(".")
+
+
+def _named(expression: str) -> str:
+    name = re.fullmatch(r"[a-z]+\.([a-z_]+)(?: \|.*)?", expression)
+    return f"⟨{name[1]}⟩" if name else "…"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
