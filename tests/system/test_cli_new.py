@@ -69,3 +69,57 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(space: Space) -> No
     code, _, err = space.command("new", "hello")
     assert code == 2 and "cannot be written" in err
     assert [path.name for path in space.root.iterdir()] == ["hello"]
+
+
+TRAIN = """\
+import argparse, json
+from pathlib import Path
+p = argparse.ArgumentParser()
+p.add_argument("data", help="Numbers, one a line")
+p.add_argument("--steps", type=int, default=500)
+p.add_argument("--lr", type=float, default=0.1, help="How fast")
+p.add_argument("--out", default="model.json")
+args = p.parse_args()
+numbers = [float(line) for line in open(args.data)]
+guess = 0.0
+for step in range(1, args.steps + 1):
+    loss = sum((number - guess) ** 2 for number in numbers) / len(numbers)
+    guess += args.lr * 2 * sum(number - guess for number in numbers) / len(numbers)
+    print(f"step {step} loss {loss:.6f}", flush=True)
+json.dump({"guess": guess}, open(args.out, "w"))
+"""
+
+
+def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
+    space.write("train.py", TRAIN)
+    space.write("numbers.txt", "1\n2\n6\n")
+    code, out, err = space.command("new", "mean", "--script", "train.py")
+    assert (code, out) == (0, "./mean.yaml\n")
+    assert "look: no checkpoints were seen" in err and "recipe run ./mean.yaml data=… --preset smoke" in err
+    assert space.command("validate", "mean.yaml") == (0, "", "mean.yaml: valid\n")
+    space.file = "mean.yaml"
+    assert space.run({"data": "./numbers.txt"}, preset="smoke") == ["train"]
+    assert abs(json.loads(space.read("model.json"))["guess"] - 3) < 0.1
+    assert space.run({"data": "./numbers.txt"}, preset="smoke") == []
+    assert space.run({"data": "./numbers.txt", "lr": 0.2}, preset="smoke") == ["train"]
+    metrics = space.plan({"data": "./numbers.txt", "lr": 0.2}, preset="smoke").made[0].metrics
+    assert metrics["step"] == 20 and float(metrics["loss"]) < 5
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("gone.py", "there is no file gone.py"),
+        ("../out.py", "is not in the folder of the recipe"),
+        ("broken.py", "broken.py:1: this is not Python"),
+        ("binary.py", "this is not Python"),
+    ],
+)
+def test_a_script_that_cannot_be_read_writes_nothing(space: Space, script: str, words: str) -> None:
+    (space.root.parent / "out.py").write_text("x = 1\n")
+    space.write("broken.py", "def (\n")
+    (space.root / "binary.py").write_bytes(b"\xff\xfe\x00")
+    before = set(space.root.iterdir())
+    code, _, err = space.command("new", "mine", "--script", script)
+    assert code == 3 and words in err, err
+    assert set(space.root.iterdir()) == before

@@ -7,25 +7,35 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
 
+if TYPE_CHECKING:
+    from ..drafting import Draft
+    from ..scripts import Script
+
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)")
-    parser.epilog = "examples:\n  recipe new words"
+    parser.add_argument("--script", type=Path, metavar="FILE", help="a training script of yours: what it takes and makes is read from its text")
+    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py"
 
 
 def run(args: argparse.Namespace) -> int:
     path, name = _named(args.path)
-    files = _scaffold(name, _shown(path))
+    shown = _shown(path)
+    if args.script is not None:
+        made = _drafted(args.workspace, path, name, args.script)
+        files, next_words = {path.name: made.text}, _after_draft(shown, made)
+    else:
+        files = _scaffold(name, shown)
+        next_words = [f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/"]
     written = write(args.workspace, path, files)
-    print(_shown(path))
+    print(shown)
     if not args.quiet:
-        shown = _shown(path)
-        print(f"written: {', '.join(written)}", file=sys.stderr)
-        print(f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/", file=sys.stderr)
+        print("\n".join([f"written: {', '.join(written)}", *next_words]), file=sys.stderr)
     return 0
 
 
@@ -82,3 +92,53 @@ def _scaffold(name: str, shown: str) -> dict[str, str]:
     recipe = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown).replace("scaffold", name)
     programs = sorted((source / "scaffold").glob("*.py"))
     return {Path(shown).name: recipe} | {f"{name}/{program.name}": program.read_text("utf-8") for program in programs}
+
+
+def _drafted(workspace: Path, path: Path, name: str, script: Path) -> Draft:
+    """A recipe around a script.  Raises NotFound, Invalid."""
+    from dataclasses import replace
+
+    from .. import drafting
+
+    home = Path(os.path.abspath(workspace / path)).parent
+    source = Path(os.path.abspath(workspace / script))
+    if not source.is_file():
+        raise NotFound(f"there is no file {script}", fix="name the Python program that trains")
+    if not source.is_relative_to(home):
+        fix = f"write the recipe beside it: recipe new {script.parent / name} --script {script}"
+        raise Invalid([Problem("bad-place", f"{script} is not in the folder of the recipe, {_shown(path)}, nor below it", None, fix)])
+    read, seen = _read(source), {source}
+    imports = list(read.imports)
+    for module in imports:  # grows: what a module beside the script imports is needed, too
+        beside = source.parent / f"{module.partition('.')[0]}.py"
+        if beside.is_file() and beside not in seen:
+            seen.add(beside)
+            imports += _read(beside).imports
+
+    def kind(place: str) -> str:
+        there = home / place
+        return "file" if there.is_file() else "folder" if there.is_dir() else ""
+
+    return drafting.draft(name, source.relative_to(home).as_posix(), replace(read, imports=tuple(dict.fromkeys(imports))), _shown(path), kind)
+
+
+def _read(source: Path) -> Script:
+    from .. import scripts
+
+    try:
+        return scripts.read(source.read_text("utf-8"))
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{source.name}:{line}" if line else source.name
+        raise Invalid(
+            [Problem("not-python", f"{where}: this is not Python that can be read: {error}", None, "name the program that trains")]
+        ) from error
+    except OSError as error:
+        raise CannotRun(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _after_draft(shown: str, made: Draft) -> list[str]:
+    lines = [f"look: {note}" for note in made.look]
+    words = [f"{name}=…" for name in made.needed]
+    words += ["--preset smoke"] if made.smaller else []
+    return [*lines, f"now: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]

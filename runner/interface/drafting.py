@@ -1,0 +1,289 @@
+"""Draft a recipe around a training script that was read.  Decides names, inputs, outputs and state; asks what lies beside it, opens nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from .scripts import Option, Script
+
+_RESERVED: Final = frozenset({"inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"})
+_REPLACED: Final = frozenset({"resources", "limits", "image", "python", "env", "preset"})
+_LENGTH: Final = re.compile(r"(max_|num_|n_|total_)?(train_)?(steps|iters|iterations|epochs)|num_train_epochs")
+_HARMLESS: Final = frozenset({"workers", "num_workers", "verbose", "quiet", "log_level", "progress", "log_every", "print_every"})
+_PLAIN: Final = re.compile(r"[A-Za-z./][A-Za-z0-9._/-]*")
+_YAML_WORDS: Final = frozenset({"yes", "no", "on", "off", "true", "false", "null", "y", "n"})
+
+
+@dataclass(slots=True)
+class Draft:
+    """The recipe's text, what a person should look at, and the inputs that have to be given to try it."""
+
+    text: str = ""
+    look: list[str] = field(default_factory=list)
+    needed: list[str] = field(default_factory=list)
+    smaller: list[str] = field(default_factory=list)
+
+
+def draft(name: str, path: str, script: Script, shown: str, kind: Callable[[str], str]) -> Draft:
+    """A recipe called `name` whose one step runs the script at `path`, relative to the recipe.
+
+    `kind` says what lies at a path relative to the recipe: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
+    """
+    made = Draft(look=list(script.notes))
+    inputs: list[str] = []
+    smoke: list[str] = []
+    names = _names(script)
+    for option in script.options:
+        if option.role in ("value", "input"):
+            inputs.append(f"  {names[option.name]}: {_input(option, names[option.name], script, kind)}")
+            default = _default(option, kind)
+            if default is None and (option.required or (option.role == "input" and option.default)):
+                made.needed.append(names[option.name])
+            if _continues(option, script):
+                made.look.append(
+                    f"more {names[option.name]} go on from the last checkpoint: take `continues` away if the learning rate depends on it"
+                )
+            if (few := _fewer(option, default)) is not None:
+                smoke.append(f"    {names[option.name]}: {few}")
+                made.smaller.append(f"{names[option.name]}={few}")
+    state = [option for option in script.options if option.role == "state"]
+    resume = [option for option in script.options if option.role == "resume" and _latest(script)]
+    if any(option.role == "resume" for option in script.options) and not resume:
+        made.look.append("it can resume, and no folder of checkpoints with names such as step-10.pt was seen: see State in docs/recipes.md")
+    elif not state:
+        made.look.append("no checkpoints were seen: a run that is killed begins anew; see State in docs/recipes.md")
+    outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
+    if not outputs:
+        made.look.append("nothing that it writes was seen: say it under outputs, and give its path as {{ outputs.NAME }}")
+    if not script.metrics:
+        made.look.append('no loss that it prints was seen: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and say metrics: true')
+    deps = [each for each in script.reads if kind(each.rstrip("/"))]
+    code = list(_code(path, script, kind))
+    lines = [
+        "# yaml-language-server: $schema=recipe.schema.json",
+        f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
+        f"recipe: {name}@1",
+        f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}",
+        "",
+    ]
+    if inputs:
+        lines += [f"# What a caller gives: `recipe run {shown} NAME=VALUE`.", "inputs:", *inputs, ""]
+    if smoke:
+        lines += [
+            "presets:",
+            "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length.",
+            "  smoke:",
+            *smoke,
+            "",
+        ]
+    lines += [
+        "# What a machine must have, once it matters: resources: {gpus: 1, gpu_memory: 24GB, memory: 32GB, disk: 50GB}",
+        "# The packages, exactly, so that it runs the same on any: python: {lock: requirements.lock}",
+        "",
+        "steps:",
+        "  train:",
+        *_command(path, script, names, resume),
+        f"    code: [{', '.join(_yaml(each) for each in code)}]",
+    ]
+    lines += [f"    deps: [{', '.join(_yaml(each.rstrip('/')) for each in deps)}]"] if deps else []
+    lines += ["    state:", *(_state(option, names) for option in state)] if state else []
+    lines += ["    outputs:", *outputs] if outputs else []
+    if script.metrics:
+        lines.append("    metrics: true" if script.metrics is True else f"    metrics: {{pattern: {_single(str(script.metrics))}}}")
+    made.text = "\n".join(lines) + "\n"
+    return made
+
+
+# -- names ------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _names(script: Script) -> dict[str, str]:
+    """What each option is called in the recipe."""
+    found: dict[str, str] = {}
+    for option in script.options:
+        name = re.sub(r"[^a-z0-9_]+", "_", option.name.lower()).strip("_") or "value"
+        if option.role in ("output", "state"):
+            name = re.sub(r"_(dir|path|file|folder)$", "", name)
+        if name == "steps":
+            name = "max_steps"
+        elif name in _RESERVED | _REPLACED or not name[0].isalpha():
+            name = "model" if option.role == "output" and name == "outputs" else f"{name}_value" if name[0].isalpha() else f"n{name}"
+        while name in found.values():
+            name += "_2"
+        found[option.name] = name
+    return found
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _input(option: Option, name: str, script: Script, kind: Callable[[str], str]) -> str:
+    if option.choices:
+        words = ["type: choice", f"choices: [{', '.join(_text(choice) for choice in option.choices)}]"]
+    elif option.role == "input" and not _hub_word(option, kind):
+        words = [f"type: {'model' if option.model else 'dataset' if option.folder else 'file'}"]
+    elif option.many:
+        words = ["type: list", f"items: {option.type}"]
+    else:
+        words = [f"type: {option.type}"]
+    default = _default(option, kind)
+    if default is not None:
+        words.append(f"default: {default}")
+    elif not option.required and not (option.role == "input" and option.default):  # a default that is not there has to be given
+        words.append("required: false")
+    words += ["continues: true"] if _continues(option, script) else []
+    words += ["key: false"] if option.name in _HARMLESS else []
+    words += [f"doc: {json.dumps(option.help, ensure_ascii=False)}"] if option.help else []
+    return f"{{{', '.join(words)}}}"
+
+
+def _default(option: Option, kind: Callable[[str], str]) -> str | None:
+    """The default in YAML; None where there is none that a recipe can say."""
+    if not option.default:
+        return None
+    value = ast.literal_eval(option.default)
+    if option.role == "input" and (not option.model or kind(str(value))):
+        return _yaml(value if value.startswith(("./", "/")) else f"./{value}") if isinstance(value, str) and kind(value) else None
+    if option.choices:
+        return _text(str(value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(item) if isinstance(item, str) else json.dumps(item) for item in value)}]"
+    if option.type in ("integer", "number"):
+        return str(value)
+    return _text(value if isinstance(value, str) else json.dumps(value))
+
+
+def _continues(option: Option, script: Script) -> bool:
+    return option.type == "integer" and _LENGTH.fullmatch(option.name) is not None and _latest(script) != ""
+
+
+def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
+    """Whether a model is by default a single word, such as gpt2: that is no address, and the script must find it by itself."""
+    value = ast.literal_eval(option.default) if option.model and option.default else None
+    return isinstance(value, str) and "/" not in value and not kind(value)
+
+
+def _fewer(option: Option, default: str | None) -> int | None:
+    """How long a training that only shows that it works is, of what says how long it is."""
+    if option.type != "integer" or not _LENGTH.fullmatch(option.name):
+        return None
+    few = 2 if "epoch" in option.name else 20
+    return min(few, int(default)) if default is not None and default.isdecimal() else few
+
+
+# -- the step ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _command(path: str, script: Script, names: dict[str, str], resume: list[Option]) -> Iterator[str]:
+    options = [option for option in script.options if option.role != "resume" or option in resume]
+    accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
+    if accelerate and not any(not option.flag or option.negative or not option.flag.startswith("--") for option in options):
+        yield "    # Started by accelerate, on as many devices as there are; null and false are no flag."
+        yield f"    accelerate:\n      script: {_yaml(path)}"
+        if options:
+            yield "      args:"
+            yield from (f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}" for option in options)
+        return
+    yield "    # A list in the list goes as a whole where something in it is null."
+    yield "    run:"
+    yield f"      - [python, {_yaml(path)}]"
+    # Positional arguments first: an option that takes several would swallow them.
+    for option in sorted(options, key=lambda each: bool(each.flag)):
+        value = _value(option, names, script)
+        if option.type == "boolean":
+            no = f"'{option.negative}'" if option.negative else "none"
+            chosen = f"'{option.flag}' if inputs.{names[option.name]} else {no}"
+            yield f"      - {_quoted('{{ ' + chosen + ' }}')}"
+        elif option.flag:
+            yield f"      - [{option.flag}, {_quoted(value)}]"
+        else:
+            yield f"      - {_quoted(value)}"
+
+
+def _value(option: Option, names: dict[str, str], script: Script) -> str:
+    if option.role == "resume":
+        return f"{{{{ state.{_latest(script, names)}.latest }}}}"
+    head = {"output": "outputs", "state": "state"}.get(option.role, "inputs")
+    return f"{{{{ {head}.{names[option.name]} }}}}"
+
+
+def _latest(script: Script, names: dict[str, str] | None = None) -> str:
+    """The folder of checkpoints whose newest can be told; empty where there is none, or nothing resumes from it."""
+    if not any(option.role == "resume" for option in script.options):
+        return ""
+    state = next((option.name for option in script.options if option.role == "state" and option.pattern), "")
+    return names[state] if names and state else state
+
+
+def _state(option: Option, names: dict[str, str]) -> str:
+    if not option.pattern:
+        return f"      {names[option.name]}: {{every: 5m}}"
+    return f"      {names[option.name]}: {{checkpoint: {json.dumps(option.pattern)}, every: 5m, keep: 2}}"
+
+
+def _outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
+    for option in script.options:
+        if option.role != "output":
+            continue
+        value = ast.literal_eval(option.default) if option.default else None
+        place = posixpath.normpath(value).lstrip("/.") if isinstance(value, str) else ""
+        place = place or names[option.name]
+        yield f"      {names[option.name]}: {_yaml(place + ('/' if option.folder else ''))}"
+
+
+def _literal_outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
+    taken = set(names.values())
+    for path in script.writes:
+        bare = posixpath.normpath(path)
+        if bare.startswith(("/", "..")) or any(bare.startswith(other) for other in script.writes if other.endswith("/") and other != path):
+            continue
+        name = re.sub(r"[^a-z0-9_]+", "_", posixpath.basename(bare).rpartition(".")[0].lower() or posixpath.basename(bare).lower()).strip("_")
+        name = name if name and name[0].isalpha() and name not in taken else f"file_{name}"
+        taken.add(name)
+        yield f"      {name}: {_yaml(bare + ('/' if path.endswith('/') else ''))}"
+
+
+def _code(path: str, script: Script, kind: Callable[[str], str]) -> Iterator[str]:
+    """The script, and the modules beside it that it imports."""
+    yield path
+    folder = posixpath.dirname(path)
+    found: dict[str, None] = {}
+    for name in script.imports:
+        head = posixpath.join(folder, name.partition(".")[0])
+        if kind(f"{head}.py") == "file" and f"{head}.py" != path:
+            found[f"{head}.py"] = None
+        elif kind(f"{head}/__init__.py") == "file" or kind(posixpath.join(folder, *name.split(".")) + ".py") == "file":
+            found[f"{head}/**/*.py"] = None
+    yield from found
+
+
+# -- YAML -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _yaml(text: str) -> str:
+    """A text as a YAML scalar, plain where that is safe everywhere."""
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS
+    words = (
+        re.fullmatch(r"[A-Za-z][A-Za-z0-9 ,./()'-]*[A-Za-z0-9)]", text) and "{" not in text and "," not in text and text.lower() not in _YAML_WORDS
+    )
+    return text if plain or words else json.dumps(text, ensure_ascii=False)
+
+
+def _text(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text) and text.lower() not in _YAML_WORDS else json.dumps(text, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _single(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

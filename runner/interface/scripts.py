@@ -1,0 +1,392 @@
+"""Read what a training script takes, reads and writes, from its syntax alone.  Never runs it; knows argparse and common ways to name a file, no more.
+
+What a path is for is told by what the script does with it (`open(args.data)`, `torch.save(model, args.out)`, `args.cache.mkdir()`), and where it does
+nothing that is known, by its name.  What is not understood is said in `Script.notes`, never guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+Role = Literal["value", "input", "output", "state", "resume"]
+
+Type = Literal["string", "integer", "number", "boolean"]
+
+_TYPES: Final[dict[str, Type]] = {"int": "integer", "float": "number"}
+_READERS: Final = frozenset(
+    {"read_csv", "read_json", "read_parquet", "read_table", "loadtxt", "genfromtxt", "load", "load_file", "from_file", "from_pretrained"}
+    | {"load_dataset", "load_from_disk", "imread", "ImageFolder", "read_text", "read_bytes"}
+)
+_LISTERS: Final = frozenset({"listdir", "scandir", "walk", "iterdir", "glob", "rglob", "iglob", "ImageFolder", "load_from_disk"})
+_WRITERS: Final = frozenset(
+    {"save", "savez", "savetxt", "save_file", "save_pretrained", "save_state", "to_csv", "to_json", "to_parquet", "savefig", "imsave", "write_text"}
+    | {"write_bytes", "save_model", "dump", "touch"}
+)
+_MAKERS: Final = frozenset({"mkdir", "makedirs", "save_pretrained", "save_state", "SummaryWriter"})
+_METHODS: Final = frozenset({"read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "touch", "iterdir", "glob", "rglob"})
+"""Of a path: what they are given is not one."""
+_KEYWORDS: Final = frozenset(
+    {"path", "file", "filename", "fname", "filepath", "data_files", "root", "save_directory", "output_dir", "path_or_buf", "log_dir"}
+)
+_PATH: Final = re.compile(r"[\w./-]*/[\w./-]+|[\w.-]*\w\.[A-Za-z]\w{0,11}")
+_WRAPPERS: Final = frozenset({"Path", "PurePath", "str", "fspath", "abspath", "realpath", "expanduser"})
+_OUTPUT_WORDS: Final = frozenset(
+    {"out", "output", "outputs", "save", "export", "result", "results", "log", "logdir", "logs", "write", "dest", "plot"}
+)
+_DATA_WORDS: Final = frozenset({"data", "dataset", "datasets", "corpus", "images", "train", "texts"})
+_RESUME: Final = re.compile(r"resume\w*|from_checkpoint|load_checkpoint|restore\w*|init_from")
+_STATE: Final = re.compile(r"\w*(checkpoint|ckpt)\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One argument of the script."""
+
+    name: str  # as the script's namespace calls it
+    flag: str  # empty for a positional one
+    type: Type = "string"
+    default: str | None = None  # as it is written in Python, where that is a plain value
+    required: bool = False
+    many: bool = False
+    choices: tuple[str, ...] = ()
+    switch: bool = False  # its flag stands alone
+    negative: str = ""  # the flag that says no
+    help: str = ""
+    role: Role = "value"
+    folder: bool = False
+    model: bool = False
+    pattern: str = ""  # of what is written below it, for state
+
+    @property
+    def words(self) -> frozenset[str]:
+        return frozenset(self.name.lower().split("_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What was read.  `reads` and `writes` are paths that stand in the text itself; a trailing slash is a folder."""
+
+    options: tuple[Option, ...] = ()
+    imports: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    metrics: str | bool = False  # True: it appends to $RECIPE_METRICS; a text: the pattern of a line that it prints
+    doc: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def read(source: str) -> Script:
+    """What a script says about itself.  Raises SyntaxError."""
+    tree = ast.parse(source)
+    notes: list[str] = []
+    options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
+    use = _Use({option.name for option in options})
+    use.visit(tree)
+    if not options:
+        how = (
+            "sys.argv"
+            if "sys.argv" in source
+            else next((word for word in ("click", "typer", "fire", "hydra", "HfArgumentParser") if word in source), "")
+        )
+        notes.append(f"it takes its options by {how}, which is not read here" if how else "it takes no options")
+    found = {option.name: _with_role(option, use) for option in options}  # the last of two with one name wins, as in argparse
+    imports = [name for node in ast.walk(tree) for name in _imported(node)]
+    return Script(
+        options=tuple(found.values()),
+        imports=tuple(dict.fromkeys(imports)),
+        reads=tuple(dict.fromkeys(use.texts_read)),
+        writes=tuple(dict.fromkeys(use.texts_written)),
+        metrics="RECIPE_METRICS" in source or _printed(tree),
+        doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
+        notes=tuple(notes),
+    )
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+# -- options ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _option(call: ast.Call, notes: list[str]) -> Option | None:
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+        return None
+    flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    if not flags or len(flags) != len(call.args):
+        notes.append(f"line {call.lineno}: an option whose name is not written out")
+        return None
+    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    flag = next((each for each in flags if each.startswith("--")), flags[0])
+    positional = not flag.startswith("-")
+    name = _text(given.get("dest")) or flag.lstrip("-").replace("-", "_")
+    what = given.get("action")
+    action = what.attr if isinstance(what, ast.Attribute) else _text(what)
+    option = Option(name, "" if positional else flag, help=" ".join(_text(given.get("help")).replace("%(default)s", "the default").split()))
+    if action in ("help", "version"):
+        return None
+    if action in ("store_true", "store_false", "BooleanOptionalAction"):
+        both = action == "BooleanOptionalAction"
+        yes = both and _plain(given.get("default")) == "True"
+        own = option.name if action != "store_false" else flag.lstrip("-").replace("-", "_")
+        return replace(option, name=own, type="boolean", switch=True, default="True" if yes else "False", negative=f"--no-{flag[2:]}" if both else "")
+    if action not in ("", "store"):
+        notes.append(f"line {call.lineno}: {flag} is left to its default: its action is {action}")
+        return None
+    kind = given.get("type")
+    word = kind.id if isinstance(kind, ast.Name) else kind.attr if isinstance(kind, ast.Attribute) else ""
+    default = given.get("default")
+    many = _plain(given.get("nargs"))
+    optional = many in ("'?'", "'*'")
+    choices = given.get("choices")
+    named = _choices(choices)
+    if choices is not None and not named:
+        notes.append(f"line {call.lineno}: {flag} takes one of a few values, which are not written out there")
+    truth = word not in _TYPES and _plain(default) in ("True", "False")
+    if truth:
+        notes.append(f"line {call.lineno}: {flag} is given as the word true or false: see that the script reads it so")
+    required = (positional and not optional) or (_plain(given.get("required")) == "True")
+    return replace(
+        option,
+        type="boolean" if truth else _TYPES.get(word, "string"),
+        default=None if default is None or required else _plain(default),
+        required=required,
+        many=many not in ("", "None", "'?'"),
+        choices=named,
+    )
+
+
+def _choices(node: ast.AST | None) -> tuple[str, ...]:
+    items = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
+    values = [str(each.value) for each in items if isinstance(each, ast.Constant)]
+    return tuple(values) if len(values) == len(items) else ()
+
+
+def _text(node: ast.AST | None) -> str:
+    """The words of a text, its pieces put together where it is written in several."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return ""
+
+
+def _plain(node: ast.AST | None) -> str | None:
+    """A plain value as it is written: a number, a text, True, None, a list of these, or Path of a text.  None for what must be computed."""
+    if node is None:
+        return ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Path" and len(node.args) == 1:
+        return _plain(node.args[0])
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+    return ast.unparse(node) if value is not None else None
+
+
+# -- what a path is for -----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Touched:
+    read: bool = False
+    written: bool = False
+    folder: bool = False
+    model: bool = False
+    patterns: list[str] = field(default_factory=list)
+
+
+class _Use(ast.NodeVisitor):
+    """What is done with each path: of options by name, and of those that stand in the text."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.done: dict[str, _Touched] = {}
+        self.aliases: dict[str, tuple[str, bool]] = {}
+        self.texts_read: list[str] = []
+        self.texts_written: list[str] = []
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        base = self._base(node.value)
+        for target in node.targets:
+            if isinstance(target, ast.Name) and base is not None and not isinstance(base[0], ast.Constant):
+                self.aliases[target.id] = (str(base[0]), base[1])
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        func = node.func
+        word = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+        owner = func.value if isinstance(func, ast.Attribute) and self._base(func.value) is not None else None
+        places = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in _KEYWORDS)]
+        reads, writes = word in _READERS or word in _LISTERS, word in _WRITERS or word in _MAKERS
+        if word == "open":
+            modes = [
+                *(node.args[:1] if owner is not None else node.args[1:2]),
+                *(keyword.value for keyword in node.keywords if keyword.arg == "mode"),
+            ]
+            mode = next((_text(each) for each in modes), "r")
+            reads, writes = not set(mode) & set("wax"), bool(set(mode) & set("wax+"))
+            places = [owner] if owner is not None else node.args[:1]
+        elif word in ("rename", "replace"):  # a checkpoint that is complete gets its name like this; texts have a replace, too
+            writes, places = True, [arg for arg in node.args if not isinstance(arg, ast.Constant)]
+        elif word in _METHODS and owner is not None:
+            places = [owner]
+        if not (reads or writes):
+            return
+        for place in places:
+            if (base := self._base(place)) is not None:
+                self._touch(base, place, reads, writes, word)
+
+    def _touch(self, base: tuple[Any, bool], place: ast.expr, reads: bool, writes: bool, word: str) -> None:
+        origin, below = base
+        if isinstance(origin, ast.Constant):
+            folder = "/" if word in _MAKERS or word in _LISTERS else ""
+            if not folder and not _PATH.fullmatch(str(origin.value)):
+                return
+            if reads:
+                self.texts_read.append(str(origin.value) + folder)
+            elif writes:
+                self.texts_written.append(str(origin.value).rstrip("/") + folder)
+            return
+        touched = self.done.setdefault(origin, _Touched())
+        touched.read |= reads
+        touched.written |= writes
+        touched.folder |= below or word in _LISTERS or word in _MAKERS
+        touched.model |= word == "from_pretrained"
+        if writes and below and (pattern := _pattern(place)):
+            touched.patterns.append(pattern)
+
+    def _base(self, node: ast.expr) -> tuple[Any, bool] | None:
+        """The option, or the text, that a path is made from, and whether it lies below it.  None for what is neither."""
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and node.attr in self.names and node.value.id not in ("os", "torch", "np", "json", "self"):
+                return node.attr, False
+            if node.attr == "parent" and (base := self._base(node.value)) is not None:
+                return base
+            return None
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id)
+        if isinstance(node, ast.Constant):
+            return (node, False) if isinstance(node.value, str) else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            return self._below(node.left)
+        if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.FormattedValue):
+            return self._below(node.values[0].value)
+        if isinstance(node, ast.Call) and node.args:
+            word = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+            if word == "join" or (word == "Path" and len(node.args) > 1):
+                return self._below(node.args[0])
+            if word in _WRAPPERS:
+                return self._base(node.args[0])
+        return None
+
+    def _below(self, node: ast.expr) -> tuple[Any, bool] | None:
+        base = self._base(node)
+        return (base[0], True) if base is not None and not isinstance(base[0], ast.Constant) else None
+
+
+def _pattern(place: ast.expr) -> str:
+    """The name below a folder, with a star for what changes: `step-*.json`.  Empty where nothing changes, or all of it."""
+    last: ast.AST = place
+    if isinstance(place, ast.BinOp):
+        last = place.right
+    elif isinstance(place, ast.Call) and len(place.args) > 1:
+        last = place.args[-1]
+    if not isinstance(last, ast.JoinedStr):
+        return ""
+    parts = [str(part.value) if isinstance(part, ast.Constant) else "*" for part in last.values]
+    name = re.sub(r"\*+", "*", "".join(parts)).strip("/").rpartition("/")[2]
+    return name if "*" in name and name != "*" else ""
+
+
+def _with_role(option: Option, use: _Use) -> Option:
+    """What an option is for.  What was done with it counts more than what it is called."""
+    if option.type != "string" or option.choices:
+        return option
+    name, words = option.name.lower(), option.words
+    touched = use.done.get(option.name, _Touched())
+    folder = touched.folder or bool(words & {"dir", "folder", "directory"})
+    known = touched.read or touched.written
+    if _RESUME.fullmatch(name):
+        return replace(option, role="resume")
+    if _STATE.fullmatch(name) and (touched.written or (not known and folder)):
+        return replace(option, role="state", folder=True, pattern=next(iter(touched.patterns), ""))
+    if touched.written or (not known and words & _OUTPUT_WORDS):
+        return replace(option, role="output", folder=folder)
+    if touched.model or (not known and name in ("model", "base", "base_model", "model_name_or_path", "pretrained")):
+        return replace(option, role="input", model=True)
+    if touched.read or (words & _DATA_WORDS and words & {"data", "dataset", "dir", "path", "file", "folder"}):
+        return replace(option, role="input", folder=folder or bool(words & _DATA_WORDS))
+    return option
+
+
+# -- what it prints ---------------------------------------------------------------------------------------------------------------------------------
+
+_NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
+
+
+def _printed(tree: ast.AST) -> str | bool:
+    """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
+    best: tuple[int, str] = (0, "")
+    for call in _calls(tree):
+        word = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if word not in ("print", "info", "write"):
+            continue
+        parts = [piece for n, arg in enumerate(call.args) for piece in ([" "] if n else []) + _pieces(arg)]
+        pattern, names = _as_pattern(parts)
+        if any("loss" in name for name in names) and len(names) > best[0]:
+            best = (len(names), pattern)
+    return best[1] or False
+
+
+def _pieces(node: ast.expr) -> list[str | ast.expr]:
+    if isinstance(node, ast.Constant):
+        return [str(node.value)]
+    if isinstance(node, ast.JoinedStr):
+        return [
+            str(part.value) if isinstance(part, ast.Constant) else part.value
+            for part in node.values
+            if isinstance(part, (ast.Constant, ast.FormattedValue))
+        ]
+    return [node]
+
+
+def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
+    pattern, names, before = "", [], ""
+    for part in parts:
+        if isinstance(part, str):
+            before = part
+            pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
+            continue
+        name = _called(part) or next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "")
+        name = name.lower()
+        if name and name not in names:
+            names.append(name)
+            number = r"\d+" if name in ("step", "epoch") else _NUMBER
+            pattern += rf"\s*(?P<{name}>{number})"
+        else:
+            pattern += r"\s*\S+"
+    return re.sub(r"(\\s\*)+", r"\\s*", pattern).removeprefix(r"\s*").removesuffix(r"\s*"), names
+
+
+def _called(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("item", "mean", "get_last_lr"):
+        return _called(node.func.value)
+    return ""

@@ -1,0 +1,188 @@
+"""A recipe is drafted from what a script says: its options, what it does with each path, and what it prints."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.execution import validation
+from runner.interface import drafting, scripts
+from runner.language import document, library
+
+HEAD = "import argparse\np = argparse.ArgumentParser()\n"
+
+
+def option(line: str, rest: str = "") -> scripts.Option:
+    (found,) = scripts.read(f"{HEAD}{line}\nargs = p.parse_args()\n{textwrap.dedent(rest)}").options
+    return found
+
+
+def recipe(source: str, there: dict[str, str] | None = None) -> Any:
+    text = drafting.draft("mine", "train.py", scripts.read(source), "./mine.yaml", lambda path: (there or {}).get(path, "")).text
+    return document.parse(text.encode(), "mine.yaml").value
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("p.add_argument('--lr', type=float, default=1e-4, help='How fast')", {"type": "number", "default": 0.0001, "doc": "How fast"}),
+        ("p.add_argument('-n', '--count', type=int, required=True)", {"type": "integer"}),
+        ("p.add_argument('--count', type=int, default=None)", {"type": "integer", "required": False}),
+        ("p.add_argument('--count', type=int, default=os.cpu_count())", {"type": "integer", "required": False}),
+        ("p.add_argument('--word', default='yes')", {"type": "string", "default": "yes"}),
+        ("p.add_argument('--kind', choices=['a', 'b'], default='a')", {"type": "choice", "choices": ["a", "b"], "default": "a"}),
+        ("p.add_argument('--bits', type=int, choices=[4, 8], default=8)", {"type": "choice", "choices": ["4", "8"], "default": "8"}),
+        ("p.add_argument('--kind', choices=KINDS)", {"type": "string", "required": False}),
+        ("p.add_argument('--fast', action='store_true')", {"type": "boolean", "default": False}),
+        ("p.add_argument('--ema', action=argparse.BooleanOptionalAction, default=True)", {"type": "boolean", "default": True}),
+        ("p.add_argument('--pack', type=truth, default=False)", {"type": "boolean", "default": False}),
+        ("p.add_argument('--sizes', type=int, nargs='+', default=[1, 2])", {"type": "list", "items": "integer", "default": [1, 2]}),
+        ("p.add_argument('--num-workers', type=int, default=4)", {"type": "integer", "default": 4, "key": False}),
+        ("p.add_argument('--model', default='gpt2')", {"type": "string", "default": "gpt2"}),
+        ("p.add_argument('--model', default='org/gpt2')", {"type": "model", "default": "org/gpt2"}),
+        ("p.add_argument('--data-dir', default='./gone')", {"type": "dataset"}),
+        ("p.add_argument('--data-dir')", {"type": "dataset", "required": False}),
+    ],
+)
+def test_an_option_becomes_an_input_of_its_type(line: str, written: dict[str, Any]) -> None:
+    (found,) = recipe(f"{HEAD}{line}\n")["inputs"].values()
+    assert found == written
+
+
+@pytest.mark.parametrize(
+    ("line", "rest", "role", "folder"),
+    [
+        ("p.add_argument('--x')", "open(args.x)", "input", False),
+        ("p.add_argument('--x')", "pd.read_csv(args.x)", "input", False),
+        ("p.add_argument('--x')", "for f in Path(args.x).glob('*.txt'): pass", "input", True),
+        ("p.add_argument('--x')", "open(os.path.join(args.x, 'a.txt'))", "input", True),
+        ("p.add_argument('--x')", "open(args.x, 'w')", "output", False),
+        ("p.add_argument('--x')", "with args.x.open(mode='a') as f: pass", "output", False),
+        ("p.add_argument('--x')", "torch.save(model.state_dict(), args.x)", "output", False),
+        ("p.add_argument('--x')", "args.x.mkdir()\n(args.x / 'a').write_text('words')", "output", True),
+        ("p.add_argument('--x')", "place = Path(args.x)\nmodel.save_pretrained(place)", "output", True),
+        ("p.add_argument('--x')", "torch.save(model, f'{args.x}/model.pt')", "output", True),
+        ("p.add_argument('--output-dir')", "", "output", True),
+        ("p.add_argument('--ckpt-dir')", "torch.save(m, args.ckpt_dir / f'step-{n}.pt')", "state", True),
+        ("p.add_argument('--resume-from')", "torch.load(args.resume_from)", "resume", False),
+        ("p.add_argument('--save-every', type=int)", "", "value", False),
+        ("p.add_argument('--x')", "name.replace(args.y, 'b')", "value", False),
+        ("p.add_argument('--train-batch')", "", "value", False),
+    ],
+)
+def test_what_is_done_with_a_path_says_what_it_is_for(line: str, rest: str, role: str, folder: bool) -> None:
+    found = option(line, rest)
+    assert (found.role, found.folder) == (role, folder)
+
+
+TRAIN = '''\
+"""Fit a line.
+
+At length."""
+import argparse, json
+from pathlib import Path
+import model, accelerated, package.part
+p = argparse.ArgumentParser()
+p.add_argument("data")
+p.add_argument("--steps", type=int, default=1000)
+p.add_argument("--flip", action="store_true")
+p.add_argument("--tags", action="append")
+p.add_argument("--out", type=Path, default=Path("runs/model"))
+p.add_argument("--ckpt-dir", type=Path, required=True)
+p.add_argument("--resume", type=Path)
+args = p.parse_args()
+names = json.load(open("names.json"))
+rows = open(args.data).read().replace("a.txt", "b.txt")
+for step in range(args.steps):
+    half = args.ckpt_dir / "half"
+    half.write_text("x.y")
+    half.rename(args.ckpt_dir / f"step-{step}.pt")
+    print(f"step {step:4d} | loss {loss.item():.4f}, lr {scheduler.get_last_lr()[0]}")
+(args.out / "w.json").write_text("x.y")
+with open("log.txt", "w") as file:
+    pass
+'''
+
+
+def test_a_whole_script_becomes_a_recipe() -> None:
+    there = {"names.json": "file", "model.py": "file", "package/__init__.py": "file", "train.py": "file"}
+    found = recipe(TRAIN, there)
+    step = found["steps"]["train"]
+    assert found["summary"] == "Fit a line"
+    assert list(found["inputs"]) == ["data", "max_steps", "flip"]
+    assert found["inputs"]["max_steps"] == {"type": "integer", "default": 1000, "continues": True}
+    assert found["presets"] == {"smoke": {"max_steps": 20}}
+    assert step["run"] == [
+        ["python", "train.py"],
+        "{{ inputs.data }}",
+        ["--steps", "{{ inputs.max_steps }}"],
+        "{{ '--flip' if inputs.flip else none }}",
+        ["--out", "{{ outputs.out }}"],
+        ["--ckpt-dir", "{{ state.ckpt }}"],
+        ["--resume", "{{ state.ckpt.latest }}"],
+    ]
+    assert step["code"] == ["train.py", "model.py", "package/**/*.py"]
+    assert step["deps"] == ["names.json"]
+    assert step["state"] == {"ckpt": {"checkpoint": "step-*.pt", "every": "5m", "keep": 2}}
+    assert step["outputs"] == {"out": "runs/model/", "log": "log.txt"}
+
+
+def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
+    from runner.execution import metrics
+
+    log = tmp_path / "log"
+    log.write_text("warming up\nstep   12 | loss 0.2500, lr 1e-04\nstep   13 | loss nan, lr 1e-04\n")
+    pattern = scripts.read(TRAIN).metrics
+    assert isinstance(pattern, str)
+    assert metrics.match(log, pattern) == {"step": 13, "loss": "nan", "lr": 0.0001}
+    for line, shown in (
+        ('print("epoch", epoch, "loss", loss)', b"epoch 3 loss 0.5"),
+        ('log.info(f"{epoch}: train_loss={float(loss):.3f} (best)")', b"3: train_loss=0.500 (best)"),
+    ):
+        log.write_bytes(shown)
+        pattern = scripts.read(line).metrics
+        assert isinstance(pattern, str) and {"epoch": 3}.items() <= metrics.match(log, pattern).items()
+        assert 0.5 in metrics.match(log, pattern).values()
+
+
+@pytest.mark.parametrize(
+    ("source", "note"),
+    [
+        ("import sys\nprint(sys.argv[1])", "sys.argv"),
+        ("import click\n@click.command()\ndef main(): pass", "click"),
+        ("print(1)", "it takes no options"),
+        (f"{HEAD}p.add_argument('--tags', action='append')", "line 3: --tags is left to its default: its action is append"),
+        (f"{HEAD}for flag in FLAGS: p.add_argument(flag)", "line 3: an option whose name is not written out"),
+    ],
+)
+def test_what_is_not_understood_is_said(source: str, note: str) -> None:
+    assert any(note in each for each in scripts.read(source).notes)
+
+
+def test_names_that_a_recipe_cannot_have_are_others() -> None:
+    flags = ["--steps", "--max-steps", "--env", "--Rate", "--2d", "--run"]
+    source = HEAD + "".join(f"p.add_argument('{flag}', default='a')\n" for flag in flags)
+    found = recipe(source)
+    assert list(found["inputs"]) == ["max_steps", "max_steps_2", "env_value", "rate", "n2d", "run_value"]
+
+
+SCRIPTS = sorted(
+    path.relative_to(library.home()).as_posix()
+    for pattern in ("recipes/trainers/*.py", "examples/*/*.py", "recipes/scaffold/*/*.py")
+    for path in library.home().glob(pattern)
+)
+
+
+@pytest.mark.parametrize("path", SCRIPTS)
+def test_every_script_of_ours_becomes_a_recipe_without_a_fault(path: str) -> None:
+    source = library.home() / path
+
+    def kind(place: str) -> str:
+        there = source.parent / place
+        return "file" if there.is_file() else "folder" if there.is_dir() else ""
+
+    made = drafting.draft("mine", source.name, scripts.read(source.read_text()), "./mine.yaml", kind)
+    assert [str(problem) for problem in validation.read(made.text.encode(), str(source.parent / "mine.yaml"), source.parent, {})] == []
