@@ -10,6 +10,7 @@ import trl_common as common
 from datasets import Dataset
 from loop import Ending
 from preference_model import Pairs, record, scheduled
+from sft_model import load_base
 from trl import DPOConfig, DPOTrainer
 
 NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
@@ -38,15 +39,16 @@ def main() -> None:
         max_length=None,
         precompute_ref_log_probs=options.precompute_reference,
     )
-    model = common.load(options)
+    model, lora = common.load(options), common.lora(options, "CAUSAL_LM")
     trainer = Trainer(
         model=model,
-        ref_model=common.load(options).to(config.device) if options.method == "full" and not options.precompute_reference else None,
+        # Only read from, so it may be as small as the arithmetic.
+        ref_model=None if lora or options.precompute_reference else load_base(options.base, options.init, options.seed, options.precision),
         args=config,
         train_dataset=scheduled(pairs.train, options),
         eval_dataset=pairs.glance if options.eval_every else None,
         processing_class=common.tokenizer_of(options.base, model),
-        peft_config=common.lora(options, "CAUSAL_LM"),
+        peft_config=lora,
     )
     settings = {"data": pairs.digest, "beta": options.beta, "precompute_reference": options.precompute_reference}
     common.train(trainer, options, settings, ending, NAMES)

@@ -6,7 +6,9 @@ import argparse
 import hashlib
 import json
 import logging
+import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +66,12 @@ def whole(rows: Dataset) -> Dataset:
 def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
     """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers.utils import logging as told
 
+    # A log keeps what people can act on; that the head is new, which is said at length, is what is wanted here.
+    told.disable_progress_bar()  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     draw("init", seed)
     if init == "random":
         config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
@@ -73,8 +80,6 @@ def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedMo
         return fresh
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
-    # It says at length that the head is new, which is what is wanted here.
-    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(base, dtype=DTYPES[precision], num_labels=1, local_files_only=True)
     return model
 
@@ -83,12 +88,24 @@ def load_tuned(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
     """What a training made, as its record says: a whole model, or an adapter on its base."""
     made = text_record.read(tuned)
     loads = load_judge if judge else load_base
-    if not (tuned / "adapter_config.json").exists():
-        return loads(tuned, "pretrained", made["seed"], made["precision"])
+    adapter = (tuned / "adapter_config.json").exists()
+    found = loads(base, made["init"], made["seed"], made["precision"]) if adapter else loads(tuned, "pretrained", made["seed"], made["precision"])
+    if judge:
+        from transformers import AutoTokenizer
+
+        # It reads its number at the last token that does not fill up.
+        found.config.get_text_config().pad_token_id = AutoTokenizer.from_pretrained(tuned, local_files_only=True).pad_token_id
+    if not adapter:
+        return found
     from peft import PeftModel
 
-    adapted: torch.nn.Module = PeftModel.from_pretrained(loads(base, made["init"], made["seed"], made["precision"]), str(tuned))
+    adapted: torch.nn.Module = PeftModel.from_pretrained(found, str(tuned))
     return adapted
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The arithmetic of a training, for judging what it made."""
+    return torch.autocast(device.type, DTYPES[precision]) if precision != "no" else nullcontext()
 
 
 @torch.no_grad()

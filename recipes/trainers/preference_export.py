@@ -1,0 +1,44 @@
+"""Step `export` of dpo, orpo and reward: make the folder that people load: the adapter, or a whole model.  Trains and judges nothing."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import text_record
+from sft_export import TOKENIZER
+
+
+def main() -> None:
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    made = text_record.read(options.weights)
+    merge = options.kind == "merged" and made["method"] == "lora"
+    if merge:
+        # Only here: to copy an adapter takes none of this.
+        from preference_model import load_tuned
+
+        merged = load_tuned(options.base, options.weights, judge=options.judge).merge_and_unload()  # type: ignore[operator]
+        merged.save_pretrained(str(options.out))
+    for file in sorted(options.weights.iterdir()):
+        if not merge or file.name in (*TOKENIZER, text_record.NAME):
+            shutil.copyfile(file, options.out / file.name)
+    if options.chat_template:
+        shutil.copyfile(options.chat_template, options.out / "chat_template.jinja")
+    kind = "a model, fully trained" if made["method"] == "full" else "a model, its adapter merged in" if merge else "an adapter"
+    print(f"export: {kind}, {sum(file.stat().st_size for file in options.out.iterdir()) / 1e6:.1f} MB in {options.out}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("base", "weights", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--kind", choices=["adapter", "merged"], required=True, help="of a model that was trained in full, all of it comes out")
+    parser.add_argument("--judge", action="store_true", help="the model has a head of one number, and writes no text")
+    parser.add_argument("--chat-template", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
