@@ -16,12 +16,13 @@ from typing import cast
 from drivers.base import Rejected, Unreachable
 
 from ..errors import Corrupt, Infrastructure
+from ..language.units import about
 from ..storage.files import Entry
 from . import hostwork as work
 from .hostwork import Garbled, folders, names
 from .pieces import BLOCK, chunks, digest
 from .staging import no_space
-from .wire import TRIES, Meter, Source, Wire, size_of
+from .wire import TRIES, Meter, Source, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ class Fetch:
         self._missing = [entry for entry in self._missing if not self._right(entry)]
         free = os.statvfs(os.path.dirname(self._near) or ".")
         if (needed := self._owed()) > free.f_bavail * free.f_frsize:
-            have = size_of(free.f_bavail * free.f_frsize)
+            have = about(free.f_bavail * free.f_frsize)
             raise Infrastructure(
-                f"there is {have} free here for {self._target}, which needs {size_of(needed)}", fix="free some space, or run `recipe gc`"
+                f"there is {have} free here for {self._target}, which needs {about(needed)}", fix="free some space, or run `recipe gc`"
             )
 
     def _right(self, entry: Entry) -> bool:

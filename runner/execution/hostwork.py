@@ -367,7 +367,7 @@ for tool in tar find xargs sort dd readlink head tail cut; do
 done
 [ -n "$how" ] || lacks="$lacks sha256sum"
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.boottime 2>/dev/null || echo unknown)
-printf '\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n' "$2" "$(pwd -P)" "$how" "$lists" "$boot" "$lacks" "$(df -Pk . | tail -n 1)" "$2"
+printf '\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n' "$2" "$(pwd -P)" "$how" "$lists" "$boot" "$lacks" "$2"
 """.replace("PROBE", hashlib.sha256(b"recipe").hexdigest())
 
 # names of objects -> those that may be used unread

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from drivers.base import DriverError, Host, Rejected, Unreachable
 
 from ..errors import Infrastructure, RecipeError
-from ..storage.artifacts import delete
+from ..language.units import about
+from ..storage.artifacts import delete, sync_one
 from ..storage.files import scan
 from . import checkpoints
 from .checkpoints import Newest
@@ -201,7 +202,7 @@ class Keeper:
             need = sum(_total(here[name]) for name in wrong)
             if need > look.free:
                 raise Infrastructure(
-                    f"the disk there has {_size(look.free)} free, the state {state.name} needs {_size(need)}", fix="free some space there"
+                    f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}", fix="free some space there"
                 )
             for name in wrong:
                 doing.size += await self._away.put(_below(state.here, name), _join(state.there, name))
@@ -373,9 +374,9 @@ class Janitor:
 def strained(free: int, total: int, need: int) -> tuple[int, str]:
     """How badly off a disk is, all in bytes: 0, 1 when it is nearly full, 2 when the next checkpoint finds no room; and words for it."""
     if need and free < need:
-        return 2, f"the disk has {_size(free)} free, and the next checkpoint needs about {_size(need)}: free some space, or lower `keep`"
+        return 2, f"the disk has {about(free)} free, and the next checkpoint needs about {about(need)}: free some space, or lower `keep`"
     if total and free < LOW * total:
-        return 1, f"the disk is nearly full: {_size(free)} of {_size(total)} are free"
+        return 1, f"the disk is nearly full: {about(free)} of {about(total)} are free"
     return 0, ""
 
 
@@ -486,7 +487,7 @@ def _place(source: Path, target: Path, listing: Listing) -> None:
     _date(source, listing)
     for path in (source, *source.rglob("*")):
         if not path.is_symlink():
-            _sync(path)
+            sync_one(str(path))
     old = source.with_name(f"{source.name}.old")
     if os.path.lexists(target):
         os.rename(target, old)
@@ -496,17 +497,9 @@ def _place(source: Path, target: Path, listing: Listing) -> None:
         if os.path.lexists(old):
             os.rename(old, target)
         raise
-    _sync(target.parent)
+    sync_one(str(target.parent))
     if os.path.lexists(old):
         delete(old)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _date(path: Path, listing: Listing) -> None:
@@ -519,14 +512,6 @@ def _date(path: Path, listing: Listing) -> None:
 
 def _incoming(state: Kept) -> Path:
     return state.here.parent / ".incoming" / state.name
-
-
-def _size(count: int) -> str:
-    """Bytes as people say them: three digits are enough."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
 
 
 async def look(host: Host, path: str) -> Look:

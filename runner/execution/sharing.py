@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..errors import Infrastructure, RecipeError
+from ..language.units import about
 from ..planning.judge import FRESH, RESTORE, RUN, Verdict
 from ..planning.plan import TEMPORARY, UNCACHED, Node, Plan
 from ..storage.files import Content
@@ -146,7 +147,7 @@ class Sharing:
             missing = [Content(content) for content in verdict.made.outputs.values() if not self._ws.objects.has(Content(content))]
             if verdict.answer == RESTORE and missing:
                 size = self.size_of(missing)
-                words.append(f"its bytes come from the store {self.name}" + (f", {_bytes(size)}" if size else ""))
+                words.append(f"its bytes come from the store {self.name}" + (f", {about(size)}" if size else ""))
             if words:
                 found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))
 
@@ -296,7 +297,7 @@ class Deliveries:
             return False
         fetch = sharing.fetcher(there)
         if (size := sharing.size_of(there)) >= WORTH_SAYING:
-            self._say(f"{id}: fetching {_bytes(size)} from the store {sharing.name}")
+            self._say(f"{id}: fetching {about(size)} from the store {sharing.name}")
 
         def bring() -> Callable[[], object]:
             brought = fetch()
@@ -401,15 +402,6 @@ def _beside(do: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=do, name="store", daemon=True)
     thread.start()
     return thread
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 # -- whole recipes

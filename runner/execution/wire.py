@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 from drivers.base import NOTHING, Host, Rejected, Unreachable
 
 from ..errors import Corrupt, Infrastructure
+from ..language.units import about
 from ..storage.files import Changed
 from . import hostwork as work
 from .hostwork import Garbled
@@ -61,7 +62,7 @@ class Wire:
             said = await self.raw(("sh", "-c", work.OPENING, "sh", self.root, self.word), b"")
             parts = said.decode("utf-8", "surrogateescape").split(f"\n{self.word}\n")
             lines = parts[1].split("\n") if len(parts) == 3 else []
-            if len(lines) != 6:
+            if len(lines) != 5:
                 raise Garbled
             return lines
 
@@ -72,7 +73,7 @@ class Wire:
                 raise Garbled
             return first
 
-        root, hashes, lists, boot, lacks, _ = await self.patiently(twice)
+        root, hashes, lists, boot, lacks = await self.patiently(twice)
         if lacks or hashes not in work.HASHES or lists not in work.LISTS:
             raise Infrastructure(
                 f"{self.name} has no{lacks or ' sha256sum'}", fix="install it there; everything of coreutils, findutils and tar is needed"
@@ -130,7 +131,7 @@ class Wire:
 
     def full(self, free: int, needed: int) -> Infrastructure:
         """The error for too little room there, in bytes."""
-        return Infrastructure(f"{self.name} has {size_of(free)} free, and needs {size_of(needed)}", fix=f"free some space below {self.root} there")
+        return Infrastructure(f"{self.name} has {about(free)} free, and needs {about(needed)}", fix=f"free some space below {self.root} there")
 
     @contextlib.contextmanager
     def measured(self, what: str, total: int) -> Iterator[Meter]:
@@ -184,15 +185,6 @@ class Meter:
         self._last = time.monotonic()
         rate = self.done / max(1e-6, self._last - self._begun)
         self._told(Progress(self._what, self.done, self.total, rate, (self.total - self.done) / rate if rate else None))
-
-
-def size_of(number: float) -> str:
-    """A number of bytes, for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
 
 
 def process() -> str:

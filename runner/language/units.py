@@ -51,6 +51,15 @@ def size_text(size: int) -> str:
     return "0B"
 
 
+def about(size: float) -> str:
+    """Bytes for reading, three digits or so: `812 B`, `1.5 MB`, `24.0 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def duration_text(seconds: float) -> str:
     """`1h30m` for 5400: the largest units first, parts that are zero left out."""
     rest, parts = round(Fraction(seconds).limit_denominator(10**6), 6), []

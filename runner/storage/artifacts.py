@@ -112,7 +112,7 @@ class Objects:
             if manifest is not None:
                 os.chmod(target, _MODE["x"])
             if size >= SYNCED:
-                _sync_one(os.path.dirname(target))
+                sync_one(os.path.dirname(target))
             crashpoint("object-put")
             self._seal(content, target, size)
         except OSError as error:
@@ -642,10 +642,11 @@ def _sync(name: str) -> None:
     """Write out the large files and every directory."""
     for path, found in _below(name):
         if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_size >= SYNCED):
-            _sync_one(path)
+            sync_one(path)
 
 
-def _sync_one(path: str) -> None:
+def sync_one(path: str) -> None:
+    """Have a file or folder on the disk, not only in memory."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -387,7 +387,7 @@ def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(
     scene.there.save(1, size=10_000)
     scene.finish()
     scene.host("b").free = 5_000
-    with pytest.raises(Exception, match=r"5 KB free, the state ckpt needs 10\.\d KB"):
+    with pytest.raises(Exception, match=r"5.0 kB free, the state ckpt needs 10\.\d kB"):
         scene.restore()
     assert steps(scene.there.folder) == []
 
@@ -446,7 +446,7 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
 
 @pytest.mark.parametrize(
     ("free", "total", "need", "words"),
-    [(50, 100, 10, ""), (9, 100, 5, "nearly full"), (4, 1000, 5, "needs about 5 bytes"), (0, 0, 0, ""), (9, 0, 5, "")],
+    [(50, 100, 10, ""), (9, 100, 5, "nearly full"), (4, 1000, 5, "needs about 5 B"), (0, 0, 0, ""), (9, 0, 5, "")],
 )
 def test_a_disk_is_spoken_of_before_it_is_full(free: int, total: int, need: int, words: str) -> None:
     level, said = strained(free, total, need)

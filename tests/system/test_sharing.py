@@ -290,7 +290,11 @@ def test_config_says_what_is_in_force_and_from_where_but_no_secret(a: Machine, t
     user = tmp_path / "xdg" / "recipe"
     user.mkdir(parents=True)
     (user / "config.toml").write_text('[drivers.vast]\napi_key = "hush-hush"\nregion = "eu"\n')
-    code, out, err = a.command("config", env={"XDG_CONFIG_HOME": str(tmp_path / "xdg")})
+    brought = tmp_path / "site" / "vast-1.0.dist-info"  # a driver of somebody else's, whose settings we do not know
+    brought.mkdir(parents=True)
+    (brought / "METADATA").write_text("Metadata-Version: 2.1\nName: vast\nVersion: 1.0\n")
+    (brought / "entry_points.txt").write_text("[recipe.drivers]\nvast = vast:Vast\n")
+    code, out, err = a.command("config", env={"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "PYTHONPATH": str(brought.parent)})
     assert code == 0
     assert f"stores.team.push     true    {a.root}/recipe.toml:4".split() == next(line for line in out.splitlines() if "push" in line).split()
     assert f"{user}/config.toml:2" in out

@@ -118,16 +118,6 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def size(count: int) -> str:
-    """Bytes as people write them."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
 def title(found: Survey) -> str:
     """A recipe and what was given to it."""
     words = [found.request.recipe] if found.request.recipe != found.plan.recipe else []

@@ -16,11 +16,12 @@ from ...execution import manifests
 from ...execution.workspace import Workspace
 from ...language.inputs import Wrong, converted, kind_of
 from ...language.recipe import Input
+from ...language.units import about
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
 from ..tail import shown
-from .chosen import opened, size
+from .chosen import opened
 
 TRIES = 3
 
@@ -137,9 +138,13 @@ def _tell(args: argparse.Namespace, content: Content, manifest: Sequence[Entry],
     if args.quiet:
         return
     files = [entry.size for entry in manifest if entry.kind in "fx"]
-    print(f"{_many(len(files), 'file')}, {size(sum(files))}, in {_many(len(cut), 'shard')}" + (f", written to {shown(str(args.out))}" if out else ""))
+    print(
+        f"{_many(len(files), 'file')}, {about(sum(files))}, in {_many(len(cut), 'shard')}" + (f", written to {shown(str(args.out))}" if out else "")
+    )
     for shard in cut:
-        print(f"  {shard.name[:12]}  {size(shard.size):>8}  {_many(len(shard.entries), 'entry', 'entries'):>14}  from {shown(shard.entries[0].path)}")
+        print(
+            f"  {shard.name[:12]}  {about(shard.size):>8}  {_many(len(shard.entries), 'entry', 'entries'):>14}  from {shown(shard.entries[0].path)}"
+        )
 
 
 def _tell_json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], doubts: Sequence[str], out: Path | None) -> None:
@@ -240,5 +245,5 @@ class Bar:
         self._last = now
         rate = done / max(now - self._begun, 1e-9)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        print(f"\r{self._what} {size(done)} of {size(total)}, {size(int(rate))}/s{left}\x1b[K", end="", file=sys.stderr, flush=True)
+        print(f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K", end="", file=sys.stderr, flush=True)
         self._drawn = True

@@ -14,8 +14,9 @@ from ...errors import NotFound
 from ...execution.session import look
 from ...execution.sharing import Sharing, Tally, local_traces, pull, push, share
 from ...execution.workspace import Workspace
+from ...language.units import about
 from ..tail import shown
-from .chosen import add_words, opened, requests, size
+from .chosen import add_words, opened, requests
 
 if TYPE_CHECKING:
     from ...storage.store import Trace
@@ -90,7 +91,7 @@ def _told(args: argparse.Namespace, sharing: Sharing, tally: Tally, did: str, wh
             print(f"recipe: {problem}", file=sys.stderr)
         if not args.quiet:
             steps = f"{tally.steps} step{'' if tally.steps == 1 else 's'}"
-            print(f"{did} {size(tally.bytes)} {where} {sharing.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}")
+            print(f"{did} {about(tally.bytes)} {where} {sharing.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}")
     return 5 if problems else 0
 
 
@@ -105,7 +106,7 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
     def draw() -> None:
         while not over.wait(0.2):
             done, seconds = count(), time.monotonic() - begun
-            print(f"\r\x1b[K{size(done)}  {size(int(done / seconds))}/s", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{about(done)}  {about(int(done / seconds))}/s", end="", file=sys.stderr, flush=True)
 
     last = begun
 
@@ -115,8 +116,8 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
         last = now
         if args.json or args.quiet or not (moved or args.verbose):
             return
-        rate = f"  {size(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
-        print(f"{chr(13) + chr(27) + '[K' if live else ''}{shown(step)}  {size(moved)}{rate}", file=sys.stderr)
+        rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
+        print(f"{chr(13) + chr(27) + '[K' if live else ''}{shown(step)}  {about(moved)}{rate}", file=sys.stderr)
 
     drawing = threading.Thread(target=draw, daemon=True)
     if live:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from ...execution.session import look
 from ...execution.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
 from ...execution.workspace import Workspace
+from ...language.units import about
 from ..differences import brief
 from ..tail import shown
-from .chosen import add_words, find_nodes, one_request, requests, size
+from .chosen import add_words, find_nodes, one_request, requests
 
 if TYPE_CHECKING:
     from ...execution.survey import Request
@@ -130,12 +131,12 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
         return 0
     if args.verbose:
         for content in plan.objects:
-            print(f"{content}  {size(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
+            print(f"{content}  {about(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
         for item in beside:
-            print(f"{item.path.relative_to(ws.home)}  {size(item.size)}")
+            print(f"{item.path.relative_to(ws.home)}  {about(item.size)}")
     what = ", ".join(f"{count} {kind}{'' if count == 1 or kind == 'logs' else 's'}" for kind, count in counts.items() if count)
     if not args.quiet:
-        print(f"{'would free' if args.dry_run else 'freed'} {size(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
+        print(f"{'would free' if args.dry_run else 'freed'} {about(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
     return 0
 
 
@@ -154,7 +155,7 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
         print(shown(name))
     what = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
     if not args.quiet:
-        print(f"{'would free' if args.dry_run else 'freed'} {size(done.size)} in {sharing.name}" + (f": {what}" if what else ""))
+        print(f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {sharing.name}" + (f": {what}" if what else ""))
         if done.waiting:
             print(f"{done.waiting} more objects are needed by nobody; they go when another `recipe gc --store` finds them so a day later")
     return 0

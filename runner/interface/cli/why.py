@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...execution.explain import image_of
 from ...execution.session import look
+from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ..differences import all_of, as_json, text
 from ..tail import shown, span
-from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, size, title
+from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
     from ...execution.survey import Survey
@@ -184,7 +185,7 @@ def _made(trace: Trace) -> list[str]:
     words = [span(trace.seconds)] if trace.seconds else []
     for name, value in facts.items():
         if name == "peak_memory" and isinstance(value, int):
-            words += [f"{size(value)} of memory at most"] if value else []
+            words += [f"{about(value)} of memory at most"] if value else []
         elif name == "cpu" and isinstance(value, (int, float)):
             words.append(f"{span(value)} of processor time")
         else:
