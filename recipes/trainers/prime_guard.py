@@ -1,7 +1,7 @@
 """Step `guard` of prime-rl@1: merge the caller's configuration with the recipe's, and refuse what would fail or teach nothing hours later.
 
-Knows prime-rl's configuration as of its commit 559b447 (2026-08-21), not prime-rl: the same rules hold where that cannot be installed.  Each rule names
-its source; paths are of that repository.
+Knows prime-rl's configuration as of its commit 559b447 (2026-08-21), not prime-rl: it works where that cannot be installed.  Each rule names its
+source; paths are of that repository.
 """
 
 from __future__ import annotations
@@ -127,9 +127,7 @@ def faults(config: Config) -> list[str]:
     broadcast = _at(config, "weight_broadcast.type")
     # rl.py: auto_setup_weight_broadcast, trainer.py: validate_lora_broadcast.
     if lora is not None and broadcast in ("nccl", "nixl"):
-        wrong.append(
-            f'weight_broadcast.type {broadcast} does not know LoRA: FSDP\'s shards are not gathered for it; weight_broadcast.type = "filesystem"'
-        )
+        wrong.append(f'weight_broadcast.type {broadcast} does not know LoRA; weight_broadcast.type = "filesystem"')
     # trainer.py: cpu_offload_mutual_exclusion; the optimizer is offloaded unless said otherwise.
     if _at(config, "trainer.model.fsdp_cpu_offload") and _at(config, "trainer.model.optim_cpu_offload") is not False:
         wrong.append("trainer.model.fsdp_cpu_offload and optim_cpu_offload exclude each other: trainer.model.optim_cpu_offload = false")
