@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     rows = ws.store.runs(last=args.last)
     tallies = ws.store.tallies([row.id for row in rows])
-    told = [_told(ws, row, tallies[row.id]) for row in rows]
+    told = [overview(ws, row, tallies[row.id]) for row in rows]
     if args.json:
         print(json.dumps(told, indent=2))
         return 0
@@ -76,7 +76,7 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def _told(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> dict[str, Any]:
+def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> dict[str, Any]:
     """A run for programs; the table shows a part of it."""
     counts: dict[str, int] = {}
     for (state, _), count in tally.items():
@@ -191,7 +191,7 @@ def _say(text: str) -> None:
 def _diff(ws: Workspace, args: argparse.Namespace) -> int:
     rows = [find_run(ws.store, args.a), find_run(ws.store, args.b)]
     tallies = ws.store.tallies([row.id for row in rows])
-    a, b = (_told(ws, row, tallies[row.id]) for row in rows)
+    a, b = (overview(ws, row, tallies[row.id]) for row in rows)
     inputs = values(a["inputs"], b["inputs"])
     steps = compare(_ran(ws, a["id"]), _ran(ws, b["id"]))
 

@@ -27,6 +27,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
     "runs": ("history", "earlier runs"),
     "logs": ("history", "what a run or one of its steps printed"),
+    "report": ("report", "how a run went, where the time of its trainings went, and what to change"),
     "diff": ("history", "what differs between two runs: inputs, data, code, environment, metrics, time"),
     "adopt": ("upkeep", "take the files that are there for what a step makes"),
     "clean": ("upkeep", "remove published results"),

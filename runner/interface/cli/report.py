@@ -1,0 +1,222 @@
+"""`recipe report`: how a run went, and where the time of its trainings went, from what is stored.  Decides nothing about either; changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import NotFound
+from ...execution import metrics
+from ...language.units import about
+from ...planning import bottleneck
+from ..tail import shown, span
+from .chosen import find_run, moment, near_step, opened
+
+if TYPE_CHECKING:
+    from ...execution.workspace import Workspace
+    from ...storage.store import RunRow
+
+_LISTED = 60  # steps
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a run remembers of one step."""
+
+    id: str
+    state: str
+    attempts: int = 0
+    seconds: float = 0.0
+    memory: int = 0  # bytes of main memory, the most of any attempt
+    files: list[Path] = field(default_factory=list)  # what each attempt told, in order
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
+    parser.add_argument("--step", metavar="STEP", help="this step, and all instances of it where it is a matrix")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json"
+
+
+def run(args: argparse.Namespace) -> int:
+    with opened(args.workspace) as ws:
+        row = find_run(ws.store, args.run)
+        told = described(ws, row, args.step)
+    print(json.dumps(told, indent=2) if args.json else "\n".join(as_text(told)))
+    return 0
+
+
+def described(ws: Workspace, row: RunRow, step: str | None) -> dict[str, Any]:
+    """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
+    from .history import overview
+
+    told = overview(ws, row, ws.store.tallies([row.id])[row.id])
+    if told["seconds"] is None and ws.store.live(row.id):
+        told["seconds"] = time.time() - row.created
+    done = _steps(ws, row)
+    chosen = [each for each in done if step is None or each.id == step or each.id.startswith((f"{step}[", f"{step}/"))]
+    if step is not None and not chosen:
+        raise NotFound(f'"{step}" had nothing to do in {row.id}', fix=near_step(step, [each.id for each in done]) if done else "all was fresh in it")
+    return {
+        "id": row.id,
+        "recipe": row.recipe,
+        "created": row.created,
+        "state": told["state"],
+        "reason": row.reason,
+        "seconds": told["seconds"],
+        "fresh": told["steps"]["fresh"],
+        "steps": [_told(each, row.inputs) for each in chosen],
+    }
+
+
+def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
+    """The steps that were begun, in that order, and those that are yet to begin."""
+    found: dict[str, _Done] = {}
+    began: dict[str, float] = {}
+    for event in ws.store.events(row.id):
+        if event.subject != "step":
+            continue
+        done = found.setdefault(event.id, _Done(event.id, event.after))
+        done.state = event.after
+        if event.after == "RUNNING" and event.before != "RUNNING":
+            began[event.id] = event.at
+            done.attempts += 1
+            number = event.data.get("attempt", done.attempts)
+            done.files.append(_told_in(ws, row.id, event.id, number if isinstance(number, int) else done.attempts, event.data.get("metrics")))
+        elif event.before == "RUNNING" and event.after != "RUNNING":
+            began.pop(event.id, None)
+    if ws.store.live(row.id):
+        for id, since in began.items():
+            found[id].seconds += max(0.0, time.time() - since)
+    # Events are stored in groups, and so are their moments; the rows of attempts have what the supervisor saw.
+    for attempt in ws.store.attempts(row.id):
+        if attempt.step not in found:
+            continue
+        if attempt.started is not None and attempt.ended is not None:
+            found[attempt.step].seconds += attempt.ended - attempt.started
+        peak = attempt.exit.get("peak_memory")
+        if isinstance(peak, int):
+            found[attempt.step].memory = max(found[attempt.step].memory, peak)
+    return sorted(found.values(), key=lambda done: done.attempts == 0)
+
+
+def _told_in(ws: Workspace, run: str, step: str, number: int, raw: object) -> Path:
+    """The file of what an attempt told: where it is kept, or, while it runs, where it is written."""
+    kept = ws.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}.metrics"
+    return Path(raw) if isinstance(raw, str) and not kept.exists() else kept
+
+
+def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    lines = _lines(done.files)
+    found = bottleneck.breakdown(lines)
+    told: dict[str, Any] = {
+        "id": done.id, "state": done.state, "attempts": done.attempts, "seconds": round(done.seconds, 3), "peak_memory": done.memory or None,
+        "training": None,
+    }  # fmt: skip
+    if len(lines) < 2 and found is None:
+        return told  # numbers of a whole step, an evaluation's say, and no training
+    last = lines[-1]
+    gpu = last.get("gpu")
+    training: dict[str, Any] = {
+        "steps": len(lines),
+        "last_step": last.get("step"),
+        "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
+        "memory_gb": max((float(line["memory_gb"]) for line in lines if _number(line.get("memory_gb"))), default=None),
+        "gpu": gpu if isinstance(gpu, str) else None,
+        "speeds": {name: _mean(lines, name) for name in ("samples_per_second", "tokens_per_second") if _mean(lines, name) is not None},
+        "step_seconds": None,
+        "parts": {},
+        "verdict": None,
+        "why": "",
+        "advice": [],
+    }
+    if found is not None:
+        said = bottleneck.judge(found, inputs)
+        parts = {name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)} for name, seconds in found.parts.items()}
+        training |= {"step_seconds": round(found.seconds, 6), "parts": parts, "verdict": said.word, "why": said.why, "advice": list(said.advice)}
+    return {**told, "training": training}
+
+
+def _lines(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
+    found: dict[Any, dict[str, Any]] = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                for line in file:
+                    if value := metrics.parse(line):
+                        found[value.get("step", len(found))] = dict(value)
+        except OSError:
+            continue
+    return list(found.values())
+
+
+def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return next((float(line[name]) for line in lines if _number(line.get(name))), None)
+
+
+def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Of what trainers tell for each step, the first left out where more follow."""
+    values = [float(line[name]) for line in lines if _number(line.get(name))]
+    values = values[1:] if len(values) > 1 else values
+    return round(len(values) / sum(1 / value for value in values), 3) if values and all(value > 0 for value in values) else None
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_text(told: Mapping[str, Any]) -> list[str]:
+    took = f" in {span(told['seconds'])}" if told["seconds"] is not None else ""
+    text = [f"{told['id']}  {told['recipe']}  {moment(told['created'])}  {told['state']}{took}" + (f"  {told['reason']}" if told["reason"] else "")]
+    steps = told["steps"]
+    if told["fresh"]:
+        text.append(f"{told['fresh']} step{'s were' if told['fresh'] > 1 else ' was'} fresh")
+    if not steps:
+        return [*text, "no step was begun"]
+    table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY")]
+    for step in steps[:_LISTED]:
+        memory = about(step["peak_memory"]) if step["peak_memory"] else ""
+        table.append((shown(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["attempts"] else "", memory))
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    text += ["  ".join(cell.rjust(widths[n]) if n > 1 else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
+    if len(steps) > _LISTED:
+        text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
+    trained = [step for step in steps if step["training"] is not None]
+    for step in trained[:_LISTED]:
+        text += ["", *_training(step["id"], step["training"])]
+    if not trained:
+        text += [
+            "",
+            "no step told numbers of its steps: a trainer writes them to the file that $RECIPE_METRICS names, with `metrics: true` on its step",
+        ]
+    return text
+
+
+def _training(id: str, told: Mapping[str, Any]) -> list[str]:
+    facts = [f"{told['steps']} step{'s' if told['steps'] != 1 else ''}"]
+    if told["step_seconds"]:
+        facts[0] += f" of {_short(told['step_seconds'])}"
+    facts += [f"{value:g} {name.replace('_per_second', '/s')}" for name, value in told["speeds"].items()]
+    first, last = told["loss"]
+    if first is not None and last is not None:
+        facts.append(f"loss {first:.4g} -> {last:.4g}")
+    if told["memory_gb"] is not None:
+        facts.append(f"peak {told['memory_gb']:g} GB " + (f"on {shown(told['gpu'])}" if told["gpu"] else "of main memory"))
+    text = [f"{shown(id)}: {', '.join(facts)}"]
+    if not told["parts"]:
+        return [*text, "  it does not tell where its time goes: time_step, time_data, time_model, … in its metrics"]
+    for name, part in told["parts"].items():
+        bar = "#" * round(part["share"] * 30)
+        text.append(f"  {name:<13} {part['share']:>4.0%}  {_short(part['seconds']):>8}  {bar:<30} {bottleneck.PARTS[name]}".rstrip())
+    text.append(f"  {told['verdict']}: {told['why']}")
+    return text + [f"    - {line}" for line in told["advice"]]
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s" if seconds < 60 else span(seconds)

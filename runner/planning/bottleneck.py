@@ -1,0 +1,144 @@
+"""Where the time of a training's steps went, and what that calls for.  Knows the names that trainers give their times, not files nor runs.
+
+A trainer tells seconds for each optimizer step: `time_step` for the whole, and parts of it, `time_data`, `time_model`, …; those that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Word = Literal["LATENCY-BOUND", "DATA-BOUND", "THROUGHPUT-BOUND", "BALANCED"]
+
+PARTS: Final = {
+    "data": "getting and preparing batches",
+    "generation": "sampling answers",
+    "tool": "tools, rewards, environments",
+    "model": "forward and backward",
+    "optimizer": "the update",
+    "communication": "adding up over processes",
+    "checkpoint": "saving state",
+    "evaluation": "looking at held-out data",
+    "other": "what the trainer did not name",
+}
+TRAINING: Final = ("model", "optimizer", "communication")
+TOOL, DATA, WORK = 0.50, 0.30, 0.80
+"""Above these shares of a step: tools make it LATENCY-BOUND, data DATA-BOUND, generation and training together THROUGHPUT-BOUND."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Mean seconds of a step and of its parts, over `steps` steps."""
+
+    steps: int
+    seconds: float
+    parts: Mapping[str, float]
+
+    def share(self, *names: str) -> float:
+        return sum(self.parts.get(name, 0.0) for name in names) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One verdict, the rule that gave it, and what to change, most worthwhile first."""
+
+    word: Word
+    why: str
+    advice: tuple[str, ...]
+
+
+def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
+    """The parts of what a trainer told, one mapping a step; None where it told no times.
+
+    The first step is left out where more follow: what happens once, compiling and making room, is in it.
+    """
+    timed = [line for line in lines if any(_seconds(line, name) is not None for name in PARTS)]
+    if len(timed) > 1:
+        timed = timed[1:]
+    totals: dict[str, float] = {}
+    whole = 0.0
+    for line in timed:
+        parts = {name: found for name in PARTS if (found := _seconds(line, name)) is not None}
+        named = sum(parts.values())
+        step = max(_seconds(line, "step") or 0.0, named)
+        parts["other"] = parts.get("other", 0.0) + step - named
+        whole += step
+        for name, seconds in parts.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    if not whole:
+        return None
+    count = len(timed)
+    return Breakdown(count, whole / count, {name: totals[name] / count for name in PARTS if totals.get(name)})
+
+
+def judge(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement:
+    """What the parts say.  `inputs` are those of the recipe: what to change is said in their names."""
+    if found.share("tool") > TOOL:
+        why = f"tools, rewards and environments take {found.share('tool'):.0%} of a step (more than {TOOL:.0%})"
+        advice = (
+            "call tools for all answers of a step at once, not one after the other",
+            "draw the answers of the next step while tools work on those of this one (asynchronous rollouts)",
+            *_raise(inputs, "num_generations", "more answers share the wait"),
+            "a faster GPU would change nothing",
+        )
+        return Judgement("LATENCY-BOUND", why, advice)
+    if found.share("data") > DATA:
+        why = f"the model waits for data {found.share('data'):.0%} of a step (more than {DATA:.0%})"
+        advice = (
+            *_raise(inputs, "workers", "more threads prepare it"),
+            "prepare the data once, in a step of its own: tokens, latents and text embeddings that are cached cost nothing here",
+            "keep it on a disk of the machine that trains, and in few large files",
+        )
+        return Judgement("DATA-BOUND", why, advice)
+    work = found.share("generation", *TRAINING)
+    if work > WORK:
+        return Judgement("THROUGHPUT-BOUND", f"generation and training take {work:.0%} of a step (more than {WORK:.0%})", _throughput(found, inputs))
+    largest = max(found.parts, key=lambda name: found.parts[name])
+    advice = (f"the largest part is {PARTS[largest]}, {found.share(largest):.0%}",)
+    for part, limit, name, remedy in (
+        ("checkpoint", 0.1, "save_every", "save less often"),
+        ("evaluation", 0.2, "eval_every", "look at held-out data less often"),
+    ):
+        if found.share(part) > limit:
+            advice += (f"{PARTS[part]} takes {found.share(part):.0%}: {remedy}{_now(inputs, name)}",)
+    if found.share("other") > 0.2:
+        advice += (f"the trainer does not say where {found.share('other'):.0%} went",)
+    return Judgement("BALANCED", "no part stands out", advice)
+
+
+def _throughput(found: Breakdown, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """What makes arithmetic faster, for the greatest of generation, communication and the rest."""
+    if found.share("generation") > found.share(*TRAINING):
+        return (
+            "write answers with an engine made for it (vLLM), on GPUs of its own or the same",
+            *_lower(inputs, "max_completion_length", "shorter answers"),
+            "a GPU with more memory bandwidth: writing reads every weight for each token",
+        )
+    if found.share("communication") > 0.25:
+        return (
+            f"adding up over processes takes {found.share('communication'):.0%}: fewer, larger GPUs, or a faster link between them",
+            *_raise(inputs, "global_batch", "fewer updates for the same data"),
+        )
+    return (
+        *_raise(inputs, "micro_batch", "larger batches fill a GPU better, while memory lasts"),
+        *(("checkpoint_activations=false, where memory allows: a quarter less arithmetic",) if inputs.get("checkpoint_activations") is True else ()),
+        "a faster GPU, or more of them: this is arithmetic, and the rest costs little",
+    )
+
+
+def _raise(inputs: Mapping[str, Any], name: str, why: str) -> tuple[str, ...]:
+    return (f"raise {name}{_now(inputs, name)}: {why}",) if name in inputs else ()
+
+
+def _lower(inputs: Mapping[str, Any], name: str, why: str) -> tuple[str, ...]:
+    return (f"lower {name}{_now(inputs, name)}: {why}",) if name in inputs else ()
+
+
+def _now(inputs: Mapping[str, Any], name: str) -> str:
+    return f" ({name} is {inputs[name]})" if inputs.get(name) is not None else ""
+
+
+def _seconds(line: Mapping[str, Any], name: str) -> float | None:
+    value = line.get(f"time_{name}")
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,133 @@
+"""`recipe report` tells of a run what happened, and of its trainings where their time went; also while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support import Space, until
+from tests.system.test_cli_why import Recipe, recipe
+
+__all__ = ["recipe"]
+
+TRAIN = """
+inputs:
+  micro_batch: {type: integer, default: 2}
+  gate: {type: string, default: ""}
+steps:
+  data:
+    run: echo data > {{ outputs.o }}
+    outputs: {o: data.txt}
+  train:
+    run: |
+      for n in 1 2 3; do
+        echo '{"step": '$n', "loss": '$((9 - n))', "samples_per_second": 4, "memory_gb": 1.5, "time_step": 2, "time_model": 1.5, "time_optimizer": 0.3, "time_data": 0.1}'
+      done >> "$RECIPE_METRICS"
+      echo '{"step": 4, "lo' >> "$RECIPE_METRICS"
+      cat "{{ inputs.gate }}" /dev/null > {{ outputs.o }}
+    deps: [data.txt]
+    outputs: {o: model.txt}
+    metrics: true
+"""
+
+
+def test_a_report_tells_steps_and_where_a_trainings_time_went(space: Space, recipe: Recipe) -> None:
+    space.recipe(TRAIN.replace('cat "{{ inputs.gate }}"', "cat"))
+    space.run()
+    said = recipe("report")
+    assert said.code == 0 and said.err == ""
+    lines = said.out.splitlines()
+    assert "t@1" in lines[0] and "COMPLETED" in lines[0]
+    assert [line.split()[:3] for line in lines[2:4]] == [["data", "DONE", "1"], ["train", "DONE", "1"]]
+    assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB of main memory" in lines
+    assert any(line.split()[:2] == ["model", "75%"] for line in lines)
+    assert "  THROUGHPUT-BOUND: generation and training take 90% of a step (more than 80%)" in lines
+    assert "    - raise micro_batch (micro_batch is 2): larger batches fill a GPU better, while memory lasts" in lines
+
+
+def test_a_report_for_programs_has_every_number(space: Space, recipe: Recipe) -> None:
+    space.recipe(TRAIN.replace('cat "{{ inputs.gate }}"', "cat"))
+    space.run()
+    told = json.loads(recipe("report", "last", "--step", "train", "--json").out)
+    assert told["state"] == "COMPLETED" and [step["id"] for step in told["steps"]] == ["train"]
+    training = told["steps"][0]["training"]
+    assert training["verdict"] == "THROUGHPUT-BOUND" and training["steps"] == 3 and training["last_step"] == 3
+    assert training["parts"]["model"] == {"seconds": 1.5, "share": 0.75} and training["parts"]["other"]["seconds"] == pytest.approx(0.1)
+    assert training["loss"] == [8, 6] and training["memory_gb"] == 1.5 and training["gpu"] is None
+    assert told["steps"][0]["seconds"] > 0 and told["steps"][0]["peak_memory"] > 0
+
+
+def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Path) -> None:
+    os.mkfifo(gate := tmp_path / "gate")
+    space.recipe(TRAIN)
+    process = space.start("run", f"gate={gate}")
+
+    def told() -> bool:
+        return any(b'"lo' in path.read_bytes() for path in (space.root / ".recipe" / "attempts").glob("*.metrics"))
+
+    until(told)
+    until(lambda: ["train", "RUNNING"] in [[step["id"], step["state"]] for step in json.loads(recipe("report", "--json").out)["steps"]])
+    lines = recipe("report").out.splitlines()
+    assert any(line.split()[:3] == ["train", "RUNNING", "1"] for line in lines)
+    assert any("3 steps of 2.00 s" in line for line in lines)
+    gate.write_text("")
+    assert process.wait(20) == 0
+
+
+def test_of_a_step_that_was_told_twice_the_later_counts(space: Space, recipe: Recipe) -> None:
+    space.recipe(
+        """
+steps:
+  train:
+    run: |
+      test -e "$HOME_OF_TEST/once" && first=2 || first=1
+      for n in $first 2 3; do echo '{"step": '$n', "time_step": '$first', "time_model": '$first'}'; done >> "$RECIPE_METRICS"
+      test -e "$HOME_OF_TEST/once" || { touch "$HOME_OF_TEST/once"; exit 1; }
+      touch {{ outputs.o }}
+    pass_env: [HOME_OF_TEST]
+    outputs: {o: o.txt}
+    metrics: true
+    retries: {failure: 1}
+"""
+    )
+    os.environ["HOME_OF_TEST"] = str(space.root)
+    try:
+        space.run()
+    finally:
+        del os.environ["HOME_OF_TEST"]
+    step = json.loads(recipe("report", "--json").out)["steps"][0]
+    assert step["attempts"] == 2
+    assert step["training"]["steps"] == 3 and step["training"]["step_seconds"] == 2
+
+
+def test_a_run_without_such_numbers_is_told_so(space: Space, recipe: Recipe) -> None:
+    space.recipe("steps: {a: {run: 'echo a > {{ outputs.o }}', outputs: {o: o}}}")
+    space.run()
+    assert "no step told numbers of its steps: a trainer writes them to the file that $RECIPE_METRICS names" in recipe("report").out
+    space.recipe(
+        "steps: {a: {run: 'for n in 1 2; do echo {\\\"step\\\": $n}; done >> $RECIPE_METRICS; echo > {{ outputs.o }}', outputs: {o: o}, metrics: true}}"
+    )
+    space.run()
+    assert "a: 2 steps\n  it does not tell where its time goes: time_step, time_data" in recipe("report").out
+
+
+def test_what_is_not_there_is_named(space: Space, recipe: Recipe) -> None:
+    said = recipe("report")
+    assert said.code == 3 and "nothing was run here" in said.err
+    space.recipe("steps: {train: {run: 'echo a > {{ outputs.o }}', outputs: {o: o}}}")
+    space.run()
+    said = recipe("report", "--step", "trian")
+    assert said.code == 3 and 'did you mean "train"' in said.err
+    assert recipe("report", "nowhere").code == 3
+
+
+def test_a_failed_run_is_reported_with_what_it_did(space: Space, recipe: Recipe) -> None:
+    space.recipe(
+        'steps: {train: {run: \'for n in 1 2; do echo {\\"step\\": $n, \\"time_tool\\": 3}; done >> $RECIPE_METRICS; exit 3\', outputs: {o: o}, metrics: true}}'
+    )
+    space.attempt()
+    lines = recipe("report").out.splitlines()
+    assert "FAILED" in lines[0] and any("LATENCY-BOUND: tools, rewards and environments take 100%" in line for line in lines)

@@ -1,0 +1,81 @@
+"""Where the time of a step went decides one verdict, by rules that are stated, and the advice names inputs that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runner.planning.bottleneck import PARTS, breakdown, judge
+
+
+def steps(count: int = 3, **seconds: float) -> list[dict[str, float]]:
+    return [{"step": n + 1, **{f"time_{name}": value for name, value in seconds.items()}} for n in range(count)]
+
+
+def verdict(inputs: dict[str, Any] | None = None, **seconds: float) -> tuple[str, str]:
+    found = breakdown(steps(**seconds))
+    assert found is not None
+    said = judge(found, inputs or {})
+    return said.word, "\n".join((said.why, *said.advice))
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [
+        ("LATENCY-BOUND", {"step": 10, "tool": 5.1, "model": 4.9}),
+        ("BALANCED", {"step": 10, "tool": 5.0, "model": 5.0}),
+        ("DATA-BOUND", {"step": 10, "data": 3.1, "model": 6.9}),
+        ("BALANCED", {"step": 10, "data": 2.5, "model": 7.5}),
+        ("THROUGHPUT-BOUND", {"step": 10, "generation": 4, "model": 4, "optimizer": 0.1}),
+        ("THROUGHPUT-BOUND", {"step": 10, "communication": 4, "model": 4.1}),
+        ("BALANCED", {"step": 10, "generation": 4, "model": 4}),
+        ("BALANCED", {"step": 10, "model": 5, "checkpoint": 5}),
+    ],
+)
+def test_a_verdict_is_by_shares_of_a_step(word: str, seconds: dict[str, float]) -> None:
+    assert verdict(**seconds)[0] == word
+
+
+def test_what_is_not_named_is_other_and_all_parts_are_the_whole() -> None:
+    found = breakdown(steps(step=10, data=1, model=6))
+    assert found is not None and found.seconds == 10 and found.parts == {"data": 1, "model": 6, "other": 3}
+    assert found.share(*PARTS) == pytest.approx(1)
+
+
+def test_parts_that_are_more_than_the_step_are_the_step() -> None:
+    found = breakdown(steps(step=1, model=6, data=2))
+    assert found is not None and found.seconds == 8
+
+
+def test_the_first_step_is_left_out_where_more_follow() -> None:
+    lines = [*steps(1, step=100, model=100), *steps(2, step=1, model=1)]
+    found = breakdown(lines)
+    assert found is not None and found.seconds == 1 and found.steps == 2
+    alone = breakdown(lines[:1])
+    assert alone is not None and alone.seconds == 100
+
+
+def test_lines_without_times_are_no_breakdown() -> None:
+    assert breakdown([]) is None
+    assert breakdown([{"step": 1, "loss": 2.0}]) is None
+    assert breakdown([{"step": 1, "time_model": "long"}, {"step": 2, "time_model": True}]) is None
+    assert breakdown([{"step": 1, "time_model": 0}]) is None
+
+
+def test_a_line_between_without_times_changes_nothing() -> None:
+    lines = steps(step=10, model=9)
+    found = breakdown([lines[0], {"eval_loss": 2.0}, *lines[1:]])
+    assert found is not None and found.seconds == 10 and found.steps == 2
+
+
+def test_advice_is_in_the_names_and_values_of_the_recipes_inputs() -> None:
+    assert "raise micro_batch (micro_batch is 2)" in verdict({"micro_batch": 2}, step=10, model=9)[1]
+    assert "micro_batch" not in verdict(step=10, model=9)[1]
+    assert "checkpoint_activations=false" in verdict({"checkpoint_activations": True}, step=10, model=9)[1]
+    assert "raise workers (workers is 4)" in verdict({"workers": 4}, step=10, data=9)[1]
+    assert "lower max_completion_length (max_completion_length is 256)" in verdict({"max_completion_length": 256}, step=10, generation=9)[1]
+    assert "save_every is 5" in verdict({"save_every": 5}, step=10, model=5, checkpoint=5)[1]
+    assert "fewer updates" in verdict({"global_batch": 8}, step=10, model=6, communication=3)[1]
+    assert "asynchronous" in verdict(step=10, tool=9)[1]
+    assert "does not say where 70%" in verdict(step=10, model=3)[1]
