@@ -209,11 +209,12 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
 
 def _finding(rule: Rule, scope: Mapping[str, object], step: str) -> Finding:
     fix = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
-    names = [*rule.fix.get("settings", {})]
-    for text in (rule.when, *("{{ " + name + " }}" for name in rule.given)):
-        read = references(text)
-        names += [each.path[1] for each in read if each.path[0] == "settings" and len(each.path) > 1]
-        names += [setting for each in read for space, setting in (("model", "base"), ("data", "dataset")) if each.path[0] == space]
+    read = [each.path for text in ("{{ " + name + " }}" for name in rule.given) for each in references(text)]
+    asked = [each.path for each in references(rule.when)]
+    subject = {"model": "base", "data": "dataset"}
+    names = [*rule.fix.get("settings", {}), *(path[1] for path in read if path[0] == "settings" and len(path) > 1)]
+    names += [subject[path[0]] for path in asked if path[0] in subject]
+    names += [path[1] for path in asked if path[0] == "settings" and len(path) > 1]
     settings = scope.get("settings")
     places = {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
     origins = {name: place for name, place in places.items() if place is not None}
