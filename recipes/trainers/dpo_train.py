@@ -6,6 +6,10 @@ arXiv:2305.18290, eq. 7).  With LoRA π₀ is the same model with its adapter sw
 
 from __future__ import annotations
 
+import argparse
+import shutil
+from pathlib import Path
+
 import trl_common as common
 from datasets import Dataset
 from loop import Ending
@@ -29,7 +33,6 @@ def main() -> None:
     parser.add_argument("--precompute-reference", action="store_true")
     options = common.parsed(parser)
     ending = Ending()
-    pairs = Pairs(options.data)
     config = common.arguments(
         DPOConfig,
         options,
@@ -39,22 +42,37 @@ def main() -> None:
         max_length=None,
         precompute_ref_log_probs=options.precompute_reference,
     )
+    pairs = Pairs(_writable(options) if options.precompute_reference else options.data)
     model, lora = common.load(options), common.lora(options, "CAUSAL_LM")
     trainer = Trainer(
         model=model,
         # Only read from, so it may be as small as the arithmetic.
         ref_model=None if lora or options.precompute_reference else load_base(options.base, options.init, options.seed, options.precision),
         args=config,
-        train_dataset=scheduled(pairs.train, options),
+        train_dataset=pairs.train,
         eval_dataset=pairs.glance if options.eval_every else None,
         processing_class=common.tokenizer_of(options.base, model),
         peft_config=lora,
     )
+    # Only now: what is reckoned beforehand is reckoned once for each row, however often it is read.
+    trainer.train_dataset = scheduled(trainer.train_dataset, options)
     settings = {"data": pairs.digest, "beta": options.beta, "precompute_reference": options.precompute_reference}
     common.train(trainer, options, settings, ending, NAMES)
     common.export(trainer, options)
-    if trainer.is_world_process_zero():
+    if common.first():
         record(options)
+
+
+def _writable(options: argparse.Namespace) -> Path:
+    """The pairs in a folder of this attempt, shared by its processes: TRL puts what it reckons beside the rows."""
+    folder: Path = options.history.parent / ".reference"
+    if common.first():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for file in options.data.iterdir():
+            (folder / file.name).symlink_to(file.resolve())
+    common.together()
+    return folder
 
 
 if __name__ == "__main__":

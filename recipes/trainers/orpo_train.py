@@ -69,7 +69,7 @@ def main() -> None:
     )
     common.train(trainer, options, {"data": pairs.digest, "beta": options.beta}, ending, NAMES)
     common.export(trainer, options)
-    if trainer.is_world_process_zero():
+    if common.first():
         record(options)
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     )
     common.train(trainer, options, {"data": pairs.digest, "center": options.center}, ending, NAMES)
     common.export(trainer, options)
-    if trainer.is_world_process_zero():
+    if common.first():
         record(options)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 # CUDA wants this before its first product, else no two runs are equal; TRL says with every import that what is experimental may change.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")  # bars of progress are for terminals, and this is a log
 
 import torch
 from loop import Ending, _sha256, _sync, draw, fail
@@ -155,7 +156,7 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
     if trainer.state.global_step < options.max_steps:
         say(f"asked to end; saved step {trainer.state.global_step}")
         ending.end()
-    if trainer.is_world_process_zero():
+    if first():
         options.history.write_text("".join(trainer.keeper.telemetry.history))  # type: ignore[attr-defined]
     shutil.rmtree(_unfinished(options.checkpoints), ignore_errors=True)
     together()
@@ -179,7 +180,7 @@ class Keeper(TrainerCallback):
         # A resumed state brings the intervals of the training that saved it.
         state.save_steps, state.eval_steps, state.logging_steps = args.save_steps, args.eval_steps or 0, args.logging_steps
         self.telemetry = Telemetry(
-            self._options.tensorboard, main=state.is_world_process_zero, history=self._history, tracker=self._options.tracker, settings=self._settings
+            self._options.tensorboard, main=first(), history=self._history, tracker=self._options.tracker, settings=self._settings
         )
         self._turn("data")
 
@@ -215,7 +216,7 @@ class Keeper(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         together()
-        if state.is_world_process_zero:
+        if first():
             made = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             _settle(made, self._options.checkpoints, state.global_step, self._settings, self.telemetry.history)
         together()
@@ -242,8 +243,13 @@ class Keeper(TrainerCallback):
 
 def say(line: str) -> None:
     """One line of the log, by the first process."""
-    if int(os.environ.get("RANK", "0")) == 0:
+    if first():
         print(f"train: {line}", flush=True)
+
+
+def first() -> bool:
+    """Whether this is the one process that speaks and writes."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def together() -> None:
@@ -291,7 +297,7 @@ def export(trainer: Trainer, options: argparse.Namespace) -> None:
 
     The same training writes the same bytes.
     """
-    if trainer.is_world_process_zero():
+    if first():
         model, folder = trainer.accelerator.unwrap_model(trainer.model), options.out
         folder.mkdir(parents=True, exist_ok=True)
         if options.method == "full":
