@@ -580,7 +580,8 @@ def _installed() -> dict[str, object]:
     """Packages of the Python that steps run in here."""
     from importlib.metadata import distributions
 
-    return _packages((dist.name, dist.version) for dist in distributions())
+    # Of two releases the first on the path is the one that is imported, and of two that are told below the last counts.
+    return _packages((dist.name, dist.version) for dist in reversed(list(distributions())))
 
 
 def _packages(rows: Iterable[tuple[str, str]]) -> dict[str, object]:
