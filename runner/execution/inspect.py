@@ -238,9 +238,9 @@ class _Looks:
         scope = _scope(detail, node.id)
         takes = self._takes(node.prefix)
         line = [_addressed(word, takes) for word in words(detail, scope)]
-        configs, broken = self._configs(n, line, scope)
-        told = [*of_words(line), *(each for _, tree, file in configs for each in of_tree(tree, scope, file))]
         inputs = {name: _address(value, takes) for name, value in detail["scope"]["inputs"].items()}
+        configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
+        told = [*of_words(line), *(each for _, tree, file in configs for each in of_tree(tree, scope, file))]
         settings = Settings([*_derived(told), *told, *of_inputs(inputs), *_derived(of_inputs(inputs))], self._library.names)
         imports: list[list[str]] = []
 
@@ -251,7 +251,8 @@ class _Looks:
 
         plainly = [word.text for word in line if word.text is not None]
         tools = preflight.tools_of(plainly, code()["imports"], self._library.tools)  # type: ignore[arg-type]
-        trains = bool(detail["accelerate"] or detail["state"] or tools)
+        named = _called_training([node.id, *plainly[:4]])
+        trains = bool(detail["accelerate"] or detail["state"] or (named and (tools or detail["resources"].get("gpus"))))
         step = self._step(n, plainly, tools, configs, broken, code)
         facts = preflight.world({})
         facts |= {
@@ -325,32 +326,29 @@ class _Looks:
             gather=code,
         )
 
-    def _configs(self, n: int, line: Sequence[Word], scope: Mapping[str, Any]) -> tuple[list[tuple[str, object, str]], list[str]]:
-        """The configuration files that the command names: those that the recipe writes, and those that lie here.  (path, tree, shown name)."""
+    def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[str, object, str]], list[str]]:
+        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (path, tree, shown name)."""
         detail, node = self._found.plan.details()[n], self._found.plan.nodes[n]
         found: list[tuple[str, object, str]] = []
         broken: list[str] = []
+
+        def add(name: str, data: bytes) -> None:
+            try:
+                found.append((name, _parsed(name, data), name))
+            except ValueError as error:
+                broken.append(f"{name}: {error}")
+
         for path, tree in detail["files"].items():
-            if not path.endswith(_CONFIGS):
-                continue
-            read = tree
             if isinstance(tree, str):
-                try:
-                    read = _parsed(path, tree.encode()) if "{{" not in tree else None
-                except ValueError as error:
-                    broken.append(f"{path}: {error}")
-                    continue
-            if read is not None:
-                found.append((path, read, path))
-        for word in line:
-            if word.text and word.text.endswith(_CONFIGS) and not word.text.startswith("-") and word.text not in detail["files"]:
+                if path.endswith(_CONFIGS) and "{{" not in tree:
+                    add(path, tree.encode())
+            elif path.endswith(_CONFIGS):
+                found.append((path, tree, path))
+        for name in dict.fromkeys(named):
+            if name.endswith(_CONFIGS) and not name.startswith("-") and name not in detail["files"]:
                 for place in (self._ws.root, Path(self._found.plan.homes[node.home])):
-                    path_here = place / word.text
-                    if path_here.is_file() and path_here.stat().st_size < _LARGE:
-                        try:
-                            found.append((word.text, _parsed(word.text, path_here.read_bytes()), word.text))
-                        except (ValueError, OSError) as error:
-                            broken.append(f"{word.text}: {error}")
+                    if (data := _bytes(place / name, _LARGE)) is not None:
+                        add(name, data)
                         break
         return found, broken
 
@@ -484,6 +482,12 @@ def _method(line: Sequence[str]) -> str | None:
                 if part in _METHODS:
                     return part
     return None
+
+
+def _called_training(names: Sequence[str]) -> bool:
+    """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`."""
+    parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
+    return any("train" in each for each in parts) or any(name in _METHODS for name in names[1:])
 
 
 def _launcher(line: Sequence[str], tools: Sequence[str]) -> str:
@@ -661,9 +665,9 @@ def _adds(data: bytes | None, begin: str | None) -> bool:
     return begin in json.dumps(after, ensure_ascii=False) if after else False
 
 
-def _bytes(path: Path) -> bytes | None:
+def _bytes(path: Path, most: int = 64 * _LARGE) -> bytes | None:
     try:
-        return path.read_bytes() if path.stat().st_size < 64 * _LARGE else None
+        return path.read_bytes() if path.is_file() and path.stat().st_size < most else None
     except OSError:
         return None
 

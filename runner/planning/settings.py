@@ -153,9 +153,11 @@ def of_tree(tree: object, scope: Mapping[str, Any], file: str, at: str = "") -> 
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Told]:
-    """The recipe's inputs under their own names."""
+    """The recipe's inputs under their own names, and what is in those that are mappings."""
     for name, value in inputs.items():
         yield Told(name, value, Origin("input", name))
+        if isinstance(value, Mapping):
+            yield from (each._replace(origin=Origin("input", name)) for each in of_tree(value, {}, name))
 
 
 def scalar(text: str) -> object:
