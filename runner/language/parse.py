@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 _SCOPE = frozenset(("inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"))
 _REPLACED = ("resources", "limits", "image", "python", "env")
-_USES_KEYS = frozenset(("uses", "with", "preset", "needs", "when", "matrix", "where"))
+_USES_KEYS = frozenset(("uses", "with", "preset", "needs", "when", "matrix", "where", "resources"))
 _SELECT_KEYS = frozenset(("select", "min", "max", "needs", "when"))
 _ADDRESSES = ("dataset", "model")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

@@ -20,12 +20,13 @@ from urllib.parse import quote
 
 from ..digest import Digest, of_value
 from ..errors import Invalid, Problem, did_you_mean
+from ..language.recipe import Resources
 from .fingerprint import author_digest
 from .mentions import Near, escapes, heads, is_glob, may_make, ordered, reaches, steps_of, templates, walk
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Node, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Input, Limits, Output, Recipe, Resources, Step, Tree, Uses, Where
+    from ..language.recipe import Input, Limits, Output, Recipe, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -102,11 +103,16 @@ class _Draft:
     order: int = 0
 
 
+_UNSAID: Final = Resources()
+
+
 class _Scope:
     """The namespace of one recipe while it is compiled: what `steps.x` means there."""
 
-    def __init__(self, recipe: Recipe, inputs: dict[str, Any], prefix: str, home: int) -> None:
+    def __init__(self, recipe: Recipe, inputs: dict[str, Any], prefix: str, home: int, asked: Resources, named: bool) -> None:
         self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
+        self.asked = asked  # resources that stand beside `uses`
+        self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
         self.groups: dict[str, list[_Draft]] = {}  # plain, matrix and select steps
         self.results: dict[str, dict[str, Any]] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
@@ -131,12 +137,13 @@ class _Compiler:
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
 
     def add(
-        self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None
-    ) -> _Scope:
+        self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
+        asked: Resources = _UNSAID, named: bool = False,
+    ) -> _Scope:  # fmt: skip
         home = posixpath.dirname(recipe.document.name) or "."
         if home not in self.homes:
             self.homes.append(home)
-        scope = _Scope(recipe, self._take(recipe, values), prefix, self.homes.index(home))
+        scope = _Scope(recipe, self._take(recipe, values), prefix, self.homes.index(home), asked, named)
         scope.variables.update(variables or {})
         if self.top is None:
             self.top = scope
@@ -343,10 +350,11 @@ class _Compiler:
     def _fill(self, scope: _Scope, draft: _Draft, chosen: Any, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
         resources = step.resources.over(recipe.resources)
+        preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
+        resources = scope.asked.over(preset.over(resources)) if scope.named else preset.over(scope.asked.over(resources))
         env = {**recipe.env, **step.env}
         image, python = step.image or recipe.image, step.python or recipe.python
         if chosen is not None:
-            resources = chosen.resources.over(resources) if chosen.resources else resources
             env = {**env, **(chosen.env or {})}
             image, python = chosen.image or image, chosen.python or python
         secrets = step.secrets if step.secrets is not None else recipe.secrets
@@ -796,6 +804,8 @@ class _Compiler:
                 prefix=self._name(scope, step.id, combination) + "/",
                 preset=inner_preset,
                 variables=variables,
+                asked=step.resources.over(scope.asked),
+                named=uses.preset is not None,
             )
             mine = self.drafts[start:]
             below += mine

@@ -528,6 +528,19 @@ outputs: {model: "{{ steps.sft.model }}"}
     assert author(found, "all")["reads"] == {"steps.u.model": ["u[n=1]/sft/m.bin", "u[n=2]/sft/m.bin"]}
 
 
+def test_resources_beside_uses_put_a_recipe_on_another_machine() -> None:
+    middle = "resources: {gpus: 1, gpu_memory: 24GB}\npresets: {smoke: {resources: {gpus: 0}}, big: {resources: {gpus: 8}}}\nsteps: {t: {run: x, resources: {disk: 1GB}}}"
+    mine = "presets: {smoke: {}}\nsteps: {u: {uses: ./middle.yaml, resources: {gpu: T4, gpu_memory: 16GB}PRESET}}"
+    asked = {"gpus": 1, "gpu": "T4", "gpu_memory": 16 * 10**9, "disk": 10**9}
+    assert plan(mine.replace("PRESET", ""), middle=middle).details()[0]["resources"] == asked
+    assert plan(mine.replace("PRESET", ", preset: big"), middle=middle).details()[0]["resources"] == {**asked, "gpus": 8}
+    assert plan(mine.replace("PRESET", ""), preset="smoke", middle=middle).details()[0]["resources"]["gpus"] == 0
+    four = mine.replace("gpu: T4", "gpus: 4")
+    assert plan(four.replace("PRESET", ", preset: big"), middle=middle).details()[0]["resources"]["gpus"] == 4
+    outer = "steps: {v: {uses: ./mine.yaml, resources: {gpus: 2}}}"
+    assert plan(outer, mine=mine.replace("PRESET", ""), middle=middle).details()[0]["resources"] == {**asked, "gpus": 2}
+
+
 def test_recipes_that_use_each_other_are_a_cycle() -> None:
     found = problem("steps: {u: {uses: ./one.yaml}}", one="steps: {u: {uses: ./two.yaml}}", two="steps: {u: {uses: ./one.yaml}}")
     assert found.code == "cycle" and "one@1 -> two@1 -> one@1" in found.message
