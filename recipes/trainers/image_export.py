@@ -28,7 +28,6 @@ def main() -> None:
     options.settings = json.loads(options.settings.read_text())
 
     data = hashlib.sha256(options.manifest.read_bytes()).hexdigest()
-    rows = [json.loads(line) for line in options.manifest.read_text().splitlines()]
     report = json.loads(options.report.read_text())
     metadata = {
         "format": "pt",
@@ -47,7 +46,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     size = described(options.adapter, options.out / NAME, metadata)
     shutil.copyfile(options.sheet, options.out / "samples.png")
-    (options.out / "README.md").write_text(_card(options, report, len(rows), data))
+    (options.out / "README.md").write_text(_card(options, report, data))
     print(f"export: an adapter of {size / 1e6:.2f} MB in {options.out / NAME}")
 
 
@@ -66,7 +65,7 @@ def described(source: Path, target: Path, metadata: dict[str, str]) -> int:
     return target.stat().st_size
 
 
-def _card(options: argparse.Namespace, report: dict[str, float], images: int, data: str) -> str:
+def _card(options: argparse.Namespace, report: dict[str, float], data: str) -> str:
     trigger = f"Write `{options.trigger}` into the prompt.\n\n" if options.trigger else ""
     judged = (
         f"Loss on {report['held_out']} held-out images: {report['eval_loss_before']:.4f} without it, {report['eval_loss_after']:.4f} with it.\n"
@@ -76,8 +75,9 @@ def _card(options: argparse.Namespace, report: dict[str, float], images: int, da
     settings = "".join(f"| {name} | {json.dumps(value)} |\n" for name, value in sorted(options.settings.items()))
     return (
         f"---\nlibrary_name: diffusers\ntags: [text-to-image, lora, {options.architecture.split('/')[0]}]\n---\n\n"
-        f"# {options.trigger or 'A LoRA adapter'}\n\nMade by `{options.recipe}`, {report['steps']} steps on {images} images.  {judged}\n{trigger}"
-        f'```python\npipeline.load_lora_weights("{NAME}")\n```\n\n![samples](samples.png)\n\n'
+        f"# {options.trigger or 'A LoRA adapter'}\n\n"
+        f"Made by `{options.recipe}`, {report['steps']} steps on {report['images']} images.  {judged}\n{trigger}"
+        f'```python\npipeline.load_lora_weights("this/folder")\n```\n\n![samples](samples.png)\n\n'
         f"| setting | value |\n|---|---|\n{settings}| data, SHA-256 | `{data}` |\n| key | `{options.key}` |\n"
     )
 
