@@ -236,7 +236,7 @@ _BARE: Final = "no preset"
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
-    yield "what you get", [_result(name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
+    yield "what you get", [_result(recipe, name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
     yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in _choices(recipe)]
     yield _LONG, [*((name or _BARE, _took(sheet.took.get(name))) for name, _ in _choices(recipe)), *_limited(recipe)]
     if recipe.inputs:
@@ -250,11 +250,14 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
         yield "data it brings", [(data.folder, data.licence) for data in sheet.data]
 
 
-def _result(name: str, step: str, output: Output | None) -> tuple[str, ...]:
+def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tuple[str, ...]:
+    when = recipe.steps[step].when if step in recipe.steps else None
+    only = f"when {' '.join(str(when).strip('{} ').split())}" if when is not None else ""
+    notes = [f"made by {step}" if step else "", only, "may be missing" if output is not None and output.optional else ""]
+    made = ", ".join(note for note in notes if note)
     if output is None:
-        return (name, f"made by {step}" if step else "")
-    notes = ["a folder" if output.directory else "", f"made by {step}", "may be missing" if output.optional else ""]
-    return (name, f"{_path(output)} ({', '.join(note for note in notes if note)})", output.doc)
+        return (name, made)
+    return (name, f"{_path(output)} ({'a folder, ' if output.directory else ''}{made})", output.doc)
 
 
 def _choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
@@ -267,7 +270,7 @@ def _machine(recipe: Recipe, preset: Preset | None) -> str:
     if wants.gpus == 0:
         card = "no GPU"
     elif wants.gpus or wants.gpu or wants.gpu_memory:
-        card = f"{wants.gpus or 1} {wants.gpu or 'GPU'}"
+        card = f"{wants.gpus or 1} {wants.gpu or ('GPUs' if (wants.gpus or 1) > 1 else 'GPU')}"
         card += f" of {size_text(wants.gpu_memory)}" if wants.gpu_memory else ""
     else:
         card = ""

@@ -41,6 +41,7 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
         "integer = 4; at least 1; never a reason to run again",
         "secret, from $HF_TOKEN, optional",
         "choice = auto; auto | text | prompt-completion | messages",
+        "report   report/ (a folder, made by evaluate, when inputs.eval_fraction > 0)",
         "evaluate  when {{ inputs.eval_fraction > 0 }}  <- data, export  -> report/",
         "Python Software Foundation License 2, in LICENSE",
     ):

@@ -82,7 +82,7 @@ def _told(error: Exception, words: Sequence[str]) -> int:
 
         format = next((word.partition("=")[2] or words[n + 1] for n, word in enumerate(words) if word.startswith("--format")), "text")
         shown = format if format in ("json", "github", "sarif") else "text"
-        print(render(error.problems, shown, sys.stderr.isatty()), file=sys.stderr if shown == "text" else sys.stdout)  # type: ignore[arg-type]
+        print(render(error.problems, shown, sys.stderr.isatty()), end="", file=sys.stderr if shown == "text" else sys.stdout)  # type: ignore[arg-type]
     else:
         print(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr)
     return error.exit_code
