@@ -1,4 +1,4 @@
-"""What a step's GPU memory and time are reckoned to be: reads model configs, recipes/hardware.yaml and what earlier runs measured.  Asks no network.
+"""What a step's GPU memory and time are reckoned to be: reads model configs, recipes/hardware.yaml and what earlier runs measured.  Asks no network, but for `fetched`.
 
 Only steps that train (`accelerate`, or a state) and want a GPU are reckoned.  What is not known is said, and is no error.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -128,8 +128,22 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Rec
     return _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
 
 
-def _reckoned(ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], place: Any, devices: int, gpu: Gpu | None, shown: str,
-              usable: int | None) -> Reckoned:  # fmt: skip
+def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int) -> Reckoned:
+    """A training of `recipe` with these input values, which no plan was made for, on one kind of GPU."""
+
+    def place(name: str) -> tuple[str, str]:
+        from ..language.inputs import kind_of
+
+        address = values.get(name)
+        return (kind_of(address), address) if isinstance(address, str) else ("", "")
+
+    return _reckoned(ws, "train", recipe, values, place, devices, *_gpu(gpu, {}))
+
+
+def _reckoned(
+    ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], place: Callable[[str], tuple[str, str]], devices: int, gpu: Gpu | None,
+    shown: str, usable: int | None,
+) -> Reckoned:  # fmt: skip
     kind, address = place("base")
     seen = trainings.picture(recipe, inputs, address)
     if seen is not None:
@@ -163,17 +177,15 @@ def _from_table(step: str, inputs: Mapping[str, Any], seen: trainings.Picture, g
         case = f"{seen.family} {seen.method} at {seen.resolution} pixels, batch {seen.batch}, rank {seen.rank}"
         return Reckoned(step, None, f"nobody has published {case}", shown, usable)
     size = round(row.gb * 1e9)
-    found = Estimate(size, round(size * 0.9), round(size * 1.1), (("as published", size),))
+    # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
+    found = Estimate(size, round(size * 0.98), round(size * 1.1), (("as published", size),))
     return Reckoned(step, found, "", shown, usable, None, row.source)
 
 
 def _gpu(gpu: Gpu | None, wants: Mapping[str, Any]) -> tuple[Gpu | None, str, int | None]:
     """The GPU that is meant, how it is shown, and bytes that can be used of it: by its kind, else by the memory that is asked for."""
     if gpu is None and wants.get("gpu"):
-        try:
-            gpu = figures().find(str(wants["gpu"]))
-        except NotFound:
-            gpu = None
+        gpu = figures().meant(str(wants["gpu"]), wants.get("gpu_memory"))
     if gpu is not None:
         return gpu, f"{gpu.name} ({gpu.memory:g} GB)", gpu.usable
     size = wants.get("gpu_memory")
@@ -199,6 +211,20 @@ def config_of(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
     folders = [snapshots / commit] if commit and (snapshots / commit).is_dir() else sorted(snapshots.glob("*"), key=os.path.getmtime, reverse=True)
     folders += sorted(ws.home.glob(f"cache/*/{os.path.basename(name)}"), key=os.path.getmtime, reverse=True)
     return next((config for folder in folders if (config := _config(folder)) is not None), None)
+
+
+def fetched(address: object) -> bool:
+    """Whether the config.json of a model of the Hub, a few kilobytes, is now in the Hub's cache, where it was not; offline nothing is asked."""
+    if not isinstance(address, str) or not address.startswith("hf://") or os.environ.get("HF_HUB_OFFLINE") == "1":
+        return False
+    try:
+        from huggingface_hub import hf_hub_download
+
+        name, _, revision = address.removeprefix("hf://").partition("@")
+        hf_hub_download(name, "config.json", revision=revision or None, etag_timeout=5)
+    except Exception:  # whatever the network, the Hub and its client raise: the config is not here
+        return False
+    return True
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ class Gpu:
     capability: float
     tflops: float
     bandwidth: float
+    asked: str  # the word for it in `resources: {gpu: …}`
     names: tuple[str, ...]
 
     @property
@@ -69,6 +70,13 @@ class Hardware:
         names = [gpu.name for gpu in self.gpus]
         raise NotFound(f'no figures for a GPU "{word}"', fix=did_you_mean(word.lower(), names) or f"known: {', '.join(names)}")
 
+    def meant(self, word: str, memory: int | None) -> Gpu | None:
+        """The GPU that resources ask for by a word, which is a part of its name, and perhaps bytes; None where that is none or several of ours."""
+        found = [gpu for gpu in self.gpus if any(_plain(word) == _plain(name) for name in (gpu.name, gpu.asked, *gpu.names))]
+        if memory is not None:
+            found = [gpu for gpu in found if abs(gpu.memory * 1e9 - memory) <= 0.03 * memory]
+        return found[0] if len(found) == 1 else None
+
     def of_memory(self, size: int) -> int:
         """Bytes that can be used of a GPU of which only the size on the box is known: as of the known one of that size with the least, else 97 %."""
         alike = [gpu.usable for gpu in self.gpus if abs(gpu.memory * 1e9 - size) <= 0.03 * size]
@@ -78,7 +86,16 @@ class Hardware:
 def read(data: Mapping[str, Any]) -> Hardware:
     """The content of recipes/hardware.yaml as values."""
     gpus = tuple(
-        Gpu(name, item["memory"], item["reports"] * 2**20 - RESERVED, item["capability"], item["tflops"], item["bandwidth"], tuple(item["names"]))
+        Gpu(
+            name,
+            item["memory"],
+            item["reports"] * 2**20 - RESERVED,
+            item["capability"],
+            item["tflops"],
+            item["bandwidth"],
+            item["gpu"],
+            tuple(item["names"]),
+        )
         for name, item in data["gpus"].items()
     )
     return Hardware(gpus, (data["utilisation"]["low"], data["utilisation"]["high"]), tuple(Seen(**item) for item in data["diffusion"]))

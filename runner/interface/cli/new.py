@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)")
     parser.add_argument("--script", type=Path, metavar="FILE", help="a training script of yours: what it takes and makes is read from its text")
-    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py"
+    parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="with --from: inputs of that recipe that are settled")
+    parser.add_argument("--from", dest="origin", metavar="RECIPE", help="a recipe of the library, to be used on the GPU that --gpu names")
+    parser.add_argument("--gpu", metavar="NAME", help="with --from: a kind of GPU, such as rtx4090 or h100-80gb; inputs are chosen that fit it")
+    parser.add_argument("--preset", metavar="NAME", help="with --from: the preset to begin with")
+    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@2 --gpu rtx4090"
 
 
 def run(args: argparse.Namespace) -> int:
     path, name = _named(args.path)
     shown = _shown(path)
-    if args.script is not None:
+    if args.origin is not None or args.gpu is not None:
+        files, next_words = _tailored(args, path, name)
+    elif args.inputs or args.preset is not None:
+        raise Invalid([Problem("bad-input", "inputs and --preset say something with --from only", fix="add --from RECIPE --gpu NAME")])
+    elif args.script is not None:
         made = _drafted(args.workspace, path, name, args.script)
         files, next_words = {path.name: made.text}, _after_draft(shown, made)
     else:
@@ -92,6 +100,33 @@ def _scaffold(name: str, shown: str) -> dict[str, str]:
     recipe = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown).replace("scaffold", name)
     programs = sorted((source / "scaffold").glob("*.py"))
     return {Path(shown).name: recipe} | {f"{name}/{program.name}": program.read_text("utf-8") for program in programs}
+
+
+def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
+    """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
+    from ...execution.reckoning import figures
+    from ...execution.workspace import Workspace
+    from ...language import parse
+    from ..tailoring import tailor
+    from .parser import told_apart
+
+    if args.origin is None or args.gpu is None or args.script is not None:
+        known = ", ".join(gpu.name for gpu in figures().gpus)
+        raise Invalid([Problem("bad-input", "--from and --gpu go together, and without --script", fix=f"known GPUs: {known}")])
+    strange, given = told_apart(args.inputs)
+    if strange:
+        raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in strange])
+    recipe = parse.load(library.find(args.origin, args.workspace))
+    if "/" in args.origin or args.origin.endswith((".yaml", ".yml")):
+        raise NotFound(f"{args.origin} is no recipe of the library", fix="put `gpu` and `gpu_memory` into its own resources")
+    with Workspace.open(args.workspace, read_only=True) as ws:
+        made = tailor(ws, name, recipe, figures().find(args.gpu), given, args.preset)
+    words = [f"{each}=…" for each in made.needed]
+    return {path.name: made.text}, [
+        *(f"chosen: {note}" for note in made.notes),
+        made.reckoned.memory,
+        f"now: recipe plan {' '.join([_shown(path), *words])}",
+    ]
 
 
 def _drafted(workspace: Path, path: Path, name: str, script: Path) -> Draft:

@@ -1,0 +1,200 @@
+"""Put a recipe of the library on one kind of GPU: choose inputs that fit there, and write a recipe that uses it with them.  Starts nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import CannotRun
+from ..execution import reckoning
+from ..language import inputs
+from ..language.units import duration_text, money_text, size_text
+from ..planning import trainings
+
+if TYPE_CHECKING:
+    from ..execution.reckoning import Reckoned
+    from ..execution.workspace import Workspace
+    from ..language.recipe import Input, Recipe, Tree
+    from ..planning.hardware import Gpu
+
+_PATHS: Final = ("file", "dataset", "model")
+
+
+@dataclass(slots=True)
+class Tailored:
+    """A recipe's text, what was chosen and why, and the inputs that have to be given to it."""
+
+    text: str
+    reckoned: Reckoned
+    notes: list[str] = field(default_factory=list)
+    needed: list[str] = field(default_factory=list)
+
+
+def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[str, object], preset: str | None) -> Tailored:
+    """A recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
+
+    `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or nobody knows.
+    """
+    notes: list[str] = []
+    if preset is None and any(_missing(recipe, spec, given, None) for spec in recipe.inputs.values() if spec.type == "model"):
+        preset = _nearest(recipe, gpu)
+        notes += [f"preset {preset} to begin with"] if preset else []
+    needed = [spec.name for spec in recipe.inputs.values() if _missing(recipe, spec, given, preset)]
+    if wrong := [each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"]:
+        raise CannotRun(f"what fits depends on {', '.join(wrong)}", fix=f"give {' '.join(f'{each}=…' for each in wrong)}, or a --preset that does")
+    # What fits does not depend on the data: any path stands for it.
+    values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
+    devices = recipe.resources.gpus or 1
+    chosen, found = _chosen(ws, recipe, values, gpu, devices, given, notes)
+    shown = {each: values[each] for each in recipe.inputs if each in given or (preset and each in recipe.presets[preset].inputs)} | chosen
+    return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
+
+
+def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
+            notes: list[str]) -> tuple[dict[str, Tree], Reckoned]:  # fmt: skip
+    """The inputs to set beyond those that are, and what is reckoned with them."""
+    chosen: dict[str, Tree] = {}
+    if values.get("precision") == "bf16" and not gpu.bf16 and "precision" not in given:
+        chosen["precision"] = "fp16"
+        notes.append(f"precision=fp16: {gpu.name} has no bf16")
+
+    def reckon(more: Mapping[str, Any]) -> Reckoned:
+        return reckoning.of_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
+
+    found = reckon({})
+    if found.found is None and reckoning.fetched(values.get("base")):
+        found = reckon({})
+    if found.found is None:
+        fix = "give another base, or fetch its config.json: a local folder will do" if "config.json" in found.unknown else "write the recipe by hand"
+        raise CannotRun(f"nobody can say what fits: {found.unknown}", fix=fix)
+    if found.verdict == "FITS":
+        for more in trainings.larger(values):
+            if not set(more) & set(given) and (larger := reckon(more)).verdict == "FITS":
+                (size,) = more.values()
+                notes.append(f"micro_batch={size}: the largest that fits; the same training, faster")
+                return {**chosen, **more}, larger
+        return chosen, found
+    # The mildest that fits; where none does, the first of the smallest verdict.
+    best: tuple[dict[str, Tree], Reckoned, list[str]] = ({}, found, [])
+    least = found
+    so_far: dict[str, Tree] = {}
+    why: dict[str, str] = {}
+    for more, cost in trainings.smaller(values):
+        if set(more) & set(given):
+            continue
+        so_far |= more
+        why |= {each: f"{each}={json.dumps(value)}: {cost}" for each, value in more.items()}
+        smaller = least = reckon(so_far)
+        if smaller.verdict == "FITS" or (smaller.verdict == "TIGHT" and best[1].verdict == "NO"):
+            best = (dict(so_far), smaller, list(why.values()))
+        if smaller.verdict == "FITS":
+            break
+    if best[1].verdict == "NO":
+        raise CannotRun(f"{recipe.id} does not fit {gpu.name}, whatever is given up: {least.memory}", fix=_others(ws, recipe, values, devices, gpu))
+    notes += best[2]
+    return {**chosen, **best[0]}, best[1]
+
+
+def _others(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu) -> str:
+    """GPUs that the recipe does fit, the smallest first."""
+    fitting = []
+    for other in sorted(reckoning.figures().gpus, key=lambda each: (each.usable, each.tflops)):
+        if other.usable > gpu.usable and reckoning.of_values(ws, recipe.id, values, other, devices).verdict == "FITS":
+            fitting.append(other.name)
+    return f"it fits {', '.join(fitting)}" if fitting else "it fits none of the GPUs that are known; take a smaller base"
+
+
+def _missing(recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None) -> bool:
+    set_by_preset = preset is not None and preset in recipe.presets and spec.name in recipe.presets[preset].inputs
+    return spec.type != "secret" and spec.required and not spec.has_default and spec.name not in given and not set_by_preset
+
+
+def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
+    """The preset for the largest GPU that is no larger than this one, else for the smallest; None where none is for a GPU."""
+    sizes = {name: each.resources.gpu_memory for name, each in recipe.presets.items() if each.resources and each.resources.gpu_memory}
+    if not sizes:
+        return None
+    fitting = {name: size for name, size in sizes.items() if size <= gpu.memory * 1e9}
+    return max(fitting, key=lambda name: fitting[name]) if fitting else min(sizes, key=lambda name: sizes[name])
+
+
+# -- text --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _text(name: str, recipe: Recipe, gpu: Gpu, found: Reckoned, shown: Mapping[str, Tree], needed: list[str], notes: list[str]) -> str:
+    secrets = [spec.name for spec in recipe.inputs.values() if spec.type == "secret"]
+    step = recipe.name.replace("-", "_")
+    names = [*needed, *shown, *secrets]
+    lines = [
+        "# yaml-language-server: $schema=recipe.schema.json",
+        f"# {recipe.id} on {gpu.name}. {found.memory[0].upper()}{found.memory[1:]}",
+        *(f"# {note}" for note in notes),
+        f"recipe: {name}@1",
+        f"summary: {json.dumps(f'{recipe.summary} (on {gpu.name})', ensure_ascii=False)}",
+        "",
+        "inputs:",
+        *(f"  {each}: {_declared(recipe.inputs[each], shown.get(each), each in shown)}" for each in names),
+        "",
+    ]
+    if "smoke" in recipe.presets:
+        smoke = recipe.presets["smoke"].inputs
+        small = {each: value for each in names if (value := smoke.get(each, _default(recipe.inputs[each]))) is not None}
+        lines += ["presets:", f"  smoke: {_flow(small)}", ""]
+    size = f"{gpu.memory:g}GB"
+    limits = {
+        **({"time": duration_text(recipe.limits.time)} if recipe.limits.time else {}),
+        **({"cost": money_text(recipe.limits.cost)} if recipe.limits.cost else {}),
+    }
+    lines += [f"limits: {_flow(limits)}", ""] if limits else []
+    lines += [
+        "steps:",
+        f"  {step}:",
+        f"    uses: {recipe.id}",
+        "    with:",
+        *(f'      {each}: "{{{{ inputs.{each} }}}}"' for each in names),
+        f"    resources: {_flow(_resources(recipe, gpu, size))}",
+    ]
+    outputs = list(recipe.outputs) if recipe.outputs is not None else []
+    if outputs:
+        lines += ["", "outputs:", *(f'  {each}: "{{{{ steps.{step}.{each} }}}}"' for each in outputs)]
+    return "\n".join(lines) + "\n"
+
+
+def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
+    wants = recipe.resources
+    found: dict[str, Tree] = {"gpus": wants.gpus or 1, "gpu": gpu.asked, "gpu_memory": size}
+    found |= {each: size_text(value) for each in ("memory", "disk") if (value := getattr(wants, each)) is not None}
+    return found
+
+
+def _declared(spec: Input, value: Tree, has_value: bool) -> str:
+    """An input as the library declares it, with this value as its default."""
+    found: dict[str, Any] = {"type": spec.type}
+    if spec.items:
+        found["items"] = spec.items
+    if has_value:
+        found["default"] = value
+    found |= spec.limits
+    if spec.type == "secret":
+        found |= {"env": spec.env, "required": spec.required}
+    found |= {"secret": spec.secret} if spec.secret else {}
+    found |= {"only": list(spec.only)} if spec.only else {}
+    found |= {"continues": True} if spec.continues else {}
+    found |= {"key": False} if not spec.key else {}
+    found |= {"stream": True} if spec.stream else {}
+    found |= {"required": False} if not spec.required and spec.type != "secret" else {}
+    return _flow({**found, **({"doc": spec.doc} if spec.doc else {})})
+
+
+def _default(spec: Input) -> Tree:
+    """What the library's own smoke takes for an input that its preset does not name; a template stays where it can be read."""
+    return None if isinstance(spec.default, str) and "{{" in spec.default else spec.default
+
+
+def _flow(value: object) -> str:
+    """YAML on one line: JSON, with names bare."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
