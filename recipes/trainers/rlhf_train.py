@@ -11,9 +11,8 @@ GRPO: Shao et al. 2024, arXiv:2402.03300: advantage = (reward − mean) / deviat
 from __future__ import annotations
 
 import argparse
-import atexit
 import hashlib
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,13 +65,15 @@ def main() -> None:
     # Only a number goes along: a row's other columns may be anything, and are looked up where they are needed.
     prompts = Dataset.from_list([{"prompt": row["prompt"], "row": number} for number, row in enumerate(rows)])
     trainer = kind(
-        model=_policy(options),
+        model=_policy(options, arguments.process_index == 0),
         reward_funcs=[_told(reward, rows, lambda: trainer.keeper.telemetry) for reward in rewards],
         args=arguments,
         train_dataset=prompts,
         processing_class=tokenizer,
         peft_config=trl_common.lora(options, "CAUSAL_LM"),
     )
+    trl_common.together()
+    shutil.rmtree(options.checkpoints / ".drawn", ignore_errors=True)
     names = {**TOLD, **({f"rewards/{reward.name}/mean": f"reward_{reward.name}" for reward in rewards} if len(rewards) > 1 else {})}
     settings = {name: getattr(options, name) for name in SETTINGS}
     settings |= {"data": _digest(options.data / "train.jsonl"), "weights": {reward.name: reward.weight for reward in rewards}}
@@ -82,14 +83,15 @@ def main() -> None:
     trl_common.export(trainer, options)
 
 
-def _policy(options: argparse.Namespace) -> PreTrainedModel:
+def _policy(options: argparse.Namespace, first: bool) -> PreTrainedModel:
     """The model to learn.  Where all of it is learned and the weights were drawn, they are put where TRL loads what the KL compares with from."""
     model = trl_common.load(options)
     if options.method == "full" and options.init == "random" and options.beta:
-        folder = tempfile.TemporaryDirectory()
-        atexit.register(folder.cleanup)
-        model.save_pretrained(folder.name)
-        model.config._name_or_path = folder.name
+        folder = options.checkpoints / ".drawn"
+        if first:
+            model.save_pretrained(str(folder))
+        trl_common.together()
+        model.config._name_or_path = str(folder)
     return model
 
 
