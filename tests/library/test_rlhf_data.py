@@ -1,0 +1,183 @@
+"""Claims about the data, the rewards and the draws of `rlhf@1`: what is said of bad rows and functions, what a completion is worth, what is drawn."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINERS = ROOT / "recipes" / "trainers"
+BASE = ROOT / "fixtures" / "tiny-llama"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sibling() -> Iterator[None]:
+    """The trainers' modules, importable as they import each other."""
+    sys.path.insert(0, str(TRAINERS))
+    yield
+    sys.path.remove(str(TRAINERS))
+    for name in ("loop", "rows", "rlhf_data", "rlhf_rewards", "rlhf_sampling"):
+        sys.modules.pop(name, None)
+
+
+def prepare(data: Path, out: Path, **more: Any) -> Any:
+    import argparse
+
+    from rlhf_data import prepare as prepared  # type: ignore[import-not-found]
+
+    settings = {"columns": "{}", "chat": False, "chat_template": None, "need": [], "max_prompt_length": 64, "eval_fraction": 0.0, "max_bad_rows": 0}
+    return prepared(argparse.Namespace(data=data, base=BASE, out=out, seed=0, **{**settings, **more}))
+
+
+def rows_of(out: Path, split: str = "train") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / f"{split}.jsonl").read_text().splitlines()]
+
+
+def test_the_first_bad_rows_are_named_with_file_and_line(tmp_path: Path) -> None:
+    from rows import BadData  # type: ignore[import-not-found]
+
+    data = tmp_path / "prompts.jsonl"
+    lines = [
+        '{"prompt": "Why?", "answer": "4"}', '{"question": "Why?"}', '{"prompt": "  ", "answer": "1"}', '{"prompt": 3, "answer": "1"}', "{",
+        '{"prompt": [{"role": "assistant", "content": "Hi"}], "answer": "1"}', '{"prompt": [{"role": "user"}], "answer": "1"}',
+        json.dumps({"prompt": "many words " * 60, "answer": "1"}), '{"prompt": "Why?", "answer": null}',
+    ]  # fmt: skip
+    data.write_text("\n".join(lines) + "\n")
+    with pytest.raises(BadData) as found:
+        prepare(data, tmp_path / "out", need=["answer"])
+    said = str(found.value)
+    assert said.startswith("8 bad rows beside 1 good ones; max_bad_rows=8 would leave them out")
+    assert 'prompts.jsonl:2: no column "prompt"; it has: question' in said
+    assert 'prompts.jsonl:3: "prompt" is empty' in said
+    assert 'prompts.jsonl:4: "prompt" is a number, a string or a list of messages is expected' in said
+    assert "prompts.jsonl:5: not JSON" in said
+    assert 'prompts.jsonl:6: "prompt" ends with a message of the assistant' in said
+    assert 'prompts.jsonl:7: message 1 of "prompt" is not {"role": "…", "content": "…"}' in said
+    assert re.search(r"prompts.jsonl:8: the prompt has \d+ tokens, more than max_prompt_length 64", said)
+    assert 'prompts.jsonl:9: no column "answer"' in said
+    assert "1 prompts (plain)" in prepare(data, tmp_path / "out", need=["answer"], max_bad_rows=8)
+
+
+def test_plain_prompts_and_conversations_are_not_mixed_unless_chat_makes_all_conversations(tmp_path: Path) -> None:
+    from rows import BadData
+
+    data = tmp_path / "prompts.csv"
+    conversation = json.dumps([{"role": "user", "content": "Why?"}]).replace('"', '""')
+    data.write_text(f'question,level\nWhat?,1\n"{conversation}",2\n')
+    with pytest.raises(BadData, match=r"prompts.csv:3: some prompts are plain text and others conversations; chat=true"):
+        prepare(data, tmp_path / "out", columns='{"prompt": "question"}')
+    assert "2 prompts (conversations)" in prepare(data, tmp_path / "out", columns='{"prompt": "question"}', chat=True)
+    first, second = rows_of(tmp_path / "out")
+    assert first == {"prompt": [{"role": "user", "content": "What?"}], "level": "1"}
+    assert second == {"prompt": [{"role": "user", "content": "Why?"}], "level": "2"}
+
+
+def test_equal_prompts_are_on_one_side(tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"What is {number % 40}?"}) + "\n" for number in range(80)))
+    said = prepare(data, tmp_path / "out", eval_fraction=0.25)
+    train, held_out = ({row["prompt"] for row in rows_of(tmp_path / "out", split)} for split in ("train", "held_out"))
+    assert train and held_out and not train & held_out and len(train | held_out) == 40
+    assert "40 duplicates" in said
+
+
+def test_what_a_completion_is_worth() -> None:
+    from rlhf_rewards import exact, length, share  # type: ignore[import-not-found]
+
+    assert [length("x" * count, 10) for count in (0, 5, 10, 15, 20, 99)] == [0, 0.5, 1, 0.5, 0, 0]
+    assert share("abcde", re.compile("[aeiou]")) == pytest.approx(0.4) and share("", re.compile(".")) == 0
+    assert exact("so it is \\boxed{ 1,024 }.", "1024", None) == 1
+    assert exact("two and two\n#### 4", "4", None) == 1 and exact("#### 5", "4", None) == 0
+    assert exact(" Paris ", "paris", None) == 1
+    assert exact("I think: 7. No: 8.", "8", re.compile(r": (\d)")) == 1 and exact("I do not know", "8", re.compile(r": (\d)")) == 0
+
+
+def test_rewards_are_asked_for_by_name_and_weighed(tmp_path: Path) -> None:
+    from rlhf_rewards import chosen
+
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(prompts, completions, **columns):\n    return [None if not text else len(text) for text in completions]\n")
+    mine, form = chosen({"format": 0.2}, r"<a>.*</a>", 200, file, None)[::-1]
+    assert (form.name, form.weight, form(["?"], ["<a>x</a>"], {})) == ("format", 0.2, [1.0])
+    assert (mine.name, mine.weight, mine(["?", "?"], ["", "four"], {})) == ("function", 1.0, [None, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "pattern", "complaint"),
+    [
+        ({}, None, "nothing says what a completion is worth: give reward_model, reward_function, or rewards="),
+        ({"lenght": 1}, None, "rewards: lenght is none of model, function, answer, format, length, share"),
+        ({"share": 1}, None, "reward share compares with reward_pattern, and there is none"),
+        ({"share": 1}, "[a", "reward_pattern is no regular expression"),
+        ({"model": 1}, None, "rewards names model, and there is no reward_model"),
+    ],
+)
+def test_rewards_that_cannot_be_are_refused(weights: dict[str, float], pattern: str | None, complaint: str) -> None:
+    from rlhf_rewards import chosen
+
+    with pytest.raises(SystemExit, match=re.escape(complaint)):
+        chosen(weights, pattern, 200, None, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("x = 1\n", r"mine.py has no function reward\(prompts, completions, \*\*columns\)"),
+        ("def reward(prompts, completions):\n    return []\n", r"mine.py: reward\(prompts, completions\) does not take every column"),
+        ("\nimport nothing_of_that_name\n", r"mine.py cannot be loaded at mine.py:2: ModuleNotFoundError"),
+    ],
+)
+def test_a_reward_function_that_cannot_be_called_is_refused(code: str, complaint: str, tmp_path: Path) -> None:
+    from rlhf_rewards import load_function
+
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(SystemExit, match=complaint):
+        load_function(tmp_path / "mine.py")
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    import torch
+    from rlhf_sampling import Draws, table  # type: ignore[import-not-found]
+
+    rows, temperature = 20_000, 0.7
+    scores = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
+    draws = torch.rand(rows, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    drawn = Draws(draws, temperature)(None, scores.expand(rows, -1)).argmax(-1)
+    shares = torch.bincount(drawn, minlength=5) / rows
+    assert torch.allclose(shares, torch.softmax(scores / temperature, 0), atol=0.012)  # 3.4 standard deviations of a share of one half
+    assert shares[4] == 0
+    whole = table(0, 8, 5, "completion", 0, 3)
+    assert torch.equal(torch.cat([table(0, 3, 5, "completion", 0, 3), table(3, 5, 5, "completion", 0, 3)]), whole)
+    assert not torch.equal(table(0, 8, 5, "completion", 0, 4), whole) and float(whole.max()) < 1
+
+
+def test_what_is_drawn_does_not_depend_on_who_shares_the_batch() -> None:
+    from rlhf_data import load_tokenizer, prompt_ids
+    from rlhf_sampling import log_probabilities, sample, table
+    from sft_model import load_base  # type: ignore[import-not-found]
+
+    tokenizer, model = load_tokenizer(BASE, None), load_base(BASE, "random", 0, "no").eval()
+    prompts = [prompt_ids(text, tokenizer) for text in ("Why?", "What does math.gcd do?", "And that?", "What is the meaning of a longer prompt?")]
+    draws = table(0, 4, 6, "test")
+    together = sample(model, tokenizer, prompts, draws, 1.0, 4)
+    assert together == sample(model, tokenizer, prompts, draws, 1.0, 1)
+    assert all(1 <= len(completion) <= 6 for completion in together) and len({tuple(completion) for completion in together}) == 4
+    likely = log_probabilities(model, prompts[0], together[0], 1.0)
+    assert likely.shape == (len(together[0]),) and float(likely.max()) < 0
+
+
+def test_the_program_ends_with_one_sentence_on_a_base_that_cannot_stop(tmp_path: Path) -> None:
+    for file in BASE.iterdir():
+        (tmp_path / file.name).write_text(file.read_text().replace('"eos_token": "<|endoftext|>",', ""))
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "Why?"}\n')
+    argv = [sys.executable, TRAINERS / "rlhf_data.py", "--data", data, "--base", tmp_path, "--out", tmp_path / "out", "--max-prompt-length", "8"]
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "names no end-of-text token" in done.stderr.splitlines()[-1]
