@@ -9,6 +9,7 @@ import os
 import re
 import struct
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -116,9 +117,13 @@ def nearest(size: tuple[int, int], table: tuple[tuple[int, int], ...]) -> tuple[
 
 def prepare(options: argparse.Namespace) -> str:
     """Write the prepared folder; the summary for people comes back.  BadData names every file that cannot be used, and what to do."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _prepare(_unpacked(options.data, Path(folder)), options)
+
+
+def _prepare(root: Path, options: argparse.Namespace) -> str:
     settings = Settings(options.resolution, options.bucket_step, options.min_size, _colour(options.alpha_background))
     table = buckets(settings.resolution, settings.bucket_step)
-    root: Path = options.data
     names, others = _look(root)
     findings = Findings()
     captions = _captions(root, names, others, options, findings)
@@ -177,6 +182,45 @@ def prepare(options: argparse.Namespace) -> str:
 
 def _id(position: int, digest: str) -> str:
     return f"{position:06d}-{digest[:8]}"
+
+
+def _unpacked(root: Path, into: Path) -> Path:
+    """Where the images are files: `root`, or `into` where they lay in Parquet, as `datasets` writes them and the Hub has many."""
+    tables = sorted(root.rglob("*.parquet")) if root.is_dir() else []
+    if not tables or any(path.name.lower().endswith(READ) for path in root.rglob("*")):
+        return root
+    import pyarrow as arrow  # type: ignore[import-untyped]
+    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
+    found = False
+    for table in tables:
+        name = table.relative_to(root).as_posix()
+        try:
+            with parquet.ParquetFile(table) as file:
+                fields = {field.name: field.type for field in file.schema_arrow}
+                image = next((field for field, kind in fields.items() if arrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0), None)
+                caption = next((column for column in CAPTION_COLUMNS if column in fields), None)
+                if image is None:
+                    continue
+                found = True
+                (into / name).mkdir(parents=True, exist_ok=True)
+                number = 0
+                for batch in file.iter_batches(64, columns=[image, *([caption] if caption else [])]):
+                    for row in batch.to_pylist():
+                        data = (row[image] or {}).get("bytes") or b""
+                        stem = into / name / f"{number:06d}"
+                        stem.with_suffix(_suffix_of(data)).write_bytes(data)
+                        if caption and isinstance(row[caption], str):
+                            stem.with_suffix(".txt").write_text(row[caption], encoding="utf-8", newline="")
+                        number += 1
+        except arrow.ArrowException as error:
+            raise BadData(f"{name}: not Parquet: {str(error).splitlines()[0]}") from error
+    return into if found else root
+
+
+def _suffix_of(data: bytes) -> str:
+    starts = {b"\xff\xd8": ".jpg", b"RIFF": ".webp", b"BM": ".bmp", b"GIF8": ".gif", b"II*": ".tif", b"MM\0*": ".tif"}
+    return next((suffix for start, suffix in starts.items() if data.startswith(start)), ".png")
 
 
 def _look(root: Path) -> tuple[list[str], list[str]]:
@@ -416,6 +460,8 @@ def _alike(names: list[str], pictures: dict[str, Picture]) -> dict[str, str]:
     for number in range(1, len(names)):
         apart = numpy.bitwise_count(bits[:number] ^ bits[number]).sum(axis=1, dtype=numpy.int32)
         for other in numpy.flatnonzero(apart <= NEAR_BITS).tolist():
+            if first[other] == first[number]:
+                continue
             differ = numpy.abs(shades[other].astype(numpy.int16) - shades[number]).mean()
             if differ <= NEAR_SHADE:
                 # Groups grow together where one image is like two: no image of a group may be learned while another judges.

@@ -205,6 +205,28 @@ def test_a_caption_is_read_wherever_it_may_stand(prepare: Prepare, tmp_path: Pat
     assert prepare(tmp_path / "data")[f"{folder}x.png"]["caption"] == "a thing"
 
 
+def test_images_inside_parquet_are_read_as_if_they_were_files(prepare: Prepare, tmp_path: Path) -> None:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows = [
+        {"image": {"bytes": encoded(picture(number), form), "path": None}, "text": f"row {number}"} for number, form in enumerate(("PNG", "JPEG"))
+    ]
+    (tmp_path / "data" / "data").mkdir(parents=True)
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "data" / "data" / "train-0.parquet")
+    made = prepare(tmp_path / "data")
+    assert {name: row["caption"] for name, row in made.items()} == {
+        "data/train-0.parquet/000000.png": "row 0",
+        "data/train-0.parquet/000001.jpg": "row 1",
+    }
+    broken = arrow.Table.from_pylist([*rows, {"image": {"bytes": PNG[:900], "path": None}, "text": None}, {"image": None, "text": "x"}])
+    parquet.write_table(broken, tmp_path / "data" / "data" / "train-0.parquet")
+    with pytest.raises(SystemExit) as stopped:
+        prepare(tmp_path / "data")
+    assert "data/train-0.parquet/000002.png: no caption" in str(stopped.value) or "000002.png: is truncated" in str(stopped.value)
+    assert "data/train-0.parquet/000003.png: an empty file" in str(stopped.value)
+
+
 def test_the_data_sets_that_ship_are_clean(prepare: Prepare, report: Callable[[], dict[str, Any]]) -> None:
     photos = prepare(PHOTOS, "--duplicates", "error", "--min-size", 144, resolution=128)
     assert len(photos) == 10 and photos["chelsea.jpg"]["caption"] == "the face of a tabby cat, close"
