@@ -45,10 +45,10 @@ class Library:
     tools: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def concerned(found: Survey, *, every: bool = False) -> list[int]:
-    """The nodes that rules are about: those that may run (or every one), where any of them trains or has rules of its own beside its recipe."""
-    nodes, details = found.plan.nodes, found.plan.details()
-    chosen = [n for n in (range(len(nodes)) if every else found.todo) if "run" in details[n]]
+def concerned(found: Survey) -> list[int]:
+    """The nodes that may run, where any of them may train or there are rules beside its recipe; else none.  Costs next to nothing."""
+    details = found.plan.details()
+    chosen = [n for n in found.todo if "run" in details[n]]
     return chosen if _homes(found) or any(_may_train(details[n]) for n in chosen) else []
 
 
@@ -63,8 +63,9 @@ def check(
     allow: Iterable[str] = (),
 ) -> Verdict:
     """What the rules say about the steps that will run, or about every step.  `host` are the facts of one that was asked.  Raises Invalid."""
-    numbers = concerned(found, every=every)
-    if not numbers or "all" in (allowed := frozenset(allow)):
+    allowed = frozenset(allow)
+    numbers = [n for n, detail in enumerate(found.plan.details()) if "run" in detail] if every else concerned(found)
+    if not numbers or "all" in allowed:
         return Verdict()
     library = load(_homes(found))
     known = {rule.id for rule in library.rules}
@@ -203,7 +204,7 @@ def _plain(value: object) -> dict[str, Any]:
 
 
 def _may_train(detail: Mapping[str, Any]) -> bool:
-    return bool(detail["accelerate"] or detail["state"] or detail["resources"].get("gpus"))
+    return bool(detail["accelerate"] or detail["state"] or detail["resources"].get("gpus") or "train" in detail["step"])
 
 
 def _place(finding: Finding, source: Document) -> tuple[str, ...]:
@@ -593,6 +594,8 @@ def _packages(rows: Iterable[tuple[str, str]]) -> dict[str, object]:
     cuda: float | None = None
     for name, version in rows:
         plain = re.sub(r"[-.]+", "_", name).lower()
+        if plain in found:
+            continue  # of two that are installed the first is imported
         found[plain] = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
         if plain == "torch" and (built := re.search(r"\+cu(\d+)(\d)", version)):
             cuda = float(f"{built[1]}.{built[2]}")

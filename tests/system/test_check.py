@@ -1,0 +1,344 @@
+"""`recipe check`, and the same rules in `plan` and `run`: what is said, where it points, what stops, and what costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import Invalid
+from runner.execution.session import Settings
+from tests.servers.sshd import Sshd
+from tests.support import Space
+
+RECIPE_TEXT = """\
+recipe: mine@1
+summary: A training by a tool that everybody knows
+inputs:
+  base:       {type: string, default: ./base}
+  dataset:    {type: dataset, default: ./rows.jsonl}
+  max_steps:  {type: integer, default: 100}
+  often:      {type: integer, default: 500}
+  precision:  {type: string, default: "no"}
+steps:
+  train:
+    run:
+      - ./trl
+      - sft
+      - [--model_name_or_path, "{{ inputs.base }}"]
+      - [--dataset_name, "{{ inputs.dataset }}"]
+      - [--max_steps, "{{ inputs.max_steps }}"]
+      - [--save_steps, "{{ inputs.often }}"]
+      - [--precision, "{{ inputs.precision }}"]
+      - [--output_dir, "{{ outputs.model }}"]
+    code: [trl]
+    state: {checkpoints: {checkpoint: "checkpoint-*"}}
+    outputs: {model: model/}
+"""
+NVIDIA_SMI = """\
+#!/bin/sh
+case "$*" in
+*name,memory.total*) echo "Tesla T4, 15360" ;;
+*compute_cap*) echo "7.5" ;;
+*driver_version*) echo "535.161.08" ;;
+'') echo "| NVIDIA-SMI 535.161.08   Driver Version: 535.161.08   CUDA Version: 12.2 |" ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    space = Space(tmp_path / "space")
+    space.recipe(RECIPE_TEXT)
+    program(space.root / "trl", '#!/bin/sh\nfor a; do case $a in model) mkdir -p "$a"; echo x >"$a/w";; esac; done\n')
+    space.write("rows.jsonl", '{"text": "a"}\n{"text": "b"}\n')
+    space.write("base/config.json", json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100}))
+    return space
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def check(space: Space, *words: str, **env: str) -> tuple[int, str, str]:
+    return space.command("check", *words, env=env)
+
+
+def found(space: Space, *words: str, **env: str) -> dict[str, dict[str, Any]]:
+    """Findings by the names of their rules."""
+    _, out, err = check(space, "--format", "json", *words, **env)
+    assert out, err
+    return {each["code"]: each for each in json.loads(out)}
+
+
+def test_a_warning_points_at_the_input_whatever_the_tool_calls_it_and_is_no_failure(space: Space) -> None:
+    code, out, _ = check(space)
+    assert code == 0
+    assert "recipe.yaml:7:3: warning: 100 steps, and a checkpoint every 500: there is none to go on from" in out
+    assert "    often:      {type: integer" in out and "fix: save at least four times in a run" in out
+    assert check(space, "--strict")[0] == 3
+    assert check(space, "often=10", "--strict")[0] == 0
+    assert check(space, "--allow", "checkpoints-too-rare", "--strict")[0] == 0
+
+
+def test_fix_says_what_to_type_and_what_is_left_then(space: Space) -> None:
+    code, out, _ = check(space, "--fix", "--strict")
+    assert code == 0
+    assert "type: recipe run ./recipe.yaml often=25\nwith that nothing is left\n" in out
+    before = space.read("recipe.yaml")
+    space.write("recipe.yaml", before.replace('[--save_steps, "{{ inputs.often }}"]', "[--save_steps, 500]\n      - --save_only_model"))
+    code, out, _ = check(space, "--fix")
+    assert code == 3
+    assert "write: in the command of step train: --save_steps 25\n" in out
+    assert "write: in the command of step train: --save_only_model false\n" in out
+    assert not (space.root / ".recipe" / "runs").exists() and space.read("recipe.yaml") != before
+
+
+def test_an_unknown_rule_cannot_be_allowed(space: Space) -> None:
+    code, _, err = check(space, "--allow", "checkpoints-too-rar")
+    assert code == 3 and 'there is no rule "checkpoints-too-rar"' in err and 'did you mean "checkpoints-too-rare"?' in err
+
+
+def test_findings_are_for_programs_too(space: Space) -> None:
+    assert check(space, "--format", "github")[1].startswith("::warning file=")
+    sarif = json.loads(check(space, "--format", "sarif")[1])
+    assert [each["ruleId"] for each in sarif["runs"][0]["results"]] == ["checkpoints-too-rare"]
+    assert found(space, "often=10") == {}
+
+
+def test_what_could_not_be_asked_is_listed_with_what_it_needs(space: Space) -> None:
+    code, out, _ = check(space, "-v", "base=nobody/has-this", "often=10")
+    assert code == 0
+    assert "not checked: model-missing: needs the model's own files, or the Hub\n" in out
+    assert "not checked: vast-tmux: needs an offer of a machine to rent\n" in out
+    assert "not checked: model-missing" not in check(space, "-v", "often=10")[1]
+
+
+def test_plan_shows_findings_below_its_steps_and_run_does_not_start_on_an_error(space: Space) -> None:
+    space.write("recipe.yaml", RECIPE_TEXT.replace("- [--output_dir", "- --save_only_model\n      - [--output_dir"))
+    code, out, _ = space.command("plan", "./recipe.yaml", "often=10")
+    assert code == 0
+    assert out.index("mine@1: 1 to run") < out.index("error: save_only_model leaves the optimizer") < out.index("--allow save-only-model")
+    code, _, err = space.command("run", "./recipe.yaml", "often=10")
+    assert code == 3 and "error: save_only_model leaves the optimizer" in err
+    assert not (space.root / "model" / "w").exists() and "save" not in space.command("runs")[1]
+    assert space.command("run", "./recipe.yaml", "often=10", "--allow", "save-only-model")[0] == 0
+    assert (space.root / "model" / "w").exists()
+
+
+def test_a_warning_is_said_by_a_run_and_stops_nothing(space: Space) -> None:
+    code, _, err = space.command("run")
+    assert code == 0 and "warning: checkpoints-too-rare: 100 steps" in err
+    assert "warning" not in space.command("run")[2], "a run that does nothing asks nothing"
+
+
+def test_the_library_refuses_and_allows_as_the_command_line_does(space: Space) -> None:
+    with pytest.raises(Invalid) as caught:
+        space.run({"base": "./nowhere"})
+    assert [problem.code for problem in caught.value.problems] == ["model-missing"]
+    assert space.run({"base": "./nowhere"}, settings=Settings(allow=("model-missing",))) == ["train"]
+
+
+@pytest.mark.parametrize("words", [("run", "./plain.yaml"), ("plan", "./recipe.yaml")])
+def test_where_nothing_trains_or_nothing_is_to_be_done_no_rule_is_read(space: Space, words: tuple[str, ...]) -> None:
+    space.write("plain.yaml", "recipe: plain@1\nsummary: x\nsteps: {a: {run: 'echo > {{ outputs.o }}', outputs: {o: o.txt}}}\n")
+    if "./recipe.yaml" in words:
+        space.run()
+    code = "import sys\nfrom runner.interface.cli.main import main\nmain(sys.argv[1:])\nprint('jinja2' in sys.modules, 'runner.planning.settings' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=space.root, capture_output=True, text=True, check=True)
+    opened = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nsys.addaudithook(lambda e, a: e == 'open' and str(a[0]).endswith('gotchas.yaml') and print('READ'))\n" + code,
+            *words,
+        ],
+        cwd=space.root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "READ" not in opened.stdout and done.stdout.splitlines()[-1].startswith("False")
+
+
+def test_rules_beside_a_recipe_are_asked_also_where_nothing_trains(space: Space) -> None:
+    space.write(
+        "plain.yaml",
+        "recipe: plain@1\nsummary: x\ninputs: {day: {type: string, default: monday}}\nsteps: {a: {run: [touch, '{{ outputs.o }}'], outputs: {o: o.txt}}}\n",
+    )
+    rule = {"id": "no-mondays", "severity": "error", "title": "A run on a Monday", "about": "step", "when": "{{ settings.day == 'monday' }}"}
+    rule |= {"message": "it is {{ settings.day }}", "remedy": "wait", "evidence": ["everybody"], "fix": {"settings": {"day": "tuesday"}}}
+    space.write("gotchas.yaml", json.dumps({"rules": [rule]}))
+    code, out, _ = check(space, "./plain.yaml", "--fix")
+    assert code == 0 and "error: it is monday" in out and "type: recipe run ./plain.yaml day=tuesday" in out
+    assert space.command("run", "./plain.yaml")[0] == 3
+    space.write("gotchas.yaml", json.dumps({"rules": [rule | {"when": "{{ setings.day }}"}]}))
+    code, _, err = space.command("run", "./plain.yaml")
+    assert code == 3 and "gotchas.yaml:1:" in err and "there is no `setings`" in err
+
+
+# -- the facts ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_this_machines_gpu_is_asked_for_what_it_can(space: Space, tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "nvidia-smi", NVIDIA_SMI)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    finding = found(space, "precision=bf16", "often=10", PATH=path)["bf16-before-ampere"]
+    assert finding["severity"] == "error" and "Tesla T4 (compute capability 7.5) has no bf16" in finding["message"]
+    assert "precision=fp16" in check(space, "precision=bf16", "often=10", "--fix", PATH=path)[1]
+    assert found(space, "precision=bf16", "often=10") == {}, "no GPU here: not checked"
+
+
+def test_a_host_elsewhere_is_asked_when_it_is_named(space: Space, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    program(tools / "nvidia-smi", NVIDIA_SMI)
+    with Sshd(tmp_path / "sshd", options=[f"SetEnv PATH={tools}:/usr/bin:/bin"]) as server:
+        table = {"known_hosts": str(server.known_hosts), "identity": str(server.identity)}
+        space.write("recipe.toml", "[drivers.ssh]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()))
+        assert "bf16-before-ampere" in found(space, "precision=bf16", "often=10", "--host", server.address)
+        code, out, err = check(space, "precision=bf16", "often=10", "--host", "nobody@127.0.0.1:1", "-v")
+        assert code == 0 and "the host was not asked" in err and "not checked: bf16-before-ampere" in out
+        assert list(server.home.iterdir()) == []
+
+
+def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(space: Space) -> None:
+    shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    space.write("base/config.json", json.dumps(shape | {"intermediate_size": 28672, "vocab_size": 128256}))
+    space.write("train.py", "")
+    space.recipe(
+        "recipe: big@1\nsummary: x\ninputs:\n  base: {type: model, default: ./base}\n  max_length: {type: integer, default: 1024}\n"
+        "  rank: {type: integer, default: 16}\n  micro_batch: {type: integer, default: 1}\nresources: {gpus: 1, gpu_memory: 24GB}\n"
+        "steps:\n  train:\n    accelerate: {script: train.py, args: {base: '{{ inputs.base }}', rank: '{{ inputs.rank }}'}}\n    code: [train.py]\n"
+        "    state: {checkpoints: {checkpoint: 'step-*'}}\n    outputs: {o: o.txt}\n"
+    )
+    finding = found(space)["memory-no"]
+    assert finding["severity"] == "error" and "GB of GPU memory, and 2" in finding["message"] and "weights" in finding["message"]
+
+
+def test_a_configuration_file_is_read_as_the_tool_would(space: Space) -> None:
+    space.recipe(
+        "recipe: rl@1\nsummary: x\nsteps:\n  train:\n    run: [uv, run, prime-rl, '@', rl.toml]\n    state: {checkpoints: {path: out, checkpoint: 'step_*'}}\n"
+        "    deps: [rl.toml]\n    outputs: {o: o.txt}\n"
+    )
+    space.write(
+        "rl.toml", "seq_len = 4096\n[trainer.model]\nseq_len = 2048\n[orchestrator.train.sampling]\ntop_p = 0.9\n[ckpt]\ninterval = 5\n[wandb]\n"
+    )
+    rules = found(space)
+    assert set(rules) == {"prime-rl-seq-len", "forbidden-sampling", "prime-rl-unknown-section"}
+    assert 'no section "wandb"' in rules["prime-rl-unknown-section"]["message"]
+    space.write("rl.toml", "seq_len = \n")
+    assert "rl.toml: Invalid value" in found(space)["config-unreadable"]["message"]
+
+
+def test_code_is_read_for_what_it_imports_and_passes(space: Space) -> None:
+    space.write("train.py", "from trl import PPOTrainer\nfrom transformers import TrainingArguments\nTrainingArguments(warmup_ratio=0.1)\n")
+    space.write("lock.txt", "trl==1.16.0 --hash=sha256:00\ntransformers==5.23.0 \\\n    --hash=sha256:00\n")
+    space.recipe(
+        "recipe: code@1\nsummary: x\npython: {lock: lock.txt}\nsteps:\n  train:\n    run: [python, train.py]\n    code: [train.py]\n    outputs: {o: o.txt}\n"
+    )
+    rules = found(space)
+    assert "trl 1.16.0 has no trl.PPOTrainer" in rules["removed-trainers"]["message"] and "rlhf@1" in rules["removed-trainers"]["fix"]
+    assert "transformers 5.23.0 has no warmup_ratio" in rules["removed-arguments"]["message"]
+    space.write("lock.txt", "trl==0.11.0\ntransformers==4.46.0\n")
+    assert found(space) == {}
+
+
+def test_what_an_earlier_run_left_is_known(space: Space) -> None:
+    body = RECIPE_TEXT.replace("{type: integer, default: 100}", "{type: integer, default: 100, continues: true}")
+    space.recipe(body.replace("- [--output_dir", "- [--lr_scheduler_type, cosine]\n      - [--output_dir"))
+    program(
+        space.root / "trl",
+        "#!/bin/sh\nmkdir -p state/checkpoints/checkpoint-50 state/checkpoints/checkpoint-60\necho x >state/checkpoints/checkpoint-50/a.txt\n"
+        "echo xet-core error >&2\nexit 1\n",
+    )
+    assert space.command("run", "./recipe.yaml", "often=10")[0] == 1
+    rules = found(space, "often=10", "max_steps=200")
+    assert "which was 100 and is 200" in rules["schedule-changed"]["message"]
+    assert rules["xet-download"]["severity"] == "note"
+    assert "schedule-changed" not in found(space, "often=10")
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Of three models one is there, one is gated, one is not."""
+
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0]
+        if name == "/api/models/open/model":
+            self._say(
+                200, {"id": "open/model", "sha": "0" * 40, "gated": False, "siblings": [{"rfilename": "model.safetensors", "size": 2_000_000_000}]}
+            )
+        elif name == "/api/models/gated/model":
+            self._say(200, {"id": "gated/model", "sha": "0" * 40, "gated": "manual", "siblings": []})
+        elif name.endswith("/auth-check"):
+            self._say(401 if "authorization" not in self.headers else 403, {}, **{"X-Error-Code": "GatedRepo"})
+        else:
+            self._say(404, {}, **{"X-Error-Code": "RepoNotFound"})
+
+    def do_HEAD(self) -> None:
+        self._say(404, {}, **{"X-Error-Code": "EntryNotFound"})
+
+    def _say(self, code: int, body: object, **headers: str) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_hub_is_asked_whether_there_is_such_a_model_and_who_may_read_it(space: Space, hub: str, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}
+    assert "there is no model at gone/model" in found(space, "base=gone/model", "often=10", **env)["model-missing"]["message"]
+    assert "without a token" in found(space, "base=gated/model", "often=10", **env)["gated-without-token"]["message"]
+    assert (
+        "this account may not read it" in found(space, "base=gated/model", "often=10", **env | {"HF_TOKEN": "hf_x"})["gated-not-accepted"]["message"]
+    )
+    assert found(space, "base=open/model", "often=10", **env) == {}
+
+
+def test_a_hub_that_cannot_be_reached_leaves_its_rules_unchecked(space: Space, tmp_path: Path) -> None:
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "hf")}
+    code, out, _ = check(space, "base=open/model", "often=10", "-v", **env)
+    assert code == 0 and "not checked: model-missing" in out
+
+
+def test_what_the_hubs_cache_has_is_known_without_the_hub(space: Space, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hf" / "hub" / "models--black-forest-labs--FLUX.1-dev" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "llama", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}')
+    space.write("train.py", "from transformers import AutoModelForCausalLM\n")
+    space.recipe(RECIPE_TEXT.replace("./trl\n      - sft", "python\n      - train.py").replace("code: [trl]", "code: [train.py]"))
+    rules = found(space, "base=black-forest-labs/FLUX.1-dev", "often=10", HF_HOME=str(tmp_path / "hf"))
+    assert "has a vision part" in rules["model-not-text-only"]["message"]
