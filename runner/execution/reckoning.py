@@ -1,6 +1,7 @@
-"""What a step's GPU memory and time are reckoned to be: reads model configs, recipes/hardware.yaml and what earlier runs measured.  Asks no network, but for `fetched`.
+"""What a step's GPU memory and time are reckoned to be, from model configs, recipes/hardware.yaml and what earlier runs measured.  Starts nothing.
 
-Only steps that train (`accelerate`, or a state) and want a GPU are reckoned.  What is not known is said, and is no error.
+No network is asked, but by `fetched`.  Only steps that train (`accelerate`, or a state) and want a GPU are reckoned; what is not known is said,
+and is no error.
 """
 
 from __future__ import annotations
@@ -273,14 +274,13 @@ def _learned(ws: Workspace, found: Estimate, recipe: str, step: str, gpu: Gpu | 
 def _attempts(ws: Workspace, recipe: str, step: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Inputs and last metrics of earlier runs of a recipe in which `step` was done.  A step of a recipe that uses this one is not among them."""
     rows = ws.store.runs(recipe=recipe, last=LOOKED_AT)
-    keys = {row.id: ws.store.steps(row.id).get(step.rpartition("/")[2]) for row in rows}
-    traces = ws.store.traces([done.key for done in keys.values() if done is not None and done.key])
+    done = {row.id: [each.key for each in ws.store.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
+    traces = ws.store.traces([key for keys in done.values() for key in keys])
     found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for row in reversed(rows):
-        done = keys[row.id]
-        trace = traces.get(done.key) if done is not None else None
-        if trace is not None:
-            found[trace.key] = (row.inputs, trace.metrics)
+        for key in done[row.id]:
+            if key in traces:
+                found[key] = (row.inputs, traces[key].metrics)
     return list(found.values())
 
 

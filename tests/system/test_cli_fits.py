@@ -1,0 +1,174 @@
+"""`plan` says what a training takes of its GPU, `new --from … --gpu` finds what fits, and both learn from what runs measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.execution import reckoning
+from runner.execution.workspace import Workspace
+from runner.language import library, parse
+from tests.support import Space
+from tests.system.test_cli_why import Recipe, recipe
+
+__all__ = ["recipe"]
+
+QWEN = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
+
+TRAIN = """
+inputs:
+  base: {type: model, default: ./qwen}
+  max_length: {type: integer, default: 1024}
+  micro_batch: {type: integer, default: 1}
+  global_batch: {type: integer, default: 16}
+  max_steps: {type: integer, default: 100}
+  rank: {type: integer, default: 16}
+  told: {type: string, default: "", key: false}
+resources: {gpus: 1, gpu: RTX 4090, gpu_memory: 24GB}
+presets: {measured: {resources: {gpus: 0}}}
+steps:
+  train:
+    run: |
+      printf '%s\\n' "{{ inputs.told }}" >> "$RECIPE_METRICS"
+      echo {{ inputs.rank }} > {{ outputs.o }}
+      : {{ inputs.base }} {{ state.s }} {{ inputs.max_length }}
+    state: {s: {}}
+    outputs: {o: model.txt}
+    metrics: true
+"""
+
+
+@pytest.fixture
+def trains(space: Space) -> Space:
+    """A recipe that trains on a GPU, and a model's config beside it."""
+    space.recipe(TRAIN)
+    space.write("qwen/config.json", json.dumps(QWEN))
+    return space
+
+
+def memory(recipe: Recipe, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(recipe("plan", *words, "--json").out)["steps"][0]["memory"]
+    return found
+
+
+def test_a_plan_says_what_a_training_takes_and_whether_it_fits(trains: Space, recipe: Recipe) -> None:
+    lines = [line.strip() for line in recipe("plan").out.splitlines()]
+    assert any(line.startswith("memory: about 17-23 GB, FITS on rtx4090 (24 GB) (frozen weights of linear layers 13.1") for line in lines)
+    assert any(line.startswith("time: a guess from its arithmetic, 13 min to ") for line in lines)
+    assert memory(recipe, "max_length=8192")["verdict"] == "NO"
+    told = memory(recipe)
+    assert told["low"] < told["bytes"] < told["high"] and sum(told["terms"].values()) == told["bytes"] and told["usable"] > 24e9
+
+
+def test_without_the_models_config_it_is_not_known(trains: Space, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "memory: not known (the config.json of hf://org/name is not here yet)" in recipe("plan", "base=org/name").out
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(QWEN))
+    assert memory(recipe, "base=org/name")["verdict"] == "FITS"
+    (trains.root / "qwen" / "config.json").write_text("{torn")
+    assert "not here yet" in recipe("plan").out
+    (trains.root / "qwen" / "config.json").write_text('{"model_type": "t5"}')
+    assert '(weights of the family "t5" are not known how to count' in recipe("plan").out
+
+
+def test_what_needs_no_gpu_is_not_reckoned(trains: Space, recipe: Recipe) -> None:
+    assert "memory:" not in recipe("plan", "--preset", "measured").out
+    trains.recipe(TRAIN.replace("    state: {s: {}}\n", "").replace(" {{ state.s }}", ""))
+    assert "memory:" not in recipe("plan").out  # it may convert or evaluate: nobody can tell
+
+
+def test_what_runs_measured_corrects_what_is_reckoned(trains: Space, recipe: Recipe) -> None:
+    before = memory(recipe)
+    told = {"step": 1, "memory_gb": 30.0}
+    trains.run({"told": json.dumps(told), "rank": 8}, preset="measured")
+    assert memory(recipe) == before  # main memory, for there was no GPU
+    trains.run({"told": json.dumps(told | {"gpu": "NVIDIA H100 80GB HBM3"}), "rank": 9}, preset="measured")
+    assert memory(recipe) == before  # another kind of GPU
+    held = round(before["bytes"] / 1e9, 1)
+    trains.run({"told": json.dumps(told | {"gpu": "NVIDIA GeForce RTX 4090", "memory_gb": held}), "rank": 16}, preset="measured")
+    trains.run({"told": json.dumps(told | {"gpu": "NVIDIA GeForce RTX 4090", "memory_gb": held}), "rank": 17, "max_length": 1000}, preset="measured")
+    after = memory(recipe, "rank=18")
+    assert after["bytes"] > before["bytes"] and after["high"] - after["low"] < before["high"] - before["low"]
+    assert after["measured"] == f"measured {held} GB on NVIDIA GeForce RTX 4090 in 2 runs"
+    assert f"({after['measured']})" in recipe("plan", "rank=18").out
+
+
+def test_new_for_a_gpu_writes_a_recipe_that_is_valid_and_fits(space: Space, recipe: Recipe) -> None:
+    space.write("qwen/config.json", json.dumps(QWEN))
+    space.write("d.jsonl", '{"text": "a"}\n')
+    said = recipe("new", "mine", "--from", "sft@2", "--gpu", "rtx4090", "base=./qwen")
+    assert said.code == 0 and said.out == "./mine.yaml\n"
+    assert "memory: about 17-23 GB, FITS on rtx4090 (24 GB)" in said.err and "now: recipe plan ./mine.yaml dataset=…" in said.err
+    assert recipe("validate", "mine.yaml").code == 0
+    plan = json.loads(recipe("plan", "./mine.yaml", "dataset=./d.jsonl", "--python", "current", "--json").out)
+    train = next(step for step in plan["steps"] if step["id"] == "sft/train")
+    assert train["memory"]["verdict"] == "FITS" and train["memory"]["gpu"] == "rtx4090 (24 GB)"
+    assert recipe("new", "mine", "--from", "sft@2", "--gpu", "t4", "base=./qwen").code == 3  # never replaced
+
+
+def test_the_smoke_of_such_a_recipe_is_that_of_the_library(space: Space, recipe: Recipe) -> None:
+    space.write("qwen/config.json", json.dumps(QWEN))
+    recipe("new", "mine", "--from", "sft@2", "--gpu", "h100-80gb", "base=./qwen")
+    with Workspace.open(space.root):
+        theirs, mine = (
+            [json.loads(recipe("plan", word, "--preset", "smoke", "--python", "current", "--json").out)["steps"]] for word in ("sft@2", "./mine.yaml")
+        )
+    assert [step["key"] for step in theirs[0]] == [step["key"] for step in mine[0]]
+
+
+def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_mildest_goes(space: Space, recipe: Recipe) -> None:
+    space.write("qwen/config.json", json.dumps(QWEN))
+    said = recipe("new", "big", "--from", "sft@2", "--gpu", "h100-80gb", "base=./qwen")
+    assert "chosen: micro_batch=" in said.err and "the same training, faster" in said.err
+    assert parse.load(space.root / "big.yaml").inputs["micro_batch"].default in (8, 16)
+    said = recipe("new", "small", "--from", "sft@2", "--gpu", "rtx4090", "base=./qwen", "max_length=8192", "micro_batch=2")
+    assert said.code == 2 and "does not fit rtx4090, whatever is given up" in said.err and "it fits h100-80gb" in said.err
+    said = recipe("new", "small", "--from", "sft@2", "--gpu", "rtx4090", "base=./qwen", "method=full")
+    assert said.code == 2 and not (space.root / "small.yaml").exists()  # what was given stays
+    said = recipe("new", "small", "--from", "sft@1", "--gpu", "t4", "base=./qwen")
+    assert "precision=fp16: t4 has no bf16" in said.err and "max_length=512: longer text is cut" in said.err
+
+
+def test_a_diffusion_recipe_is_put_where_others_have_seen_it_fit(space: Space, recipe: Recipe) -> None:
+    said = recipe("new", "mine", "--from", "sdxl-lora@1", "--gpu", "rtx4090")
+    assert said.code == 0 and "FITS on rtx4090 (24 GB) (as published: https://github.com/huggingface/diffusers" in said.err
+    assert recipe("validate", "mine.yaml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "heard"),
+    [
+        (("--from", "sft@2"), "--from and --gpu go together"),
+        (("--gpu", "t4"), "--from and --gpu go together"),
+        (("--from", "sft@2", "--gpu", "rtx409", "base=./qwen"), 'did you mean "rtx4090"?'),
+        (("--from", "sft@2", "--gpu", "t4", "base=./qwen", "max_lenght=8"), 'did you mean "max_length"?'),
+        (("--from", "sft@2", "--gpu", "t4", "base=./qwen", "--preset", "nope"), "nope"),
+        (("--from", "sft@2", "--gpu", "t4", "base"), '"base" is not INPUT=VALUE'),
+        (("--from", "sft@2", "--gpu", "t4", "base=./nowhere"), "nobody can say what fits: the config.json of ./nowhere is not here yet"),
+        (("--from", "./mine.yaml", "--gpu", "t4"), "./mine.yaml"),
+        (("max_length=8",), "with --from only"),
+    ],
+)
+def test_what_cannot_be_is_told(space: Space, recipe: Recipe, words: tuple[str, ...], heard: str) -> None:
+    space.write("qwen/config.json", json.dumps(QWEN))
+    said = recipe("new", "x", *words)
+    assert said.code in (2, 3) and heard in said.err
+    assert not (space.root / "x.yaml").exists()
+
+
+def test_every_library_recipe_with_a_gpu_preset_is_reckoned_or_says_why_not(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reckoning, "config_of", lambda ws, kind, address: QWEN if address else None)
+    with Workspace.open(space.root) as ws:
+        for entry in library.entries():
+            found = parse.load(entry.path)
+            if found.name in ("sft", "dpo", "orpo", "reward", "cpt", "rlhf"):
+                values = {name: spec.default for name, spec in found.inputs.items()} | {"base": "hf://Qwen/Qwen2.5-7B", "method": "lora"}
+                told = reckoning.of_values(ws, found.id, values, reckoning.figures().find("h200"), 1)
+                assert told.found is not None and told.found.bytes > 15e9, (found.id, told.unknown)

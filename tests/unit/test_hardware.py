@@ -1,0 +1,121 @@
+"""recipes/hardware.yaml is what its schema says; a GPU is found by what people, drivers and resources call it; guesses of time are in order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from runner.errors import NotFound
+from runner.execution.reckoning import figures
+from runner.language import document, library
+from runner.planning.hardware import fitting, operations, seconds
+from runner.planning.memory import Training, read
+from runner.planning.trainings import larger, picture, smaller, text, tokens
+
+HOME = library.home()
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256,
+}  # fmt: skip
+SFT: dict[str, Any] = {"max_length": 1024, "micro_batch": 2, "global_batch": 16, "rank": 16, "max_steps": 100}
+
+
+def test_the_file_is_what_its_schema_says() -> None:
+    schema = json.loads((HOME / "schemas" / "hardware.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+    tree = document.read(HOME / "recipes" / "hardware.yaml").value
+    assert [error.message for error in Draft202012Validator(schema).iter_errors(tree)] == []
+
+
+def test_each_gpu_is_found_by_each_of_its_names_and_no_name_means_two() -> None:
+    seen: dict[str, str] = {}
+    for gpu in figures().gpus:
+        for name in (gpu.name, *gpu.names, *(f"NVIDIA {name}" for name in gpu.names)):
+            assert figures().find(name) == gpu
+            assert seen.setdefault(name.lower(), gpu.name) == gpu.name
+        assert figures().meant(gpu.asked, round(gpu.memory * 1e9)) == gpu
+        # The driver finds it by that word in the name that nvidia-smi shows.
+        assert any(gpu.asked.lower() in name.lower() for name in gpu.names)
+        assert 0.9 < gpu.usable / (gpu.memory * 1e9) < 1.1
+
+
+def test_a_gpu_without_figures_is_told_with_those_near() -> None:
+    with pytest.raises(NotFound) as caught:
+        figures().find("rtx409")
+    assert "rtx4090" in caught.value.fix
+    assert figures().meant("A100", None) is None  # there are two
+    assert figures().meant("RTX 4090", 80 * 10**9) is None
+
+
+def test_what_can_be_done_follows_from_the_capability() -> None:
+    assert not figures().find("t4").bf16 and figures().find("a100-40gb").bf16
+    assert not figures().find("a100-80gb").fp8 and figures().find("l4").fp8
+
+
+def test_of_a_size_on_the_box_the_least_usable_of_its_kind_counts() -> None:
+    assert figures().of_memory(24 * 10**9) == figures().find("l4").usable
+    assert figures().of_memory(7 * 10**9) == round(0.97 * 7e9)
+
+
+def test_operations_are_six_for_each_weight_and_token() -> None:
+    model = read(LLAMA)
+    full = operations(model, Training(method="full", checkpointing=False), 1000)
+    assert full == pytest.approx(6 * 1000 * model.parameters, rel=0.08)  # embeddings are looked up, not multiplied
+    lora = operations(model, Training(method="lora", checkpointing=False), 1000)
+    assert lora == pytest.approx(full * 4 / 6, rel=0.02)
+    assert operations(model, Training(method="lora"), 1000) == pytest.approx(full, rel=0.02)
+
+
+def test_a_measured_speed_lies_within_the_guess() -> None:
+    # Mistral-7B, LoRA, 4096 tokens, A100: 3,597 tokens a second (fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv).
+    work = operations(read({**LLAMA, "vocab_size": 32000}), Training(targets="attention", length=4096, batch=4), 3597)
+    least, most = seconds(figures(), figures().find("a100-80gb"), work)
+    assert least < 1 < most
+
+
+def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
+    model = read(LLAMA)
+    made = text("sft@2", SFT, model)
+    assert made == Training(method="lora", length=1024, batch=2, rank=16)
+    assert made is not None and tokens(SFT, made) == 100 * 16 * 1024
+    pairs = text("dpo@1", SFT, model)
+    assert pairs is not None and pairs.pairs and pairs.logits == "logps" and pairs.others == 0 and tokens(SFT, pairs) == 2 * 100 * 16 * 1024
+    full = text("dpo@1", {**SFT, "method": "full"}, model)
+    assert full is not None and full.others == model.parameters and full.master
+    written = text("rlhf@1", {"max_prompt_length": 100, "max_completion_length": 400, "rank": 8, "global_batch": 64}, model, devices=2, reward=model)
+    assert written is not None and written.length == 500 and written.generating == 32 and written.others == model.parameters
+    assert text("sft@2", {"rank": 16}, model) is None
+    assert text("sft@2", {**SFT, "method": "dora"}, model) is None
+
+
+def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
+    steps = [name for more, _ in smaller({**SFT, "checkpoint_activations": False, "method": "full"}) for name in more]
+    assert steps[:2] == ["micro_batch", "checkpoint_activations"] and steps[-1] == "method"
+    ranks = [more["rank"] for more, _ in smaller({"rank": 32})]
+    assert ranks == [16, 8]
+
+
+def test_what_grows_shares_the_global_batch_evenly() -> None:
+    assert [more["micro_batch"] for more in larger({"micro_batch": 2, "global_batch": 12})] == [12, 6, 4, 3]
+    assert larger({"micro_batch": 2}) == []
+
+
+def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
+    inputs = {"resolution": 512, "rank": 16, "micro_batch": 1}
+    seen = picture("flux-lora@1", inputs, "hf://black-forest-labs/FLUX.1-dev")
+    assert seen is not None and (seen.family, seen.method) == ("flux", "lora")
+    rows = figures().diffusion
+
+    def gb(**more: Any) -> float | None:
+        case = {"family": "flux", "method": "lora", "resolution": 512, "batch": 1, "rank": 16, "checkpointing": True} | more
+        row = fitting(rows, **case)
+        return row.gb if row is not None else None
+
+    assert gb() == 26 and gb(resolution=768) == 30 and gb(rank=64) == 26
+    assert gb(batch=2) is None and gb(resolution=2048) is None and gb(checkpointing=False) is None and gb(rank=65) is None
+    assert gb(family="sdxl", resolution=1024) == 16
+    assert picture("sdxl-lora@1", inputs, "") is not None
+    assert picture("sft@2", inputs, "meta-llama/Llama-3.1-8B") is None
