@@ -774,7 +774,12 @@ class Executor:
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
-                self._failed(id, running, detail, outcomes.reason(exit), outcomes.said(exit, detail, image, running.log))
+                reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, running.log)
+                if reason == "exit":
+                    where = "" if running.site is self.fleet.here else running.site.name
+                    if full := outcomes.full(outcomes.tail(running.log), await running.site.room(), where):
+                        reason, words = "disk", f"{words}: {full}"
+                self._failed(id, running, detail, reason, words)
             else:
                 await self._succeeded(id, running, detail, exit)
         finally:
@@ -863,8 +868,6 @@ class Executor:
     def _failed(self, id: str, running: Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
         attempt = running.attempt
         tail = Masker(running.secrets).mask(outcomes.tail(running.log))
-        if reason == "exit" and (full := outcomes.full(tail, attempt.path)):
-            reason, words = "disk", f"{words}: {full}"
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:

@@ -55,13 +55,14 @@ def said(exit: Exit, detail: Mapping[str, Any], image: str, log: str) -> str:
     return f"exit {exit.code}"
 
 
-def full(said: bytes, path: str) -> str:
-    """Words for a disk that is full, if a command that failed says so, or could not even say so."""
-    found = os.statvfs(os.path.dirname(path))
+def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
+    """Words for a disk that is full, if a command that failed says so, or could not even say so.  `host` is where it ran, empty for here."""
+    free, inodes = room
     told = os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
-    if not told and found.f_bavail * found.f_frsize > NOTHING_LEFT and (found.f_favail or not found.f_files):
+    if not told and free > NOTHING_LEFT and inodes != 0:
         return ""
-    return f"no space left on a disk ({found.f_bavail * found.f_frsize} bytes and {found.f_favail} inodes are free for attempts)"
+    left = f"{free} bytes are free" if inodes is None else f"{free} bytes and {inodes} inodes are free"
+    return f"no space left on a disk{f' of {host}' if host else ''} ({left} for attempts)"
 
 
 def tail(path: str) -> bytes:

@@ -111,6 +111,11 @@ class Site:
     async def note(self, path: str) -> None:
         self.ws.write(Path(self.root, path), b"done\n")
 
+    async def room(self) -> tuple[int, int | None]:
+        """Bytes that are free where attempts run, and inodes where that is counted."""
+        found = os.statvfs(f"{self.root}/attempts")
+        return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
     def could(self, wants: Mapping[str, float]) -> bool:
         """Whether a step that takes so many cpus, gpus and bytes of memory could ever run here."""
         return not self.lost and all(amount <= self.machine[name] for name, amount in wants.items() if name in self.machine)
@@ -228,6 +233,17 @@ class Away(Site):
         call = self.host.call(("/bin/sh", "-c", 'mkdir -p -- "${1%/*}" && echo done >"$1"', "sh", f"{self.root}/{path}"))
         async for _ in call:
             pass
+
+    async def room(self) -> tuple[int, int | None]:
+        from .hostwork import FREE, Garbled, free_of
+
+        said = b""
+        try:
+            async for part in self.host.call(("/bin/sh", "-c", f'cd -- "$1" && {FREE}', "sh", self.root)):
+                said += part
+            return free_of(said.rstrip().rpartition(b"\n")[2]), None
+        except (DriverError, Garbled):
+            return sys.maxsize, None  # a host that cannot be asked is not called full
 
     def holds(self, content: str) -> bool:
         """Whether this output of a step of this run lies there."""

@@ -112,3 +112,24 @@ def test_a_host_that_nobody_knows_starts_nothing(place: Place) -> None:
     assert "is not known here, and nothing was sent" in said
     assert "ssh-keyscan" in said
     assert list(place.sshd.home.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_a_step_fills_there_is_called_that(place: Place) -> None:
+    disk = place.sshd.home / ".recipe-host"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        # The program says nothing about a disk, as many do not: the host is asked.
+        (place.root / "recipe.yaml").write_text(
+            "recipe: t@1\nsteps:\n  big: {run: 'head -c 50000000 /dev/zero >big.bin 2>/dev/null || exit 3', outputs: {o: big.bin}}\n"
+        )
+        code, said = place.run("--driver", "ssh")
+        assert code == 1, said
+        assert "exit 3: no space left on a disk of ssh " in said and " bytes are free for attempts)" in said
+        (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  big: {run: 'echo small >big.bin; exit 3', outputs: {o: big.bin}}\n")
+        code, said = place.run("--driver", "ssh")
+        assert code == 1 and "exit 3" in said and "no space" not in said, said
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
