@@ -403,7 +403,7 @@ class _Looks:
         kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "numpy", "said"))
         row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
-            kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id}.log")
+            kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
         if not detail["state"] or any(need not in self._found.made for need in plan.needs(n)):
             return kept
         world, _ = world_of(node, self._found.facts, self._found.made)

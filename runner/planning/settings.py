@@ -179,7 +179,7 @@ def scalar(text: str) -> object:
 
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
-_OPTION: Final = re.compile(r"--?[A-Za-z]")
+_OPTION: Final = re.compile(r"--?[A-Za-z]|--$|&&|\|\|?$|;$|>")
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _MARK: Final = re.compile("\x01(\\d+)\x02")
 
