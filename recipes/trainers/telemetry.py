@@ -21,6 +21,7 @@ killed and resumed is equal to that of one that was not, byte for byte.  TensorB
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -156,6 +157,12 @@ class Telemetry:
         return {name: round(seconds, 6) for name, seconds in {"time_step": max(whole, 1e-9), **totals}.items()}
 
 
+def require(tracker: str) -> None:
+    """End with a message where the tracker is not installed: to be called before anything that takes long."""
+    if tracker != "none" and tracker not in sys.modules and importlib.util.find_spec(tracker) is None:
+        fail(f"tracker {tracker} is not installed in this step's Python: add it to the lock, or say tracker=none")
+
+
 def memory() -> int:
     """Bytes, at the most so far: reserved on this process's GPU, or, without one, of RAM."""
     if _cuda_is_used():
@@ -184,12 +191,8 @@ def _tracker(name: str, project: str, settings: Mapping[str, object]) -> Any:
     """wandb or trackio, which have the same face.  One run of ours is one of theirs, however often it was resumed."""
     if name == "none":
         return None
-    import importlib
-
-    try:
-        tracker = importlib.import_module(name)
-    except ImportError:
-        fail(f"tracker {name} is not installed in this step's Python: add it to the lock, or say tracker=none")
+    require(name)
+    tracker = importlib.import_module(name)
     run = os.environ.get("RECIPE_RUN")
     words = {"id": f"{run}-{os.environ.get('RECIPE_STEP', 'train').replace('/', '-')}"} if run and name == "wandb" else {}
     try:

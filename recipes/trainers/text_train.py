@@ -18,7 +18,7 @@ import text_record
 import torch
 from loop import Checkpoints, Ending, draw, fail
 from sft_model import DTYPES, batch_of, identity, load_base, loss_of, surprise
-from telemetry import TRACKERS, Telemetry
+from telemetry import TRACKERS, Telemetry, require
 from tokens import Tokens, order
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ SETTINGS = (
 
 def main() -> None:
     options = _options()
+    require(options.tracker)
     ending = Ending()
     accelerator = precision.start(options.precision)
     world, me = accelerator.num_processes, accelerator.process_index

@@ -124,7 +124,7 @@ def test_the_other_processes_tell_nothing(trainers: types.SimpleNamespace, tmp_p
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_tracker_that_is_not_there_is_said_so(name: str, trainers: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(sys, "path", [str(TRAINERS)])
     with pytest.raises(SystemExit, match=f"tracker {name} is not installed in this step's Python: add it to the lock, or say tracker=none"):
         trainers.telemetry.Telemetry(None, tracker=name)
 
