@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import numpy as np
+import text_record
 import torch
 import trl
 import trl_common
@@ -119,6 +120,8 @@ def main() -> None:
         options.history.write_text("".join(telemetry.history))
     trainer.model = trainer.accelerator.unwrap_model(trainer.model).policy
     trl_common.export(trainer, options)
+    if trl_common.first():
+        text_record.write(options.out, settings)
 
 
 class _Steps:

@@ -206,7 +206,7 @@ class ModelReward:
 
 
 def classifier(folder: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
-    """The sequence classifier with one output in a folder, its weights drawn from the seed where `init` is random.  Ends with a message if it is none."""
+    """The sequence classifier with one output in a folder; weights drawn from the seed if `init` is random.  Ends with a message if it is none."""
     import torch
     from loop import draw
     from sft_model import DTYPES

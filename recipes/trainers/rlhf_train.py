@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlhf_rewards
+import text_record
 import torch
 import trl_common
 from loop import Ending, fail
@@ -81,6 +82,9 @@ def main() -> None:
     settings |= {"reward_function": _digest(options.reward_function) if options.reward_function else None}
     trl_common.train(trainer, options, settings, ending, names)
     trl_common.export(trainer, options)
+    if trl_common.first():
+        made = {name: getattr(options, name) for name in (*trl_common.SETTINGS, "precision")}
+        text_record.write(options.out, {**made, **settings})
 
 
 def _policy(options: argparse.Namespace, first: bool) -> PreTrainedModel:
