@@ -42,6 +42,7 @@ class Config:
     store: str = ""
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
     origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
     def store_named(self, name: str | None) -> StoreSettings | None:
@@ -85,6 +86,8 @@ def listed(config: Config) -> list[tuple[str, Any, str]]:
             value: Any = config.store
         elif keys[0] == "stores":
             value = getattr(config.stores[keys[1]], keys[2])
+        elif keys[0] == "prices":
+            value = config.prices[keys[1]]
         else:
             value = config.drivers[keys[1]][keys[2]]
         rows.append((".".join(keys), _masked(keys[-1], value), origin))
@@ -143,7 +146,11 @@ def _merged(files: list[_File]) -> Config:
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     origins: dict[tuple[str, ...], str] = {}
     store = ""
+    prices: dict[str, str] = {}
     for file in reversed(files):
+        for name, price in file.value.get("prices", {}).items():
+            prices[name] = price
+            origins["prices", name] = _origin(file, ("prices", name))
         if "store" in file.value:
             store = file.value["store"]
             origins["store",] = _origin(file, ("store",))
@@ -155,7 +162,7 @@ def _merged(files: list[_File]) -> Config:
                 for key in table:
                     origins[kind, name, key] = _origin(file, (kind, name, key))
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    return Config(store, stores, tables["drivers"], origins)
+    return Config(store, stores, tables["drivers"], prices, origins)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ class Reckoned:
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
     seconds: tuple[float, float] | None = None  # a guess, least and most
+    price: float | None = None  # US dollars for an hour of all its GPUs
     source: str = ""  # of a figure out of the table of diffusion trainings
 
     @property
@@ -45,14 +46,23 @@ class Reckoned:
         """FITS, TIGHT or NO; None where the training or the GPU is not known."""
         return self.found.verdict(self.usable) if self.found is not None and self.usable is not None else None
 
-    def lines(self, *, timed: bool) -> list[str]:
-        """As `recipe plan` shows it.  `timed`: earlier runs say how long it takes, and no guess is needed."""
-        if self.seconds is None or timed:
-            return [self.memory]
-        low, high = (span(each) for each in self.seconds)
-        return [self.memory, f"time: a guess from its arithmetic, {low} to {high} of training on {self.gpu}"]
+    def lines(self, took: float | None) -> list[str]:
+        """As `recipe plan` shows it.  `took`: seconds by earlier runs, where there were any; then no guess is needed."""
+        lines = [self.memory]
+        if took is None and self.seconds is not None:
+            low, high = (span(each) for each in self.seconds)
+            lines.append(f"time: a guess from its arithmetic, {low} to {high} of training on {self.gpu}")
+        if (cost := self.cost(took)) is not None:
+            low, high = (f"{each:.2f}" for each in cost)
+            lines.append(f"cost: about {low if low == high else f'{low} to {high}'} USD, at {self.price:g} USD an hour")
+        return lines
 
-    def as_json(self) -> dict[str, Any]:
+    def cost(self, took: float | None) -> tuple[float, float] | None:
+        """US dollars, least and most; None where the price or the time is not known."""
+        span = self.seconds if took is None else (took, took)
+        return None if self.price is None or span is None else (self.price * span[0] / 3600, self.price * span[1] / 3600)
+
+    def as_json(self, took: float | None) -> dict[str, Any]:
         """As `recipe plan --json` tells it; sizes in bytes."""
         found = self.found
         return {
@@ -67,6 +77,8 @@ class Reckoned:
             "verdict": self.verdict,
             "unknown": self.unknown,
             "guessed_seconds": list(self.seconds) if self.seconds else None,
+            "usd_an_hour": self.price,
+            "usd": list(cost) if (cost := self.cost(took)) is not None else None,
         }
 
     @property
@@ -126,7 +138,9 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Rec
         return takes.get(str(inputs.get(name)), ("", ""))
 
     devices = int(wants.get("gpus") or 1) * (detail["nodes"] if isinstance(detail.get("nodes"), int) else 1)
-    return _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
+    found = _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
+    price = _prices(ws).get(gpu.name) if gpu is not None else None
+    return replace(found, price=price * devices) if price is not None else found
 
 
 def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int) -> Reckoned:
@@ -180,7 +194,7 @@ def _from_table(step: str, inputs: Mapping[str, Any], seen: trainings.Picture, g
     size = round(row.gb * 1e9)
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
     found = Estimate(size, round(size * 0.98), round(size * 1.1), (("as published", size),))
-    return Reckoned(step, found, "", shown, usable, None, row.source)
+    return Reckoned(step, found, "", shown, usable, source=row.source)
 
 
 def _gpu(gpu: Gpu | None, wants: Mapping[str, Any]) -> tuple[Gpu | None, str, int | None]:
@@ -191,6 +205,13 @@ def _gpu(gpu: Gpu | None, wants: Mapping[str, Any]) -> tuple[Gpu | None, str, in
         return gpu, f"{gpu.name} ({gpu.memory:g} GB)", gpu.usable
     size = wants.get("gpu_memory")
     return (None, f"{size / 1e9:g} GB", figures().of_memory(size)) if size else (None, "", None)
+
+
+def _prices(ws: Workspace) -> dict[str, float]:
+    """US dollars for an hour of one GPU, by its name, as recipe.toml says.  Raises NotFound for a GPU without figures."""
+    from ..language.units import money
+
+    return {figures().find(name).name: money(price) for name, price in ws.config.prices.items()}
 
 
 # -- models ------------------------------------------------------------------------------------------------------------------------------------------

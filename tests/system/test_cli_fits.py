@@ -100,6 +100,23 @@ def test_what_runs_measured_corrects_what_is_reckoned(trains: Space, recipe: Rec
     assert f"({after['measured']})" in recipe("plan", "rank=18").out
 
 
+def test_cost_is_told_where_a_price_is_known(trains: Space, recipe: Recipe) -> None:
+    assert "cost:" not in recipe("plan").out
+    trains.write("recipe.toml", '[prices]\nrtx4090 = "0.50 USD"\nh100-80gb = "3 USD"\n')
+    told = memory(recipe)
+    least, most = told["guessed_seconds"]
+    assert told["usd_an_hour"] == 0.5 and told["usd"] == pytest.approx([least / 7200, most / 7200])
+    assert f"cost: about {least / 7200:.2f} to {most / 7200:.2f} USD, at 0.5 USD an hour" in recipe("plan").out
+    trains.run({"told": "{}"}, preset="measured")
+    assert "cost: about 0.00 USD, at 0.5 USD an hour" in recipe("plan", "rank=3").out  # it took a moment
+    assert "prices.rtx4090" in recipe("config").out
+    trains.write("recipe.toml", '[prices]\nrtx409 = "0.50 USD"\n')
+    assert 'did you mean "rtx4090"?' in recipe("plan", "rank=4").err
+    trains.write("recipe.toml", '[prices]\nrtx4090 = "half a dollar"\n')
+    said = recipe("plan")
+    assert said.code == 3 and 'prices.rtx4090 cannot be "half a dollar"' in said.err
+
+
 def test_new_for_a_gpu_writes_a_recipe_that_is_valid_and_fits(space: Space, recipe: Recipe) -> None:
     space.write("qwen/config.json", json.dumps(QWEN))
     space.write("d.jsonl", '{"text": "a"}\n')

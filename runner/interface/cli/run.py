@@ -100,7 +100,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         lines += [f"{'':9}{line}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
         if n in reckoned:
-            lines += [f"{'':9}{line}" for line in reckoned[n].lines(timed=node.id in expected)]
+            lines += [f"{'':9}{line}" for line in reckoned[n].lines(expected.get(node.id))]
         if commands and verdict.answer in ("run", "maybe"):
             command, files = shown_command(found, n)
             lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
@@ -157,7 +157,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
                 "outputs": {name: path for name, path, _ in node.outputs},
                 "expected_seconds": expected.get(node.id),
                 "conflicts": list(verdict.conflicts),
-                "memory": reckoned[n].as_json() if n in reckoned else None,
+                "memory": reckoned[n].as_json(expected.get(node.id)) if n in reckoned else None,
             }
         )
     pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]
