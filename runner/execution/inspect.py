@@ -45,26 +45,19 @@ class Library:
     tools: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def concerned(found: Survey) -> list[int]:
-    """The nodes that may run, where any of them may train or there are rules beside its recipe; else none.  Costs next to nothing."""
-    details = found.plan.details()
-    chosen = [n for n in found.todo if "run" in details[n]]
-    return chosen if _homes(found) or any(_may_train(details[n]) for n in chosen) else []
-
-
 def check(
     ws: Workspace,
     found: Survey,
+    numbers: Sequence[int],
     *,
-    every: bool = False,
     driver: str = "local",
     host: Mapping[str, object] | None = None,
     current_python: bool = False,
     allow: Iterable[str] = (),
 ) -> Verdict:
-    """What the rules say about the steps that will run, or about every step.  `host` are the facts of one that was asked.  Raises Invalid."""
+    """What the rules say about these nodes.  `host` are the facts of one that was asked.  Raises NotFound, and Invalid for somebody's own rules."""
     allowed = frozenset(allow)
-    numbers = [n for n, detail in enumerate(found.plan.details()) if "run" in detail] if every else concerned(found)
+    numbers = [n for n in numbers if "run" in found.plan.details()[n]]
     if not numbers or "all" in allowed:
         return Verdict()
     library = load(_homes(found))
@@ -203,10 +196,6 @@ def _plain(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _may_train(detail: Mapping[str, Any]) -> bool:
-    return bool(detail["accelerate"] or detail["state"] or detail["resources"].get("gpus") or "train" in detail["step"])
-
-
 def _place(finding: Finding, source: Document) -> tuple[str, ...]:
     """The input that says what is wrong, where there is one in this file; else the step."""
     inputs = source.value.get("inputs", {}) if isinstance(source.value, dict) else {}
@@ -228,7 +217,6 @@ class _Looks:
         self._models: dict[str, Facts] = {}
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
-        self._python: Facts | None = None
         here = partial(_here, ws) if driver in _HERE and host is None else None
         self._host = Facts(host or {}, preflight.NEEDS["host"], here)
 
@@ -251,8 +239,9 @@ class _Looks:
             return {"imports": imports[0], "keywords": imports[1]}
 
         plainly = [word.text for word in line if word.text is not None]
-        tools = preflight.tools_of(plainly, code()["imports"], self._library.tools)  # type: ignore[arg-type]
         named = _called_training([node.id, *plainly[:4]])
+        likely = bool(detail["accelerate"] or detail["state"] or named)
+        tools = preflight.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(detail["accelerate"] or detail["state"] or (named and (tools or detail["resources"].get("gpus"))))
         step = self._step(n, plainly, tools, configs, broken, code)
         facts = preflight.world({})
@@ -379,7 +368,7 @@ class _Looks:
             self._data[key] = Facts({}, preflight.NEEDS["data"], gather)
         return self._data[key]
 
-    def _environment(self, n: int) -> Facts:
+    def _environment(self, n: int) -> Mapping[str, object]:
         node = self._found.plan.nodes[n]
         needs = preflight.NEEDS["environment"]
         if node.lock and not self._current_python:
@@ -388,9 +377,7 @@ class _Looks:
         if self._found.plan.details()[n]["image"]:
             return Facts({}, needs)
         if self._driver in _HERE:
-            if self._python is None:
-                self._python = Facts({}, gather=_installed)
-            return self._python
+            return _Installed()
         return Facts({}, needs)
 
     def _kept(self, n: int) -> dict[str, object]:
@@ -581,12 +568,24 @@ def _locked(path: Path) -> dict[str, object]:
     return _packages(rows)
 
 
-def _installed() -> dict[str, object]:
-    """Packages of the Python that steps run in here."""
-    from importlib.metadata import distributions
+class _Installed(Mapping[str, object]):
+    """Packages of the Python that steps run in here, each asked for when a rule does: reading all would take longer than the rest."""
 
-    # Of two releases the first on the path is the one that is imported, and of two that are told below the last counts.
-    return _packages((dist.name, dist.version) for dist in reversed(list(distributions())))
+    def __getitem__(self, name: str) -> object:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            if name == "cuda":
+                return _packages([("torch", version("torch"))])["cuda"]
+            return _packages([(name, version(name.replace("_", "-")))])[name]
+        except PackageNotFoundError:
+            return None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 def _packages(rows: Iterable[tuple[str, str]]) -> dict[str, object]:

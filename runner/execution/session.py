@@ -334,13 +334,30 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
 def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
     """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    if not (numbers := concerned(found)):
+        return
     from . import inspect
 
-    verdict = inspect.check(ws, found, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
+    verdict = inspect.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
     inspect.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":
             listener.say(f"warning: {finding.rule.id}: {finding.message}")
+
+
+def concerned(found: Survey) -> list[int]:
+    """The nodes that may run, where any of them may train or there are preflight rules beside its recipe; else none.  Costs next to nothing."""
+    if not found.todo:
+        return []
+    from ..language import library
+
+    details, ours = found.plan.details(), str(library.home() / "recipes")
+    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
+    return found.todo if own or any(_may_train(details[n]) for n in found.todo) else []
+
+
+def _may_train(detail: Mapping[str, Any]) -> bool:
+    return "run" in detail and bool(detail["accelerate"] or detail["state"] or detail["resources"].get("gpus") or "train" in detail["step"])
 
 
 def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None:

@@ -43,7 +43,9 @@ def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
     from ...execution.survey import survey
 
     found = survey(ws, request)
-    return found, inspect.check(ws, found, every=True, driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow)
+    return found, inspect.check(
+        ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow
+    )
 
 
 def _driver(args: argparse.Namespace) -> str:

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ...execution.session import Choice, Settings, look
+from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...execution.workspace import Workspace
 from ..tail import shown
@@ -166,12 +166,12 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
 
 def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
     """What preflight rules say of the steps that will run; no host is asked for it."""
-    if not found.todo:
+    if not (numbers := concerned(found)):
         return None
     from ...execution import inspect
 
     driver = "ssh" if args.driver == "local" and args.hosts else args.driver
-    return inspect.check(ws, found, driver=driver, current_python=found.request.current_python, allow=args.allow)
+    return inspect.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
 
 
 def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
