@@ -1,0 +1,240 @@
+"""Claims about the trainers of dpo, orpo and reward, run as programs of their own: what a kill leaves, what is refused, what is saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.execution.layouts import layout
+from tests.system.test_sft_trainer import BASE, ROOT, TRAINERS, environment, program, run, signal_at
+
+PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
+STEPS = 6
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("preference")]
+
+
+def training(kind: str, pairs: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
+    """The command line as the engine makes it from the recipe."""
+    alone = program(
+        f"{kind}_train.py", "--data", pairs, "--base", BASE, "--init", "random", "--out", out / "weights", "--history", out / "history.jsonl",
+        "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard", "--max-steps", max_steps, "--rank", 4, "--alpha", 8,
+        "--global-batch", 8, "--micro-batch", 4, "--save-every", 3, "--learning-rate", 0.01, "--warmup-steps", 2, "--eval-every", 0, *more,
+    )  # fmt: skip
+    if processes == 1:
+        return alone
+    launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    return [sys.executable, *launch, "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0", *alone[1:]]
+
+
+def learned(out: Path) -> tuple[bytes, bytes, bytes]:
+    """The adapter, its settings, and the history."""
+    weights = out / "weights"
+    return (weights / "adapter_model.safetensors").read_bytes(), (weights / "adapter_config.json").read_bytes(), (out / "history.jsonl").read_bytes()
+
+
+def checkpoints(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("preference") / "pairs"
+    done = run(program("preference_data.py", "--data", PAIRS, "--base", BASE, "--out", out, "--max-length", 64, "--eval-fraction", "0.25"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DPO training that nobody disturbed."""
+    out = tmp_path_factory.mktemp("trained")
+    done = run(training("dpo", pairs, out), RECIPE_METRICS=str(out / "metrics.jsonl"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def common(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, with its siblings."""
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    import trl_common  # type: ignore[import-not-found]
+
+    yield trl_common
+    for name in ("trl_common", "loop", "precision", "sft_model", "telemetry", "tokens"):
+        sys.modules.pop(name, None)
+
+
+def test_each_step_is_told_once_with_its_times(trained: Path) -> None:
+    told = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told] == list(range(1, STEPS + 1))
+    assert told[0]["loss"] == pytest.approx(0.6931, abs=1e-3) and told[0]["margin"] == 0  # nothing moved yet: −log σ(0)
+    assert [line["lr"] for line in told] == [0.005, 0.01, 0.01, 0.01, 0.01, 0.01]
+    for line in told:
+        assert line["samples_per_second"] > 0 and line["memory_gb"] > 0 and line["grad_norm"] > 0
+        assert 0 < line["time_model"] <= line["time_step"] and {"time_data", "time_optimizer", "time_communication"} <= set(line)
+    # The time of a checkpoint is that of the next step, whose line is not in it.
+    assert [line["step"] for line in told if "time_checkpoint" in line] == [4]
+    history = [json.loads(line) for line in (trained / "history.jsonl").read_text().splitlines()]
+    assert [set(line) & {"samples_per_second", "time_step", "memory_gb"} for line in history] == [set()] * STEPS
+    assert list((trained / "tensorboard").glob("events.*"))
+
+
+def test_a_checkpoint_is_whole_by_the_engines_own_judgement(trained: Path) -> None:
+    assert checkpoints(trained) == ["checkpoint-3", "checkpoint-6"]
+    folder = trained / "checkpoints" / "checkpoint-3"
+    found = layout({file.name for file in folder.iterdir()}, folder=folder.name)
+    assert (found.kind, found.world, found.missing) == ("transformers", 1, ())
+    record = json.loads((folder / "recipe.json").read_text())
+    assert (
+        record["step"] == 3
+        and record["settings"]["world"] == 1
+        and set(record["files"]) == {file.name for file in folder.iterdir()} - {"recipe.json"}
+    )
+    assert len((folder / "history.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_killed_training_ends_in_the_same_bits(pairs: Path, trained: Path, tmp_path: Path) -> None:
+    """Killed after step 5 of a training of eight, resumed at 3 and continued to 6."""
+    metrics = tmp_path / "metrics.jsonl"
+    signal_at("step 5/8", training("dpo", pairs, tmp_path, max_steps=8), signal.SIGKILL, {"RECIPE_METRICS": str(metrics)})
+    assert [name for name in checkpoints(tmp_path) if not name.startswith(".")] == ["checkpoint-3"]
+    assert not (tmp_path / "weights").exists()
+    done = run(training("dpo", pairs, tmp_path, "--resume", tmp_path / "checkpoints" / "checkpoint-3"), RECIPE_METRICS=str(metrics))
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 3" in done.stdout
+    assert learned(tmp_path) == learned(trained)
+    assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-6"]
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("kind", ["orpo", "reward"])
+def test_a_resumed_training_ends_in_the_same_bits(kind: str, pairs: Path, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
+        done = run(training(kind, pairs, out, *more))
+        assert done.returncode == 0, done.stderr
+    assert learned(resumed) == learned(whole)
+    assert checkpoints(resumed) == ["checkpoint-6"]
+
+
+def test_two_processes_resume_exactly_and_learn_what_one_learns(pairs: Path, trained: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    whole, ended = tmp_path / "whole", tmp_path / "ended"
+    done = run(training("dpo", pairs, whole, processes=2), RECIPE_WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    # Their launcher dies in the midst of it: both save the step that they are at.
+    again = training("dpo", pairs, ended, "--save-every", 1000, processes=2)
+    said = signal_at("step 2/", again, signal.SIGKILL, {"RECIPE_WORLD_SIZE": "2"}, whole=False)
+    (saved,) = checkpoints(ended)
+    step = int(saved.removeprefix("checkpoint-"))
+    assert 2 <= step < STEPS and f"asked to end; saved step {step}" in said
+    found = layout({file.name for file in (ended / "checkpoints" / saved).iterdir()}, folder=saved)
+    assert (found.kind, found.world, found.missing) == ("transformers", 2, ())
+    done = run(training("dpo", pairs, ended, "--resume", ended / "checkpoints" / saved, processes=2), RECIPE_WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    assert learned(ended) == learned(whole)
+    # One process adds up the same pairs in another order.
+    alone, both = (load_file(out / "weights" / "adapter_model.safetensors") for out in (trained, whole))
+    assert max(float(abs(alone[name] - both[name]).max()) for name in alone) < 1e-4
+
+    refused = run(training("dpo", pairs, tmp_path / "one", "--resume", ended / "checkpoints" / saved))
+    assert refused.returncode == 1 and "it was made by another training: world was 2, is 1" in refused.stderr
+
+
+def test_a_training_that_is_asked_to_end_saves_its_step_and_dies_of_the_signal(pairs: Path, tmp_path: Path) -> None:
+    said = signal_at("step 2/", training("reward", pairs, tmp_path, "--save-every", 1000, max_steps=1000), signal.SIGTERM, {})
+    (saved,) = checkpoints(tmp_path)
+    assert f"asked to end; saved step {saved.removeprefix('checkpoint-')}" in said
+    assert not (tmp_path / "weights").exists()
+
+
+def test_fewer_processes_than_asked_for_are_refused(pairs: Path, tmp_path: Path) -> None:
+    done = run(training("orpo", pairs, tmp_path), RECIPE_WORLD_SIZE="2")
+    assert done.returncode == 1 and "2 processes were asked for, 1 came up" in done.stderr
+
+
+def test_a_loss_that_is_no_number_ends_the_training(pairs: Path, tmp_path: Path) -> None:
+    done = run(training("reward", pairs, tmp_path, "--learning-rate", 1e38, "--warmup-steps", 0))
+    assert done.returncode == 1
+    assert "the loss is nan at step 2; a smaller learning_rate" in done.stderr
+    assert checkpoints(tmp_path) == [".unfinished"] or not checkpoints(tmp_path)
+
+
+def test_a_training_in_full_starts_as_its_reference_and_comes_out_whole(pairs: Path, tmp_path: Path) -> None:
+    done = run(training("dpo", pairs, tmp_path, "--method", "full", "--learning-rate", 0.001, max_steps=2))
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines())
+    assert first["margin"] == 0 and first["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert second["loss"] < first["loss"]
+    weights = tmp_path / "weights"
+    assert (weights / "model.safetensors").exists() and not (weights / "adapter_config.json").exists()
+
+
+def test_reckoning_the_reference_beforehand_changes_nothing_and_writes_nothing_beside_the_data(pairs: Path, trained: Path, tmp_path: Path) -> None:
+    before = sorted(file.name for file in pairs.iterdir())
+    done = run(training("dpo", pairs, tmp_path, "--precompute-reference", max_steps=2))
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in pairs.iterdir()) == before
+    lines = [[json.loads(line)["loss"] for line in (out / "history.jsonl").read_text().splitlines()[:2]] for out in (tmp_path, trained)]
+    assert lines[0] == pytest.approx(lines[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["short", "gone", "no record", "other settings", "too far"])
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(damage: str, common: Any, trained: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "checkpoint-3"
+    shutil.copytree(trained / "checkpoints" / "checkpoint-3", torn)
+    settings = json.loads((torn / "recipe.json").read_text())["settings"]
+    assert common._check(torn, settings, 3)[0] == 3
+    optimizer = torn / "optimizer.pt"
+    if damage == "short":
+        optimizer.write_bytes(optimizer.read_bytes()[:-1])
+    elif damage in ("gone", "no record"):
+        (optimizer if damage == "gone" else torn / "recipe.json").unlink()
+    elif damage == "other settings":
+        settings["beta"] = 0.2
+    why = {
+        "short": "optimizer.pt is not as it was saved", "gone": "not a complete checkpoint", "no record": "not a complete checkpoint",
+        "other settings": "made by another training: beta was 0.1, is 0.2", "too far": "it is at step 3, beyond max_steps 2",
+    }[damage]  # fmt: skip
+    with pytest.raises(SystemExit, match=rf"cannot resume from .*{why}"):
+        common._check(torn, settings, 2 if damage == "too far" else 6)
+
+
+def test_the_end_token_does_not_fill_up_where_the_vocabulary_has_room(common: Any, tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    import torch
+
+    def model(rows: int) -> SimpleNamespace:
+        return SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(rows, 1))
+
+    assert common.tokenizer_of(BASE, model(1024)).pad_token == "<|endoftext|>"  # no room: masks are made from lengths
+    roomy = common.tokenizer_of(BASE, model(1088))
+    assert roomy.pad_token == "<|pad|>" and roomy.pad_token_id == 1024 != roomy.eos_token_id
+    named = tmp_path / "named"
+    shutil.copytree(BASE, named)
+    words = json.loads((named / "tokenizer.json").read_text())
+    words["model"]["vocab"]["[PAD]"] = words["model"]["vocab"].pop("Ā")
+    (named / "tokenizer.json").write_text(json.dumps(words))
+    assert common.tokenizer_of(named, model(1024)).pad_token == "[PAD]"
+
+
+RATES = """
+from argparse import Namespace
+from trl_common import _rate
+print([round(_rate(step, Namespace(warmup_steps=2, decay_steps=10)), 4) for step in (1, 2, 5, 10, 20)])
+"""
+
+
+def test_the_rate_rises_falls_along_a_cosine_and_stays_at_a_tenth() -> None:
+    done = run([sys.executable, "-c", RATES], **environment(PYTHONPATH=str(TRAINERS)))
+    assert done.stdout.strip() == "[0.4939, 0.9141, 0.55, 0.1, 0.1]", done.stderr
