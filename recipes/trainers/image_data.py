@@ -83,10 +83,13 @@ class Picture:
 class Findings:
     """Everything there is to say, in the order in which it was found."""
 
-    bad: dict[str, str] = field(default_factory=dict)  # by image: it cannot be used
+    bad: dict[str, list[str]] = field(default_factory=dict)  # by image: why it cannot be used
     wrong: list[str] = field(default_factory=list)  # no image's own: the data set is not what it says
     warnings: list[str] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+
+    def fault(self, image: str, why: str) -> None:
+        self.bad.setdefault(image, []).append(why)
 
 
 def main() -> None:
@@ -139,7 +142,7 @@ def _prepare(root: Path, options: argparse.Namespace) -> str:
     pictures = {names[position]: picture for position, picture in enumerate(looked) if isinstance(picture, Picture)}
     for name, picture in zip(names, looked, strict=True):
         if isinstance(picture, str):
-            findings.bad.setdefault(name, picture)
+            findings.fault(name, picture)
 
     good = [name for name in names if name in pictures and name in captions and name not in findings.bad]
     groups = _alike(good, pictures)
@@ -265,7 +268,7 @@ def _captions(root: Path, names: list[str], others: list[str], options: argparse
             where = (
                 f"its caption in {given[name][0]} is empty" if name in given else f"no caption: no {Path(name).with_suffix('.txt').name} beside it"
             )
-            findings.bad[name] = f"{where}; write one, or missing_captions=drop, filename or trigger"
+            findings.fault(name, f"{where}; write one, or missing_captions=drop, filename or trigger")
         else:
             captions[name] = _triggered(text, options.trigger)
     return captions
@@ -320,18 +323,18 @@ def _beside(root: Path, names: list[str], others: set[str], given: dict[str, tup
         if len(mine) > 1 and any(name not in given for name in mine):
             for name in mine:
                 twin = next(other for other in mine if other != name)
-                findings.bad[name] = f"{file} would be the caption of {twin} too; rename one, with a caption of its own"
+                findings.fault(name, f"{file} would be the caption of {twin} too; rename one, with a caption of its own")
             continue
         try:
             text = (root / file).read_text("utf-8-sig")
         except UnicodeDecodeError as error:
-            findings.bad[mine[0]] = f"its caption {file} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}; save it as UTF-8"
+            findings.fault(mine[0], f"its caption {file} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}; save it as UTF-8")
             continue
         for name in mine:
             if name not in given:
                 given[name] = (file, text)
             elif " ".join(given[name][1].split()) != " ".join(text.split()):
-                findings.bad[name] = f"has two captions, in {given[name][0]} and in {file}; keep one"
+                findings.fault(name, f"has two captions, in {given[name][0]} and in {file}; keep one")
     for file in sorted(others):
         if file.endswith(".txt") and file[:-4] not in stems and not file.rsplit("/", 1)[-1].lower().startswith(("readme", "license", "licence")):
             findings.warnings.append(f"{file}: a caption without its image")
@@ -484,7 +487,7 @@ def _without_duplicates(good: list[str], groups: dict[str, str], pictures: dict[
                 continue
             what = "the same file as" if pictures[name].digest == pictures[best].digest else "looks the same as"
             if policy == "error":
-                findings.bad[name] = f"{what} {best}; remove one, or duplicates=drop or warn"
+                findings.fault(name, f"{what} {best}; remove one, or duplicates=drop or warn")
             elif policy == "drop":
                 findings.dropped["duplicates"] += 1
                 gone.add(name)
@@ -506,15 +509,15 @@ def _remarks(good: list[str], pictures: dict[str, Picture], findings: Findings) 
 
 
 def _judge(findings: Findings, options: argparse.Namespace, good: list[str], found: int) -> None:
-    bad = [f"{name}: {why}" for name, why in sorted(findings.bad.items())]
-    if findings.wrong or len(bad) > options.max_bad_images:
+    bad = [f"{name}: {why}" for name, faults in sorted(findings.bad.items()) for why in faults]
+    if findings.wrong or len(findings.bad) > options.max_bad_images:
         complaints = findings.wrong + bad
         more = [f"… and {len(complaints) - SHOWN} more"] if len(complaints) > SHOWN else []
-        hint = f"; max_bad_images={len(bad)} would leave out the images" if bad and good else ""
+        hint = f"; max_bad_images={len(findings.bad)} would leave out the images" if bad and good else ""
         head = f"{len(complaints)} {'thing' if len(complaints) == 1 else 'things'} to put right in {found} images{hint}"
         raise BadData("\n  ".join([head, *complaints[:SHOWN], *more]))
     if bad:
-        findings.dropped["bad images"] = len(bad)
+        findings.dropped["bad images"] = len(findings.bad)
     if not good:
         raise BadData(
             f"none of {found} images is left to learn from: {', '.join(f'{count} {what}' for what, count in findings.dropped.items() if count)}"

@@ -142,6 +142,14 @@ def test_every_fault_is_told_at_once(prepare: Prepare, images: Path) -> None:
         assert f"{number}{message}" in said
 
 
+def test_an_image_with_two_faults_has_both_told(prepare: Prepare, images: Path) -> None:
+    (images / "x.png").write_bytes(PNG[:900])
+    with pytest.raises(SystemExit) as stopped:
+        prepare(images)
+    assert "2 things to put right in 4 images; max_bad_images=1 would" in str(stopped.value)
+    assert "x.png: no caption" in str(stopped.value) and "x.png: is truncated" in str(stopped.value)
+
+
 def write(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
