@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from .memory import Model, Training
 
 PAIRS: Final = ("dpo", "orpo", "reward")
 """Recipes whose trainers put two sequences for each sample through the model together."""
+LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {"reward": "none", "dpo": "fused", "orpo": "plain"}
+"""A reward model has one number for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of DPO and of what it writes itself
+(`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
 DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl", "stable-diffusion-v1": "sd", "sd1": "sd"}
 """What the address of a diffusion model, or a recipe's name, has in it; and the family in recipes/hardware.yaml."""
 
@@ -56,8 +59,7 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
         master=full,
         frozen=32 if inputs.get("precision") == "no" else 16,
         checkpointing=bool(inputs.get("checkpoint_activations", True)),
-        # A reward model has one number for each sequence where others have a vocabulary.
-        logits="none" if name == "reward" else "logps" if pairs or writes is not None else "plain",
+        logits=LOGITS.get(name, "fused" if writes is not None else "plain"),
         devices=devices,
         others=others,
         generating=max(drawn, 1) if writes is not None else 0,

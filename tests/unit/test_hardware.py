@@ -82,11 +82,14 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     assert made == Training(method="lora", length=1024, batch=2, rank=16)
     assert made is not None and tokens(SFT, made) == 100 * 16 * 1024
     pairs = text("dpo@1", SFT, model)
-    assert pairs is not None and pairs.pairs and pairs.logits == "logps" and pairs.others == 0 and tokens(SFT, pairs) == 2 * 100 * 16 * 1024
+    assert pairs is not None and pairs.pairs and pairs.logits == "fused" and pairs.others == 0 and tokens(SFT, pairs) == 2 * 100 * 16 * 1024
     full = text("dpo@1", {**SFT, "method": "full"}, model)
     assert full is not None and full.others == model.parameters and full.master
     written = text("rlhf@1", {"max_prompt_length": 100, "max_completion_length": 400, "rank": 8, "global_batch": 64}, model, devices=2, reward=model)
     assert written is not None and written.length == 500 and written.generating == 32 and written.others == model.parameters
+    assert written.logits == "fused"
+    rewards = text("reward@1", SFT, model)
+    assert rewards is not None and rewards.pairs and rewards.logits == "none"
     assert text("sft@2", {"rank": 16}, model) is None
     assert text("sft@2", {**SFT, "method": "dora"}, model) is None
 
