@@ -135,6 +135,8 @@ def test_plan_shows_findings_below_its_steps_and_run_does_not_start_on_an_error(
     code, out, _ = space.command("plan", "./recipe.yaml", "often=10")
     assert code == 0
     assert out.index("mine@1: 1 to run") < out.index("error: save_only_model leaves the optimizer") < out.index("--allow save-only-model")
+    plan = json.loads(space.command("plan", "./recipe.yaml", "often=10", "--json")[1])
+    assert [each["code"] for each in plan["findings"]] == ["save-only-model"]
     code, _, err = space.command("run", "./recipe.yaml", "often=10")
     assert code == 3 and "error: save_only_model leaves the optimizer" in err
     assert not (space.root / "model" / "w").exists() and "save" not in space.command("runs")[1]

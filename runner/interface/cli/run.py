@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             verdict = _checked(ws, found, args)
             expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
             if args.json:
-                print(json.dumps(as_json(ws, found, expected), indent=2))
+                print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
             else:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
@@ -172,6 +172,15 @@ def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict 
 
     driver = "ssh" if args.driver == "local" and args.hosts else args.driver
     return inspect.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
+
+
+def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
+    if verdict is None:
+        return []
+    from ...execution import inspect
+    from ..diagnostics import render
+
+    return json.loads(render(inspect.problems(verdict.findings, found), "json"))
 
 
 def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
