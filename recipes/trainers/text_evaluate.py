@@ -16,7 +16,8 @@ from typing import Any
 import text_record
 import torch
 from loop import Metrics
-from sft_model import DTYPES, load_base, surprise
+from sft_model import DTYPES, load_base
+from text_model import surprise
 from tokens import Tokens
 
 COUNTS = ("format_of_rows", "rows", "rows_held_out", "truncated_rows", "duplicate_rows", "bad_rows")

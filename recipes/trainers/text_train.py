@@ -17,8 +17,9 @@ import precision
 import text_record
 import torch
 from loop import Checkpoints, Ending, draw, fail
-from sft_model import DTYPES, batch_of, identity, load_base, loss_of, surprise
+from sft_model import DTYPES, identity, load_base, loss_of
 from telemetry import TRACKERS, Telemetry, require
+from text_model import batch_of, surprise
 from tokens import Tokens, order
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import pytest
 from tests.system.test_sft_trainer import BASE, ROOT, TOPICS, TRAINERS, checkpoints, environment, program, run, signal_at
 
 LIBRARY = ROOT / "fixtures" / "datasets" / "python-library"
+QUESTIONS = ROOT / "fixtures" / "datasets" / "python-questions" / "questions.jsonl"
 STEPS = 12
 
 pytestmark = pytest.mark.xdist_group("text")
@@ -112,6 +113,54 @@ def test_a_model_trained_on_one_text_reads_on_in_another(library: Path, trained:
     found = json.loads((report / "report.json").read_text())
     assert found["perplexity_before"] < 800  # 594: it had read something like it; one that knows nothing is at 1,037
     assert found["times_better"] > 1.3
+
+
+@pytest.mark.slow
+def test_of_a_conversation_the_answers_are_learned(tmp_path: Path) -> None:
+    """Questions about the standard library: as JSON lines, CSV and Parquet they are the same tokens, and a minute part of a training answers better."""
+    import csv
+
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    rows = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
+    with (tmp_path / "questions.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["messages"])
+        table.writerows([json.dumps(row["messages"])] for row in rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "questions.parquet")
+    stores = []
+    for file in (QUESTIONS, tmp_path / "questions.csv", tmp_path / "questions.parquet"):
+        tokens = tmp_path / f"tokens{file.suffix}"
+        assert "515 rows (messages)" in prepare(file, tokens, name="sft_data.py")
+        manifest = json.loads((tokens / "manifest.json").read_text())
+        stores.append(manifest["arrays"])
+    assert stores[0] == stores[1] == stores[2]
+    assert manifest["bad_rows"] == 0 and (tokens / "learned.bin").read_bytes().count(1) < 0.8 * manifest["tokens"]
+    done = run(training(tokens, tmp_path, "--train-embeddings", "--eval-every", 10, "--decay-steps", 0, max_steps=20), RECIPE_WORLD_SIZE="1")
+    assert done.returncode == 0, done.stderr
+    looked = {line["step"]: line for line in map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())}
+    assert looked[20]["eval_loss"] < looked[10]["eval_loss"] - 0.1 and looked[20]["loss"] < looked[1]["loss"] - 1
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_question_is_read_and_not_learned(wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    try:
+        model, tokens = importlib.import_module("text_model"), importlib.import_module("tokens")
+        store = tokens.Writer(tmp_path, wide)
+        store.add([5, 6, 7, 8], [0, 0, 1, 1])
+        store.add([9, 10], None)
+        store.close({"train": [[0, 1], [1]], "held_out": []}, {})
+        batch = model.batch_of(tokens.Tokens(tmp_path, "train"), [0, 1], importlib.import_module("torch").device("cpu"))
+    finally:
+        for name in ("loop", "tokens", "sft_model", "text_model"):
+            sys.modules.pop(name, None)
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 10], [9, 10, 0, 0, 0, 0]]
+    assert batch.targets.tolist() == [[-100, 7, 8, -100, 10, -100], [10, -100, -100, -100, -100, -100]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]]
 
 
 def test_a_part_of_one_long_text_can_be_held_out(tmp_path: Path) -> None:
