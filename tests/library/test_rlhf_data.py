@@ -142,6 +142,24 @@ def test_a_reward_function_that_cannot_be_called_is_refused(code: str, complaint
         load_function(tmp_path / "mine.py")
 
 
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("return [1.0]", "reward function returned 1 numbers for 2 completions"),
+        ("return [1 / 0 for _ in completions]", "the reward function failed at mine.py:2: ZeroDivisionError: division by zero"),
+        ("return [float('nan'), 1]", "reward function returned nan, which is no number to learn from"),
+        ("return ['good', 'bad']", "the reward function failed: ValueError: could not convert string to float: 'good'"),
+    ],
+)
+def test_a_reward_function_that_fails_ends_the_training_with_its_line(line: str, complaint: str, tmp_path: Path) -> None:
+    from rlhf_rewards import chosen
+
+    (tmp_path / "mine.py").write_text(f"def reward(prompts, completions, **columns):\n    {line}\n")
+    (reward,) = chosen({}, None, 200, tmp_path / "mine.py", None)
+    with pytest.raises(SystemExit, match=re.escape(complaint)):
+        reward(["?", "?"], ["a", "b"], {})
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     import torch
     from rlhf_sampling import Draws, table  # type: ignore[import-not-found]

@@ -1,0 +1,156 @@
+"""Claims about the trainers of `rlhf@1`, run as programs of their own: who draws what, what a kill leaves, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINERS = ROOT / "recipes" / "trainers"
+BASE = ROOT / "fixtures" / "tiny-llama"
+PROMPTS = ROOT / "fixtures" / "datasets" / "python-prompts" / "prompts.jsonl"
+STEPS = 4
+FUNCTION = """
+def reward(prompts, completions, answer, **columns):
+    assert all(isinstance(text, str) for text in prompts + completions + answer)
+    return [None if "q" in text else text.count("e") / 10 for text in completions]
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rlhf")]
+
+
+def program(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(TRAINERS / name), *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("RECIPE_", "ACCELERATE_"))}
+    fast = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
+    return {**keep, **fast, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, env=environment(**env), capture_output=True, text=True, timeout=300, check=False)
+
+
+def training(prompts: Path, out: Path, *more: object, processes: int = 1) -> list[str]:
+    """The command line as the engine makes it from the recipe."""
+    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
+    launch = [
+        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
+        "--dynamo_backend", "no", *several,
+    ]  # fmt: skip
+    return launch + program(
+        "rlhf_train.py", "--data", prompts, "--base", BASE, "--init", "random", "--method", "lora", "--rank", 8, "--algorithm", "rloo",
+        "--rewards", '{"share": 1}', "--reward-pattern", "[aeiou]", "--num-generations", 4, "--max-completion-length", 8, "--beta", 0.001,
+        "--global-batch", 16, "--micro-batch", 4, "--learning-rate", 0.01, "--max-steps", STEPS, "--save-every", 2, "--out", out / "learned",
+        "--history", out / "history.jsonl", "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard", *more,
+    )[1:]  # fmt: skip
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+def weights(out: Path) -> bytes:
+    return (out / "learned" / "adapter_model.safetensors").read_bytes()
+
+
+def kill_at(line: str, argv: Sequence[str], number: signal.Signals, **env: str) -> str:
+    """Run until it prints `line`, then send the signal to every process of it.  All that it printed."""
+    job = subprocess.Popen(argv, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert job.stdout is not None
+    said = ""
+    for text in job.stdout:
+        said += text
+        if line in text:
+            for process in (*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)):
+                process.send_signal(number)
+            said += job.stdout.read()
+            break
+    else:
+        pytest.fail("it never said so:\n" + said)
+    assert job.wait(60) != 0
+    return said
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("rlhf") / "prompts"
+    done = run(program("rlhf_data.py", "--data", PROMPTS, "--base", BASE, "--out", out, "--max-prompt-length", 64, "--need", "answer"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One training that nobody disturbed."""
+    out = tmp_path_factory.mktemp("trained")
+    done = run(training(prompts, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_each_step_tells_where_its_time_went(trained: Path) -> None:
+    told = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told] == list(range(1, STEPS + 1))
+    for line in told:
+        assert min(line[f"time_{phase}"] for phase in ("data", "generation", "tool", "model", "optimizer")) > 0
+        assert line["time_generation"] + line["time_tool"] + line["time_model"] < line["time_step"]
+        assert line["samples_per_second"] > 0 and line["memory_gb"] > 0
+
+
+def test_a_killed_training_ends_in_the_same_bits(prompts: Path, trained: Path, tmp_path: Path) -> None:
+    kill_at(f"step 3/{STEPS}", training(prompts, tmp_path), signal.SIGKILL)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+    done = run(training(prompts, tmp_path, "--resume", tmp_path / "checkpoints" / "checkpoint-2"))
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path) == weights(trained)
+    assert (tmp_path / "history.jsonl").read_bytes() == (trained / "history.jsonl").read_bytes()
+
+
+def test_two_processes_draw_what_one_draws_and_resume_to_the_same_bits(prompts: Path, trained: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = run(training(prompts, whole, processes=2), RECIPE_WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    for one, two in zip(history(trained), history(whole), strict=True):
+        assert two["reward"] == pytest.approx(one["reward"], abs=1e-6) and two["completion_tokens"] == one["completion_tokens"]
+        assert two["kl"] == pytest.approx(one["kl"], abs=1e-4) and two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+
+    said = kill_at(f"step 2/{STEPS}", training(prompts, broken, processes=2), signal.SIGTERM, RECIPE_WORLD_SIZE="2")
+    (saved,) = set((broken / "checkpoints").glob("checkpoint-*")) - {broken / "checkpoints" / "checkpoint-2"}
+    assert f"asked to end; saved step {saved.name.rpartition('-')[2]}" in said
+    done = run(training(prompts, broken, "--resume", saved, processes=2), RECIPE_WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    assert weights(broken) == weights(whole)
+
+
+def test_grpo_learns_from_a_function_and_a_reward_model_together(prompts: Path, tmp_path: Path) -> None:
+    """With all weights; the function has no opinion on some completions, and both rewards are told apart."""
+    function = tmp_path / "reward.py"
+    function.write_text(FUNCTION)
+    more = ["--reward-function", function, "--reward-model", BASE, "--reward-init", "random", "--rewards", '{"model": 0.5}', "--beta", 0.01]
+    batches = ["--max-steps", 15, "--global-batch", 32, "--num-generations", 8, "--micro-batch", 32, "--learning-rate", 0.02]
+    done = run(training(prompts, tmp_path, *more, *batches, "--algorithm", "grpo", "--method", "full"))
+    assert done.returncode == 0, done.stderr
+    points = history(tmp_path)
+    for point in points:
+        assert point["reward"] == pytest.approx(point["reward_function"] + 0.5 * point["reward_model"], abs=0.05)  # None counts as nothing
+    assert sum(point["reward"] for point in points[-5:]) / 5 > sum(point["reward"] for point in points[:5]) / 5 + 0.1
+    made = json.loads((tmp_path / "learned" / "training.json").read_text())
+    assert (made["algorithm"], made["method"], made["weights"]) == ("grpo", "full", {"function": 1.0, "model": 0.5})
+
+
+def test_a_batch_that_splits_a_group_is_refused(prompts: Path, tmp_path: Path) -> None:
+    argv = training(prompts, tmp_path, "--num-generations", 5)
+    done = run([sys.executable, *argv[argv.index(str(TRAINERS / "rlhf_train.py")) :]])
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "train: global_batch 16 is no multiple of num_generations 5")
