@@ -105,19 +105,23 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     """What a finding's fix amounts to in this recipe: inputs to type, by name; and lines to write into it."""
     typed: dict[str, object] = {}
     written: list[str] = []
+    step = _written_as(finding.step)
+    used = "/" in finding.step
     for name, value in finding.fix.get("settings", {}).items():
         origin = finding.origins.get(name)
-        if origin is not None and origin.kind == "input" and origin.name in found.plan.inputs:
+        if origin is not None and origin.kind == "input" and used:
+            written.append(f"in step {step}: with: {{{origin.name}: {json.dumps(value)}}}")
+        elif origin is not None and origin.kind == "input" and origin.name in found.plan.inputs:
             typed[origin.name] = value
         elif origin is not None and origin.kind == "file":
-            written.append(f"in {origin.file} of step {finding.step}: {origin.name}: {json.dumps(value)}")
+            written.append(f"in {origin.file} of step {step}: {origin.name}: {json.dumps(value)}")
         else:
             option = origin.name if origin is not None else f"--{name}"
-            written.append(f"in the command of step {finding.step}: {option} {value if isinstance(value, str) else json.dumps(value)}")
+            written.append(f"in the command of step {step}: {option} {value if isinstance(value, str) else json.dumps(value)}")
     for kind in ("env", "resources"):
         if values := finding.fix.get(kind):
             said = ", ".join(f"{name}: {json.dumps(value) if kind == 'env' else value}" for name, value in values.items())
-            written.append(f"in step {finding.step}: {kind}: {{{said}}}")
+            written.append(f"in step {step}: {kind}: {{{said}}}")
     return typed, written
 
 
@@ -199,10 +203,16 @@ def _plain(value: object) -> dict[str, Any]:
 def _place(finding: Finding, source: Document) -> tuple[str, ...]:
     """The input that says what is wrong, where there is one in this file; else the step."""
     inputs = source.value.get("inputs", {}) if isinstance(source.value, dict) else {}
-    for origin in finding.origins.values():
-        if origin.kind == "input" and isinstance(inputs, dict) and origin.name in inputs:
-            return ("inputs", origin.name)
-    return ("steps", re.split(r"[\[/]", finding.step)[0]) if finding.step else ("recipe",)
+    if "/" not in finding.step:  # else they are the inputs of the recipe that it uses
+        for origin in finding.origins.values():
+            if origin.kind == "input" and isinstance(inputs, dict) and origin.name in inputs:
+                return ("inputs", origin.name)
+    return ("steps", _written_as(finding.step)) if finding.step else ("recipe",)
+
+
+def _written_as(step: str) -> str:
+    """The name of a step as the recipe has it: that of a matrix for one of its instances, that of a `uses` for a step of what it uses."""
+    return re.split(r"[\[/]", step)[0]
 
 
 # -- one step ----------------------------------------------------------------------------------------------------------------------------------------

@@ -195,6 +195,21 @@ def test_rules_beside_a_recipe_are_asked_also_where_nothing_trains(space: Space)
     assert code == 3 and "gotchas.yaml:1:" in err and "there is no `setings`" in err
 
 
+def test_what_a_used_recipe_is_given_is_put_right_where_it_is_given(space: Space) -> None:
+    space.recipe(RECIPE_TEXT, name="inner.yaml")
+    space.recipe(
+        "recipe: outer@1\nsummary: x\ninputs: {often: {type: integer, default: 1}}\nsteps:\n  inside:\n    uses: ./inner.yaml\n    with: {often: 700}\n"
+    )
+    code, out, _ = check(space, "--fix")
+    assert code == 0 and "recipe.yaml:5:3: warning: 100 steps, and a checkpoint every 700" in out
+    assert "write: in step inside: with: {often: 25}\n" in out and "type:" not in out
+
+
+def test_the_instances_of_a_matrix_are_told_once(space: Space) -> None:
+    space.recipe(RECIPE_TEXT.replace("    state:", "    matrix: {seed: [1, 2, 3]}\n    state:").replace("model/}", "'{{ matrix.seed }}/model/'}"))
+    assert check(space)[1].count("100 steps") == 1
+
+
 # -- the facts ---------------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from ...execution.survey import Request
 from ...execution.workspace import Workspace
+from ..tail import shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
@@ -75,12 +78,12 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     from ...execution import inspect
     from ..diagnostics import render
 
-    shown = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
-    print(render(inspect.problems(shown, found), args.format, color(sys.stdout)), end="")
+    findings = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
+    print(render(inspect.problems(findings, found), args.format, color(sys.stdout)), end="")
     if args.format != "text":
         return
     if args.verbose:
-        print("".join(f"not checked: {each.rule.id}: {each.why}\n" for each in verdict.unchecked), end="")
+        print("".join(f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked), end="")
     elif verdict.unchecked and not args.quiet:
         count = len(verdict.unchecked)
         print(f"{count} rule{'s' if count > 1 else ''} could not be asked: -v says what they need")
@@ -100,14 +103,14 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
         written += rest
     out = sys.stdout if args.format == "text" else sys.stderr
     for line in dict.fromkeys(written):
-        print(f"write: {line}", file=out)
+        print(f"write: {shown(line)}", file=out)
     if not typed:
         if not written:
             print("nothing of this can be put right by a setting", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
     preset = [f"--preset {request.preset}"] if request.preset else []
-    print(" ".join(["type: recipe run", request.recipe, *preset, *words]), file=out)
+    print(shown(" ".join(["type: recipe run", shlex.quote(request.recipe), *preset, *map(shlex.quote, words)])), file=out)
     again = Request(request.recipe, {**request.inputs, **{name: _word(value) for name, value in typed.items()}}, request.preset, request.out)
     after, left = _asked(ws, again, args, host)
     if left.findings:
@@ -119,6 +122,4 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
 
 
 def _word(value: object) -> str:
-    import json
-
     return value if isinstance(value, str) else json.dumps(value)
