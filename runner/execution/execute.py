@@ -777,6 +777,8 @@ class Executor:
                 reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, running.log)
                 if reason == "exit":
                     where = "" if running.site is self.fleet.here else running.site.name
+                    if where and exit.code == 127 and not image:
+                        words += f" on {where}; `recipe doctor --driver {self.fleet.name}` tells what there is"
                     if full := outcomes.full(outcomes.tail(running.log), await running.site.room(), where):
                         reason, words = "disk", f"{words}: {full}"
                 self._failed(id, running, detail, reason, words)

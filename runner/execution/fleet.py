@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ from drivers import load
 from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled
 
 from .. import extensions
+from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
 from .sites import Away, Site
 from .survey import packages
@@ -43,6 +46,13 @@ _ASK = (
 )
 
 
+# A program called `python` in the folder $1 that is the Python $2, as words of a shell: systems have a python3 and no python, or an older one of that
+# name.  Where nothing in our folder may be executed there is none.
+_CALL_IT = (
+    '[ -x "$1/python" ] || { mkdir -p -- "$1" && printf "%s\\n" "#!/bin/sh" "exec $2 \\"\\$@\\"" >"$1/python.$$" &&'
+    ' chmod 755 "$1/python.$$" && mv -f "$1/python.$$" "$1/python"; }\n'
+    '"$1/python" -c "print(\'it runs\')"\n'
+)
 # What Python this is: its version, and sorted name==version lines.
 _PACKAGES = (
     "import json, platform; from importlib.metadata import distributions as all\n"
@@ -243,8 +253,15 @@ class Fleet:
         told_of = _Told(self.say)
         depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall)
         await depot.open()
-        python = told.get("PYTHON") or python
-        return Away(self.ws, name, host, machine, depot, slots=slots, python=python, path=told.get("PATH", "/usr/bin:/bin"), say=self.say)
+        python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
+        if folder := os.path.dirname(python):
+            path = f"{folder}:{path}"
+        if told.get("PYTHON") and os.path.basename(python) != "python":
+            ours = f"{depot.root}/bin/python-{of_value('python', python)[:12]}"
+            with contextlib.suppress(Rejected):
+                answer = [data async for data in host.call(("/bin/sh", "-c", _CALL_IT, "sh", ours, shlex.quote(python)))]
+                path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
+        return Away(self.ws, name, host, machine, depot, slots=slots, python=python, path=path, say=self.say)
 
     def _recall(self, content: str) -> Any:
         from ..storage.files import Content

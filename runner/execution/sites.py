@@ -198,8 +198,7 @@ class Away(Site):
         return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
 
     def env(self, pass_env: Sequence[str]) -> dict[str, str]:
-        folder = os.path.dirname(self.python)
-        env = {"PATH": f"{folder}:{self._path}" if folder else self._path, "PYTHONUNBUFFERED": "1"}
+        env = {"PATH": self._path, "PYTHONUNBUFFERED": "1"}
         return env | {name: os.environ[name] for name in pass_env if name in os.environ}
 
     @property

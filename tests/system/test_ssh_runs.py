@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -133,3 +134,27 @@ def test_a_disk_that_a_step_fills_there_is_called_that(place: Place) -> None:
         assert code == 1 and "exit 3" in said and "no space" not in said, said
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) -> None:
+    # Debian and Ubuntu have a python3 and no python; others have an older one of that name.
+    folder = place.root.parent / "its own"
+    folder.mkdir()
+    (folder / "python3.x").write_text(f'#!/bin/sh\nMARK=named exec {sys.executable} "$@"\n')
+    (folder / "python").write_text("#!/bin/sh\necho an old one >&2; exit 1\n")
+    for name in ("python3.x", "python"):
+        (folder / name).chmod(0o755)
+    with (place.root / "recipe.toml").open("a") as file:
+        file.write(f"python = {json.dumps(str(folder / 'python3.x'))}\n")
+    (place.root / "recipe.yaml").write_text(
+        "recipe: t@1\nsteps:\n  py: {run: [python, -c, \"import os, sys; open(sys.argv[1], 'w').write(os.environ['MARK'])\", '{{ outputs.o }}'], outputs: {o: o.txt}}\n"
+    )
+    code, said = place.run("--driver", "ssh")
+    assert code == 0, said
+    assert (place.root / "o.txt").read_text() == "named"
+
+
+def test_a_program_that_a_host_has_not_is_told_with_what_to_ask(place: Place) -> None:
+    (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  a: {run: [no-such-program]}\n")
+    code, said = place.run("--driver", "ssh")
+    assert code == 1 and "exit 127: its program was not found on ssh " in said and "`recipe doctor --driver ssh` tells what there is" in said, said
