@@ -6,15 +6,15 @@ import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...execution.survey import Request
 from ...execution.workspace import Workspace
 from ..tail import shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
-    from ...execution.survey import Survey
+    from ...execution.survey import Request, Survey
     from ...planning.preflight import Verdict
 
 
@@ -109,9 +109,9 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
             print("nothing of this can be put right by a setting", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
-    preset = [f"--preset {request.preset}"] if request.preset else []
-    print(shown(" ".join(["type: recipe run", shlex.quote(request.recipe), *preset, *map(shlex.quote, words)])), file=out)
-    again = Request(request.recipe, {**request.inputs, **{name: _word(value) for name, value in typed.items()}}, request.preset, request.out)
+    flags = [*([f"--preset {request.preset}"] if request.preset else []), *(["--python current"] if request.current_python else [])]
+    print(shown(" ".join(["type: recipe run", shlex.quote(request.recipe), *flags, *map(shlex.quote, words)])), file=out)
+    again = replace(request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}})
     after, left = _asked(ws, again, args, host)
     if left.findings:
         print("with that there is left:", file=out)
