@@ -266,8 +266,9 @@ def _learned(ws: Workspace, found: Estimate, recipe: str, step: str, gpu: Gpu | 
     ratios, sizes, kinds = [], [], []
     for inputs, metrics in _attempts(ws, recipe, step):
         kind, size = metrics.get("gpu"), metrics.get("gpu_memory_gb", metrics.get("memory_gb"))
-        # Without a GPU the same name means main memory.
-        if not isinstance(kind, str) or not isinstance(size, (int, float)) or isinstance(size, bool) or (gpu is not None and not _same(kind, gpu)):
+        if not isinstance(kind, str) or (gpu is not None and not _same(kind, gpu)):
+            continue  # without a GPU the same name means main memory
+        if not isinstance(size, (int, float)) or isinstance(size, bool) or size <= 0:
             continue
         base = str(inputs.get("base", ""))
         config = config_of(ws, "path", base) or config_of(ws, "hf", base)
