@@ -824,7 +824,22 @@ def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int]
     except ImportError:
         return None
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch([" ".join(_texts(row)) for row in rows])]
+
+    def count(values: Iterable[object]) -> int:
+        return len(tokenizer.encode(" ".join(text for value in values for text in _texts(value))).ids)
+
+    # A pair is as long as its longer answer with the prompt; other columns are somebody's notes.
+    read = [{name: value for name, value in row.items() if name in _LEARNT} or row for row in rows]
+    answers = [[row[name] for name in ("chosen", "rejected") if name in row] or [""] for row in read]
+    rest = [[value for name, value in row.items() if name not in ("chosen", "rejected")] for row in read]
+    return [max(count([*common, answer]) for answer in each) for common, each in zip(rest, answers, strict=True)]
+
+
+_LEARNT: Final = (
+    *("messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output"),
+    *("question", "answer", "response", "content"),
+)
+"""Columns that trainers learn from, by their usual names."""
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -832,7 +847,7 @@ def _texts(value: object) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            if name not in ("role", "from", "rejected"):  # a pair is as long as one of its answers
+            if name not in ("role", "from"):
                 yield from _texts(item)
     elif isinstance(value, list):
         for item in value:

@@ -97,6 +97,9 @@ def test_rows_longer_than_the_limit_are_counted_in_the_models_own_tokens(tmp_pat
     facts = data_facts(rows(tmp_path / "a.jsonl", short, short, short, long), 50, FIXTURES / "tiny-llama")
     assert facts["truncated"] == 25.0 and isinstance(facts["longest"], int) and facts["longest"] > 150
     assert "truncated" not in data_facts(tmp_path / "a.jsonl", 50, tmp_path), "without a tokenizer it is not known"
+    pair = {"prompt": "a", "chosen": "b", "rejected": "a " * 200, "topic": "a " * 900}
+    facts = data_facts(rows(tmp_path / "c.jsonl", pair), 50, FIXTURES / "tiny-llama")
+    assert facts["truncated"] == 100.0 and isinstance(facts["longest"], int) and facts["longest"] < 450, "an answer counts, a note does not"
     plain = rows(tmp_path / "b.jsonl", {"text": "a " * 500})
     assert data_facts(plain, 50, FIXTURES / "tiny-llama")["truncated"] == 0.0, "plain text is cut in pieces"
 
