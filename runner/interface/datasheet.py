@@ -50,7 +50,7 @@ class Sheet:
 def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
     """What a caller gets: its name, the step that makes it, and what is declared about it where that step is the recipe's own."""
     if recipe.outputs is None:
-        return [(output.name, step.id, output) for step in recipe.steps.values() for output in step.outputs]
+        return [(f"{step.id}.{output.name}", step.id, output) for step in recipe.steps.values() for output in step.outputs]
     found = []
     for name, leaf in recipe.outputs.items():
         step, output = next(((path[1], path[2]) for path in _mentions(leaf) if path[0] == "steps" and len(path) > 2), ("", ""))
