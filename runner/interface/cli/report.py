@@ -93,11 +93,17 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     if ws.store.live(row.id):
         for id, since in began.items():
             found[id].seconds += max(0.0, time.time() - since)
-    # Events are stored in groups, and so are their moments; the rows of attempts have what the supervisor saw.
-    for attempt in ws.store.attempts(row.id):
+    # Events are stored in groups, and so are their moments: rows of attempts are nearer.  One that was taken over from a worker that died began
+    # before its row did, which its trace knows.
+    attempts = ws.store.attempts(row.id)
+    traces = ws.store.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
+    for attempt in attempts:
         if attempt.step not in found:
             continue
-        if attempt.started is not None and attempt.ended is not None:
+        trace = traces.get(attempt.key)
+        if attempt.outcome == "done" and trace is not None and trace.run == row.id:
+            found[attempt.step].seconds += trace.seconds
+        elif attempt.started is not None and attempt.ended is not None:
             found[attempt.step].seconds += attempt.ended - attempt.started
         peak = attempt.exit.get("peak_memory")
         if isinstance(peak, int):
@@ -115,7 +121,7 @@ def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
     lines = _lines(done.files)
     found = bottleneck.breakdown(lines)
     told: dict[str, Any] = {
-        "id": done.id, "state": done.state, "attempts": done.attempts, "seconds": round(done.seconds, 3), "peak_memory": done.memory or None,
+        "id": done.id, "state": done.state, "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None,
         "training": None,
     }  # fmt: skip
     if len(lines) < 2 and found is None:
@@ -182,7 +188,9 @@ def as_text(told: Mapping[str, Any]) -> list[str]:
     table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY")]
     for step in steps[:_LISTED]:
         memory = about(step["peak_memory"]) if step["peak_memory"] else ""
-        table.append((shown(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["attempts"] else "", memory))
+        table.append(
+            (shown(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
+        )
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
     text += ["  ".join(cell.rjust(widths[n]) if n > 1 else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
     if len(steps) > _LISTED:
