@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..language.inputs import leaves
@@ -42,6 +42,8 @@ class Sheet:
     recipe: Recipe
     took: Mapping[str | None, Took]
     data: Sequence[Data] = ()
+    locks: Mapping[str, str] = field(default_factory=dict)
+    """What each lock that the recipe names holds, in a few words."""
 
 
 # -- the facts --------------------------------------------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def described(sheet: Sheet) -> dict[str, Any]:
         "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in _choices(recipe)},
         "limits": _limits(recipe, None),
         "took": {name or "": {"seconds": list(took.seconds), "memory": took.memory} for name, took in sheet.took.items()},
-        "environment": dict(_environment(recipe)),
+        "environment": dict(_environment(sheet)),
         "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
     }
 
@@ -244,7 +246,7 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     if recipe.presets:
         yield "presets", [(preset.name, _preset(preset)) for preset in recipe.presets.values()]
     yield "steps", [_step(recipe, step) for step in recipe.steps.values()]
-    if environment := list(_environment(recipe)):
+    if environment := list(_environment(sheet)):
         yield "environment", environment
     if sheet.data:
         yield "data it brings", [(data.folder, data.licence) for data in sheet.data]
@@ -359,13 +361,19 @@ def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
     return (step.id, "  ".join(part for part in parts if part))
 
 
-def _environment(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def locks(recipe: Recipe) -> list[str]:
+    """The locks that the recipe, its steps and its presets name."""
     parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
-    locks = dict.fromkeys(part.python.lock for part in parts if part.python)
+    return list(dict.fromkeys(part.python.lock for part in parts if part.python))
+
+
+def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
+    recipe = sheet.recipe
+    parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
     images = dict.fromkeys(part.image for part in parts if part.image)
     code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
-    if locks:
-        yield "python", ", ".join(locks)
+    if names := locks(recipe):
+        yield "python", "; ".join(f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in names)
     if images:
         yield "image", ", ".join(images)
     if recipe.setup:

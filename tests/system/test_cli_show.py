@@ -116,6 +116,12 @@ steps:
     assert "1h; a run is then ended" in shown and "5m with small" in shown
 
 
+def test_the_environment_tells_what_its_lock_holds(space: Space) -> None:
+    space.write("text.txt", "# made by a tool\ntorch==2.13.0 \\\\\n    --hash=sha256:00\ntransformers==5.23.0 ; python_version > '3'\nnumpy==2.4\n")
+    shown = sheet(space, "python: {lock: text.txt}\nsteps: {a: {run: echo}, b: {run: echo, python: {lock: gone.txt}}}")
+    assert "text.txt: torch 2.13.0, transformers 5.23.0, 3 packages in all; gone.txt" in " ".join(shown.split())
+
+
 def test_a_recipe_of_the_smallest_kind_has_a_datasheet(space: Space) -> None:
     shown = sheet(space, "steps: {a: {run: echo}}")
     assert "nothing  no step has outputs" in shown and "no preset  any" in shown

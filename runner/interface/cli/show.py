@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ _LICENCES: Final = {
     "Creative Commons": "Creative Commons",
     "MIT License": "MIT License",
 }
+_PACKAGES: Final = ("torch", "transformers", "diffusers", "accelerate", "peft", "trl", "axolotl", "unsloth", "prime-rl", "vllm")
 _LOOKED_AT: Final = 50  # runs
 
 
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import datasheet
 
     recipe = parse.load(library.find(args.recipe, args.workspace))
-    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe))
+    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe))
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
         return 0
@@ -81,7 +83,7 @@ def library_sheets() -> list[Sheet]:
     from .. import datasheet
 
     recipes = [parse.load(entry.path) for entry in library.entries() if not entry.origin]
-    return [datasheet.Sheet(recipe, {}, data(recipe)) for recipe in recipes]
+    return [datasheet.Sheet(recipe, {}, data(recipe), locked(recipe)) for recipe in recipes]
 
 
 def data(recipe: Recipe) -> list[Data]:
@@ -101,3 +103,20 @@ def data(recipe: Recipe) -> list[Data]:
             title = next((title for words, title in _LICENCES.items() if words.lower() in text), "its own")
             found[name] = Data(f"fixtures/{name}", f"{title}, in {papers[0].name}")
     return list(found.values())
+
+
+def locked(recipe: Recipe) -> dict[str, str]:
+    """What the locks hold, in a few words: how many packages, and the versions of those that matter to a training."""
+    from ..datasheet import locks
+
+    found = {}
+    for name in locks(recipe):
+        try:
+            text = Path(recipe.document.name).parent.joinpath(name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue  # `recipe plan` says so
+        pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))
+        if pins:
+            main = [f"{package} {pins[package]}" for package in _PACKAGES if package in pins]
+            found[name] = ", ".join([*main, f"{len(pins)} packages in all"])
+    return found
