@@ -71,16 +71,18 @@ def main() -> None:
         missing_eos_penalty=options.missing_eos_penalty or None, local_rollout_forward_batch_size=options.micro_batch,
     )  # fmt: skip
     config.save_strategy = "no"
+    # TRL's settings have a field of that name, which nobody has filled in yet.
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     policy = trl_common.load(options)
     tokenizer = _tokenizer(options, policy)
     reward_model, value_model = (classifier(options.reward_model, options.reward_init, options.seed, dtype) for dtype in (options.precision, "no"))
     _fits(options, tokenizer, reward_model)
     # TRL's own reference, the policy without its adapter, is lost below DistributedDataParallel.
-    separate = options.method == "full" or config.world_size > 1
+    separate = options.method == "full" or world > 1
 
     settings = {name: getattr(options, name) for name in SETTINGS}
     settings |= {"data": _digest(options.data / "train.jsonl"), "base": identity(options.base), "reward_model": identity(options.reward_model)}
-    settings |= {"precision": options.precision, "world": config.world_size}
+    settings |= {"precision": options.precision, "world": world}
     checkpoints = Checkpoints(options.checkpoints, settings)
     done, tensors, history = 0, None, []
     if options.resume:
