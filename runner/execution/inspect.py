@@ -978,6 +978,8 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
     """What is reckoned that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
     from . import reckoning
 
+    if not facts["step"]["gpus"]:
+        return {"verdict": None}
     gpu = None
     try:
         if facts["host"]["gpus"]:
@@ -986,7 +988,7 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
         pass
     reckoned = reckoning.of_step(ws, found.plan, n, gpu=gpu)
     if reckoned is None:
-        return {"verdict": None}  # it takes no GPU
+        return {"verdict": None}
     if reckoned.found is None:
         raise Unknown(f"the memory that it takes: {reckoned.unknown}")
     if reckoned.usable is None:

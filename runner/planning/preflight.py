@@ -85,7 +85,10 @@ class Facts(Mapping[str, object]):
     def __getitem__(self, name: str) -> object:
         if name not in self._known and self._gather is not None:
             gather, self._gather = self._gather, None
-            self._known = {**gather(), **self._known}
+            try:
+                self._known = {**gather(), **self._known}
+            except Unknown as unknown:
+                self._needs = str(unknown)
         if name in self._known:
             value = self._known[name]
             if isinstance(value, Unknown):

@@ -234,7 +234,7 @@ def test_a_host_elsewhere_is_asked_when_it_is_named(space: Space, tmp_path: Path
         assert list(server.home.iterdir()) == []
 
 
-def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(space: Space) -> None:
+def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(space: Space, tmp_path: Path) -> None:
     shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
     space.write("base/config.json", json.dumps(shape | {"intermediate_size": 28672, "vocab_size": 128256}))
     space.write("train.py", "")
@@ -246,6 +246,13 @@ def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(space: Space) -
     )
     finding = found(space)["memory-no"]
     assert finding["severity"] == "error" and "GB of GPU memory, and 2" in finding["message"] and "weights" in finding["message"]
+    program(tmp_path / "bin" / "nvidia-smi", NVIDIA_SMI)
+    there = found(space, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")["memory-no"]
+    assert "GB of GPU memory, and 1" in there["message"], "the card that is there counts, not the one that was asked for"
+    space.write("base/config.json", "{}")
+    code, out, _ = check(space, "-v")
+    assert code == 0 and "not checked: memory-no: needs the memory that it takes: weights of the family" in out
+    assert "not checked: memory-tight: needs the memory that it takes: weights" in out
 
 
 def test_a_configuration_file_is_read_as_the_tool_would(space: Space) -> None:
