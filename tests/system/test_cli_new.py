@@ -20,7 +20,7 @@ def test_a_new_recipe_is_valid_and_its_smoke_preset_trains(space: Space) -> None
 
     space.file = "hello.yaml"
     assert space.run(preset="smoke") == ["data", "train", "export"]
-    report = json.loads(space.read("model/report.json"))
+    report = json.loads(space.read("hello-model/report.json"))
     assert report["eval_loss"] < report["eval_loss_untrained"] - 0.5
     assert space.run(preset="smoke") == []
 
@@ -36,7 +36,7 @@ def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_doe
     unbroken.command("new", "hello")
     unbroken.file = "hello.yaml"
     unbroken.run({"max_steps": 50}, preset="smoke")
-    assert space.read("model/model.json") == unbroken.read("model/model.json")
+    assert space.read("hello-model/model.json") == unbroken.read("hello-model/model.json")
 
 
 def test_a_row_that_the_new_recipe_cannot_read_is_named(space: Space) -> None:
