@@ -125,15 +125,12 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     return typed, written
 
 
-@lru_cache(maxsize=8)
-def load(homes: tuple[str, ...] = ()) -> Library:
+def load(homes: Iterable[str] = ()) -> Library:
     """The rules of the library, and of the folders of other people's recipes.  Raises Invalid with every problem of theirs."""
-    from ..language import document, library
+    from ..language import document
 
-    ours = library.home() / "recipes" / NAME
-    tree = _plain(document.read(ours).value)
-    rules = list(preflight.rules(tree))
-    names, tools = dict(tree.get("names", {})), dict(tree.get("tools", {}))
+    ours = _ours()
+    rules, names, tools = list(ours.rules), dict(ours.names), dict(ours.tools)
     for home in homes:
         path = Path(home) / NAME
         read = document.read(path)
@@ -145,6 +142,14 @@ def load(homes: tuple[str, ...] = ()) -> Library:
         names |= {name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()}
         tools |= {tool: [*tools.get(tool, ()), *more] for tool, more in theirs.get("tools", {}).items()}
     return Library(tuple(rules), names, tools)
+
+
+@lru_cache(maxsize=1)
+def _ours() -> Library:
+    from ..language import document, library
+
+    tree = _plain(document.read(library.home() / "recipes" / NAME).value)
+    return Library(preflight.rules(tree), tree.get("names", {}), tree.get("tools", {}))
 
 
 def faults(read: Document) -> list[Problem]:
