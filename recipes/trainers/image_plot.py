@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """The mean of a twentieth of the values around each, and of three at least: the noise level of a step says more of its loss than what was learned."""
+    """The mean of a twentieth of the values around each, three at least: the noise level of a step says more of its loss than what was learned."""
     reach = max(1, len(values) // 40)
     return [sum(part) / len(part) for at in range(len(values)) if (part := values[max(0, at - reach) : at + reach + 1])]
 

@@ -417,9 +417,7 @@ class Sender:
         wrong = []
         for path, kind in below.items():
             entry = wanted.get(path)
-            right = (
-                path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
-            )
+            right = path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
             if not right:
                 wrong.append(path)
         if wrong:
