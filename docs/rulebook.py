@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from runner.execution import inspect
+from runner.execution import gotchas
 from runner.language.template import references
 from runner.planning.preflight import ALWAYS, NEEDS, Rule
 
@@ -16,7 +16,7 @@ END: Final = "<!-- rules:end -->"
 
 def markdown() -> str:
     """A list of all rules, then what each says, why, and from where it is known; then the names of settings."""
-    library = inspect.load()
+    library = gotchas.load()
     lines = ["| rule | | what goes wrong |", "|---|---|---|"]
     lines += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.title)} |" for rule in library.rules]
     for rule in library.rules:

@@ -336,10 +336,10 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
     """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
     if not (numbers := concerned(found)):
         return
-    from . import inspect
+    from . import findings, inspect
 
     verdict = inspect.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
-    inspect.refuse(verdict, found)
+    findings.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":
             listener.say(f"warning: {finding.rule.id}: {finding.message}")

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from runner.execution.inspect import _locked as locked
-from runner.execution.inspect import data_facts, host_facts, model_facts
+from runner.execution.facts.data import facts as data_facts
+from runner.execution.facts.machine import facts as host_facts
+from runner.execution.facts.model import facts as model_facts
+from runner.execution.facts.packages import locked
 from runner.language import library
 
 FIXTURES = library.home() / "fixtures"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution.inspect import _installed
+from runner.execution.facts.packages import Installed
 
 
 def test_of_two_releases_the_one_that_is_imported_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,4 +16,4 @@ def test_of_two_releases_the_one_that_is_imported_counts(tmp_path: Path, monkeyp
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
-    assert _installed()["twice"] == [1, 12, 0]
+    assert Installed()["twice"] == [1, 12, 0]

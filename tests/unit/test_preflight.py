@@ -11,13 +11,13 @@ import pytest
 
 from docs import rulebook
 from runner.errors import Invalid
-from runner.execution import inspect
+from runner.execution import gotchas
 from runner.language import document, library
 from runner.planning import preflight
 from runner.planning.preflight import Verdict
 
 HOME = library.home()
-RULES = {rule.id: rule for rule in inspect.load().rules}
+RULES = {rule.id: rule for rule in gotchas.load().rules}
 ASKED = ("recipe", "inputs", "settings", "step", "item")
 
 
@@ -70,7 +70,7 @@ def test_a_setting_of_another_kind_is_no_crash(id: str) -> None:
 
 
 def test_the_rules_are_what_the_schema_says() -> None:
-    assert inspect.faults(document.read(HOME / "recipes" / "gotchas.yaml")) == []
+    assert gotchas.faults(document.read(HOME / "recipes" / "gotchas.yaml")) == []
     assert len(RULES) >= 52
 
 
@@ -129,18 +129,18 @@ rules:
     ],
 )
 def test_what_is_wrong_with_a_file_of_rules_is_told_with_its_line(old: str, new: str, words: str) -> None:
-    assert inspect.faults(document.parse(FILE, "gotchas.yaml")) == []
-    found = inspect.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
+    assert gotchas.faults(document.parse(FILE, "gotchas.yaml")) == []
+    found = gotchas.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
     assert any(words in problem.message for problem in found), [str(problem) for problem in found]
     assert all(problem.where is not None for problem in found)
 
 
 def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_name(tmp_path: Path) -> None:
     (tmp_path / "gotchas.yaml").write_text(FILE + FILE.replace("rules:\n", "").replace("no-mondays", "model-missing"))
-    rules = {rule.id: rule for rule in inspect.load((str(tmp_path),)).rules}
+    rules = {rule.id: rule for rule in gotchas.load((str(tmp_path),)).rules}
     assert set(rules) == set(RULES) | {"no-mondays"}
     assert rules["model-missing"].title == "A run that begins on a Monday"
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "gotchas.yaml").write_text("rules: [{id: x}]\n")
     with pytest.raises(Invalid):
-        inspect.load((str(tmp_path / "b"),))
+        gotchas.load((str(tmp_path / "b"),))

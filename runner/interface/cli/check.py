@@ -64,22 +64,22 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
 
     from drivers.base import DriverError
 
-    from ...execution import inspect
+    from ...execution.facts import machine
     from ...execution.probe import driver_of
 
     try:
-        return asyncio.run(inspect.ask(driver_of(name, ws.config.driver(name), args.hosts, ws.home)))
+        return asyncio.run(machine.ask(driver_of(name, ws.config.driver(name), args.hosts, ws.home)))
     except DriverError as error:
         print(f"recipe: the host was not asked: {error}", file=sys.stderr)
         return {}
 
 
 def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
-    from ...execution import inspect
+    from ...execution.findings import problems
     from ..diagnostics import render
 
-    findings = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
-    print(render(inspect.problems(findings, found), args.format, color(sys.stdout)), end="")
+    worth = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
+    print(render(problems(worth, found), args.format, color(sys.stdout)), end="")
     if args.format != "text":
         return
     if args.verbose:
@@ -93,12 +93,12 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
 
 def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None, found: Survey, verdict: Verdict) -> Verdict:
     """Say what to type and what to write, and look again with what can be typed."""
-    from ...execution import inspect
+    from ...execution.findings import remedies
 
     typed: dict[str, object] = {}
     written: list[str] = []
     for finding in verdict.findings:
-        more, rest = inspect.remedies(finding, found)
+        more, rest = remedies(finding, found)
         typed |= more
         written += rest
     out = sys.stdout if args.format == "text" else sys.stderr

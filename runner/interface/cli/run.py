@@ -177,19 +177,19 @@ def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict 
 def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
     if verdict is None:
         return []
-    from ...execution import inspect
+    from ...execution.findings import problems
     from ..diagnostics import render
 
-    return json.loads(render(inspect.problems(verdict.findings, found), "json"))
+    return json.loads(render(problems(verdict.findings, found), "json"))
 
 
 def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
     if verdict is None or not verdict.findings or args.quiet > 1:
         return
-    from ...execution import inspect
+    from ...execution.findings import problems
     from ..diagnostics import render
 
-    print("\n" + render(inspect.problems(verdict.findings, found), "text", color(sys.stdout)), end="")
+    print("\n" + render(problems(verdict.findings, found), "text", color(sys.stdout)), end="")
 
 
 def _warn(found: Survey, args: argparse.Namespace) -> None:

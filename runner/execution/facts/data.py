@@ -1,0 +1,138 @@
+"""Tell what data is like from its first rows and the heads of its images.  Knows no trainer, and judges no row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from . import GB, LARGE
+
+ROWS: Final = 200
+"""Rows of the data that are looked at."""
+_IMAGES: Final = (".png", ".jpg", ".jpeg")
+_ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jxl")
+_ROWS: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+
+
+def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object]:
+    """What the first rows of a dataset here say, and the heads of its images.  `limit` is in tokens of the model's tokenizer."""
+    if not path.exists():
+        return {}
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+    found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
+    images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
+    if images:
+        return found | {"rows": 0, "columns": [], "conversational": False} | _image_facts(images, files)
+    found |= {"images": 0}
+    rows: list[dict[str, Any]] = []
+    for file in [each for each in files if each.suffix.lower() in _ROWS]:
+        try:
+            rows += _rows(file, ROWS - len(rows))
+        except (OSError, ValueError):
+            return found  # the recipe's own reading of the data tells which row is bad
+        if len(rows) >= ROWS:
+            break
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    talk = any(isinstance(row.get(name), list) for row in rows for name in ("messages", "conversations", "prompt", "chosen"))
+    found |= {"rows": len(rows), "sampled": len(rows), "columns": columns, "conversational": talk}
+    if all("text" in row for row in rows):
+        return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
+    lengths = _lengths(rows, model) if limit else None
+    if lengths is not None and limit:
+        found["longest"] = max(lengths, default=0)
+        found["truncated"] = round(100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1)
+    return found
+
+
+def _rows(file: Path, most: int) -> list[dict[str, Any]]:
+    """The first rows of a file.  Raises ValueError where they cannot be read."""
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        from importlib import import_module
+
+        try:
+            parquet: Any = import_module("pyarrow.parquet")
+        except ImportError:
+            raise ValueError("pyarrow is not here") from None
+        batch = next(parquet.ParquetFile(file).iter_batches(batch_size=most), None)
+        return list(batch.to_pylist()) if batch is not None else []
+    with file.open("rb") as opened:
+        if suffix == ".json":
+            value = json.loads(opened.read(64 * LARGE))
+            return [row for row in value[:most] if isinstance(row, dict)] if isinstance(value, list) else []
+        lines = [opened.readline(LARGE).decode("utf-8", "replace") for _ in range(most)]
+    lines = [line for line in lines if line.strip()]
+    if suffix == ".jsonl":
+        rows = [json.loads(line) for line in lines]
+        return [row for row in rows if isinstance(row, dict)]
+    if suffix == ".txt":
+        return [{"text": line} for line in lines]
+    import csv
+
+    return [dict(row) for row in csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")]
+
+
+def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
+    """Tokens of each row; None where they cannot be counted here."""
+    if model is None or not (model / "tokenizer.json").is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def count(values: Iterable[object]) -> int:
+        return len(tokenizer.encode(" ".join(text for value in values for text in _texts(value))).ids)
+
+    # A pair is as long as its longer answer with the prompt; other columns are somebody's notes.
+    read = [{name: value for name, value in row.items() if name in _LEARNT} or row for row in rows]
+    answers = [[row[name] for name in ("chosen", "rejected") if name in row] or [""] for row in read]
+    rest = [[value for name, value in row.items() if name not in ("chosen", "rejected")] for row in read]
+    return [max(count([*common, answer]) for answer in each) for common, each in zip(rest, answers, strict=True)]
+
+
+_LEARNT: Final = (
+    *("messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output"),
+    *("question", "answer", "response", "content"),
+)
+"""Columns that trainers learn from, by their usual names."""
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if name not in ("role", "from"):
+                yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, object]:
+    stems = [each.with_suffix("") for each in images]
+    written = {each.with_suffix("") for each in files if each.suffix.lower() in (".txt", ".caption")}
+    tables = any(each.name in ("metadata.jsonl", "metadata.csv", "captions.csv", "captions.jsonl") for each in files)
+    return {
+        "images": len(images),
+        "captions_missing": 0 if tables else sum(stem not in written for stem in stems),
+        "stems_twice": len(stems) - len(set(stems)),
+        "odd_formats": sum(each.suffix.lower() in _ODD for each in images),
+        "alpha": sum(map(_is_transparent, images[:5000])),
+    }
+
+
+def _is_transparent(path: Path) -> bool:
+    """Whether a PNG says in its head that it has an alpha channel (colour types 4 and 6)."""
+    if path.suffix.lower() != ".png":
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(26)
+    except OSError:
+        return False
+    return head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) == 26 and head[25] in (4, 6)

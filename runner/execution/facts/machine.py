@@ -1,0 +1,109 @@
+"""Tell what a machine has for a training, and what the GPU there can: one more script after that of `drivers.machine`.  Changes nothing there."""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final
+
+from drivers import machine as driven
+from drivers.base import DriverError
+
+from ...planning.preflight import Facts
+from ...planning.settings import Unknown
+from . import GB
+
+SCRIPT: Final = r"""
+df -Pk /dev/shm 2>/dev/null | { read -r _; read -r _ total _ && echo "shm=$((total * 1024))"; }
+nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | while read -r line; do echo "capability=$line"; done
+nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
+nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+"""
+"""Follows the question of `drivers.machine`: what rules ask of a host besides its sizes."""
+
+
+def facts(name: str, said: bytes) -> dict[str, object]:
+    """The facts of a host, from its answer.  What it did not tell is left out: unknown."""
+    told = driven.facts(said)
+    have = driven.resources(told)
+    found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
+    for key, value in (("memory", have.memory), ("disk", have.disk), ("gpu_memory", have.gpu_memory)):
+        if value:
+            found[key] = round(value / GB, 1)
+    for key in ("shm",):
+        for text in told.get(key, ())[:1]:
+            if text.isdecimal():
+                found[key] = round(int(text) / GB, 3)
+    for key, into in (("capability", "capability"), ("cuda", "cuda")):
+        for text in told.get(key, ())[:1]:
+            if re.fullmatch(r"\d+(\.\d+)?", text):
+                found[into] = float(text)
+    for text in told.get("gpu_driver", ())[:1]:
+        if numbers := re.findall(r"\d+", text):
+            found["driver"] = [int(part) for part in numbers]
+    return found
+
+
+def here(root: Path) -> dict[str, object]:
+    """The facts of this machine; `root` is where its disk is looked at."""
+    import subprocess
+
+    done = subprocess.run(driven.question(str(root), SCRIPT), capture_output=True, timeout=30)
+    return facts("this machine", done.stdout)
+
+
+async def ask(driver: Any) -> dict[str, object]:
+    """The facts of the first host of a driver that answers.  Raises DriverError."""
+    from ..probe import visit
+
+    failed: DriverError | None = None
+    async with aclosing(visit(driver)) as hosts:
+        async for name, host in hosts:
+            if isinstance(host, DriverError):
+                failed = failed or host
+                continue
+            try:
+                said = b"".join([data async for data in host.call(driven.question(str(getattr(host, "root", ".recipe-host")), SCRIPT))])
+                return facts(name, said)
+            except DriverError as error:
+                failed = failed or error
+            finally:
+                await host.aclose()
+    if failed is not None:
+        raise failed
+    return {}
+
+
+def gpu(step: Facts, host: Facts) -> dict[str, object]:
+    """The GPU that the step will have: that of the host that was asked, else the kind that it asks for."""
+    found: dict[str, object] = {}
+    try:
+        if (host["gpus"] or 0) > 0:  # type: ignore[operator]
+            found["name"] = host["gpu"]
+            for name, key in (("capability", "capability"), ("cuda_max", "cuda"), ("memory", "gpu_memory")):
+                try:
+                    found[name] = host[key]
+                except Unknown:
+                    pass
+            return found
+    except Unknown:
+        pass
+    if isinstance(wanted := step["gpu"], str):
+        found["name"] = wanted
+        if (kind := kind_of(wanted)) is not None:
+            found["capability"] = kind.capability
+    if step["gpu_memory"] is not None:
+        found["memory"] = step["gpu_memory"]
+    return found
+
+
+def kind_of(name: object) -> Any:
+    """The GPU of that name as recipes/hardware.yaml has it; None for one that it has not."""
+    from ...errors import NotFound
+    from .. import reckoning
+
+    try:
+        return reckoning.figures().find(str(name))
+    except NotFound:
+        return None

@@ -1,0 +1,64 @@
+"""Tell which packages a step will find, and their versions: those of its lock, or of this Python.  Installs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+_PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*==\s*([^\s;\\]+)", re.MULTILINE)
+
+
+def locked(path: Path) -> dict[str, object]:
+    """Packages of a lock by name, each version as a list of numbers."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return {}
+    if path.suffix == ".toml":
+        import tomllib
+
+        try:
+            rows = [(str(each.get("name", "")), str(each.get("version", ""))) for each in tomllib.loads(text).get("packages", ())]
+        except (tomllib.TOMLDecodeError, AttributeError):
+            return {}
+    else:
+        rows = [(found[1], found[2]) for found in _PINNED.finditer(text)]
+    return _packages(rows)
+
+
+class Installed(Mapping[str, object]):
+    """Packages of the Python that steps run in here, each asked for when a rule does: reading all would take longer than the rest."""
+
+    def __getitem__(self, name: str) -> object:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            if name == "cuda":
+                return _packages([("torch", version("torch"))])["cuda"]
+            return _packages([(name, version(name.replace("_", "-")))])[name]
+        except PackageNotFoundError:
+            return None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _packages(rows: Iterable[tuple[str, str]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    cuda: float | None = None
+    for name, version in rows:
+        plain = re.sub(r"[-.]+", "_", name).lower()
+        if plain in found:
+            continue  # of two that are installed the first is imported
+        found[plain] = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+        if plain == "torch" and (built := re.search(r"\+cu(\d+)(\d)", version)):
+            cuda = float(f"{built[1]}.{built[2]}")
+        elif plain.startswith("nvidia_cuda_runtime") and cuda is None:
+            numbers = re.findall(r"\d+", version)
+            cuda = float(f"{numbers[0]}.{numbers[1]}") if len(numbers) > 1 else None
+    return {**found, "cuda": cuda}
