@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import Invalid, Problem
+from ..errors import Invalid, Location, Problem
 from ..planning.preflight import Finding, Verdict
+from ..planning.settings import Origin
+from .facts import contents
 
 if TYPE_CHECKING:
     from ..language.document import Document
@@ -22,7 +25,7 @@ def refuse(verdict: Verdict, found: Survey) -> None:
 
 
 def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
-    """Findings as they are shown, each with the place in the recipe that it is about."""
+    """Findings as they are shown, each with the place that it is about."""
     from ..language import document
 
     try:
@@ -32,7 +35,7 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
     shown = []
     for finding in findings:
         remedy = finding.remedy + (f" (to run all the same: --allow {finding.rule.id})" if finding.rule.severity == "error" else "")
-        where = source.locate(_place(finding, source), key=True) if source is not None else None
+        where = _where(finding, source) if source is not None else None
         shown.append(Problem(finding.rule.id, finding.message, where, remedy, finding.rule.severity))
     return shown
 
@@ -61,14 +64,97 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     return typed, written
 
 
-def _place(finding: Finding, source: Document) -> tuple[str, ...]:
-    """The input that says what is wrong, where there is one in this file; else the step."""
-    inputs = source.value.get("inputs", {}) if isinstance(source.value, dict) else {}
-    if "/" not in finding.step:  # else they are the inputs of the recipe that it uses
-        for origin in finding.origins.values():
-            if origin.kind == "input" and isinstance(inputs, dict) and origin.name in inputs:
-                return ("inputs", origin.name)
-    return ("steps", _written_as(finding.step)) if finding.step else ("recipe",)
+def _where(finding: Finding, source: Document) -> Location | None:
+    """The place that says what is wrong: an input, a word of the command, a line of a configuration; else the step."""
+    tree = source.value if isinstance(source.value, dict) else {}
+    inputs = tree.get("inputs")
+    step = _written_as(finding.step)
+    for origin in finding.origins.values():
+        if origin.kind == "file" and origin.lies:
+            if (where := _line(origin)) is not None:
+                return where
+        elif "/" in finding.step:
+            continue  # what is written there is in the recipe that this one uses
+        elif origin.kind == "input" and isinstance(inputs, dict) and origin.name in inputs:
+            return source.locate(("inputs", origin.name), key=True)
+        elif origin.kind == "file" and (keys := _keys(_block(tree, step, "files").get(origin.file), origin.name)):
+            return source.locate(("steps", step, "files", origin.file, *keys), key=True)
+        elif origin.kind == "argument" and (where := _argument(origin, source, tree, step)) is not None:
+            return where
+    return source.locate(("steps", step) if step else ("recipe",), key=True)
+
+
+def _block(tree: Mapping[str, Any], step: str, name: str) -> Any:
+    return ((tree.get("steps") or {}).get(step) or {}).get(name) or {}
+
+
+def _argument(origin: Origin, source: Document, tree: Mapping[str, Any], step: str) -> Location | None:
+    """The place of an option in the command of a step; None where it is not written out."""
+    option = origin.name.lstrip("-")
+    for name in ("run", "accelerate"):
+        written = _block(tree, step, name)
+        if isinstance(written, str):
+            if found := re.search(rf"(?<!\S)--?{re.escape(option)}(?![\w-])", written):
+                return source.locate(("steps", step, name), offset=found.start(), length=found.end() - found.start())
+        elif (path := _word(written, option)) is not None:
+            return source.locate(("steps", step, name, *path), key=isinstance(path[-1], str))
+    return None
+
+
+def _keys(tree: object, name: str) -> tuple[str, ...]:
+    """`a.b_c` as the keys that say so in this tree: names of settings are in small letters, and without dashes."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            plain = str(key).replace("-", "_").lower()
+            if name == plain:
+                return (str(key),)
+            if name.startswith(plain + ".") and (rest := _keys(value, name[len(plain) + 1 :])):
+                return (str(key), *rest)
+    return ()
+
+
+def _word(words: object, option: str) -> tuple[str | int, ...] | None:
+    """The path of the word that is this option, in a command as a list or in `args` as a mapping; None where there is none."""
+    if isinstance(words, str):
+        return () if words.startswith("-") and words.lstrip("-").partition("=")[0] == option else None
+    for key, value in words.items() if isinstance(words, Mapping) else enumerate(words) if isinstance(words, list) else ():
+        if key == option:
+            return (key,)
+        if (path := _word(value, option)) is not None:
+            return (key, *path)
+    return None
+
+
+def _line(origin: Origin) -> Location | None:
+    """The line of a configuration file that lies here, where the setting or the section is said."""
+    text = (contents(Path(origin.lies)) or b"").decode("utf-8", "replace")
+    if not origin.lies.endswith(".toml"):
+        from ..language import document
+
+        try:
+            read = document.parse(text, origin.file)
+        except Invalid:
+            return None
+        path = _keys(read.value, origin.name)
+        return read.locate(path, key=True) if path else None
+    section = ""
+    for n, line in enumerate(text.splitlines(), 1):
+        if head := _SECTION.match(line):
+            section = _plain(head[1])
+            if section == origin.name:
+                return Location(origin.file, n, head.start(1) + 1, len(head[1]), line)
+        elif (key := _KEY.match(line)) and ".".join(filter(None, (section, _plain(key[1])))) == origin.name:
+            return Location(origin.file, n, key.start(1) + 1, len(key[1]), line)
+    return None
+
+
+_SECTION: Final = re.compile(r"\s*\[{1,2}\s*([^\[\]#]+?)\s*\]")
+_KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
+
+
+def _plain(name: str) -> str:
+    """A dotted name of TOML as settings are called."""
+    return re.sub(r"[\"'\s]", "", name).replace("-", "_").lower()
 
 
 def _written_as(step: str) -> str:

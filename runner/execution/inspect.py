@@ -82,7 +82,7 @@ class _Looks:
         line = [_addressed(word, takes) for word in words(detail, scope)]
         inputs = {name: _address(value, takes) for name, value in detail["scope"]["inputs"].items()}
         configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
-        told = [*of_words(line), *(each for _, tree, file in configs for each in of_tree(tree, scope, file))]
+        told = [*of_words(line), *(each for tree, file, lies in configs for each in of_tree(tree, scope, file, lies))]
         settings = Settings([*program.derived(told), *told, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
         imports: list[list[str]] = []
 
@@ -129,7 +129,7 @@ class _Looks:
         n: int,
         line: Sequence[str],
         tools: Sequence[str],
-        configs: Sequence[tuple[str, object, str]],
+        configs: Sequence[tuple[object, str, str]],
         broken: Sequence[str],
         code: Callable[[], Mapping[str, object]],
     ) -> Facts:
@@ -142,7 +142,7 @@ class _Looks:
         if isinstance(block.get("processes"), int):
             processes = block["processes"]
         given = {source for _, _, source, _ in detail["secrets"] if os.environ.get(source)}
-        sections = [key for _, tree, _ in configs if isinstance(tree, Mapping) for key in tree]
+        sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
         env = {name: value for name, value in detail["env"].items() if value is not None}
         return Facts(
             {
@@ -169,15 +169,15 @@ class _Looks:
             gather=code,
         )
 
-    def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[str, object, str]], list[str]]:
-        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (path, tree, shown name)."""
+    def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[object, str, str]], list[str]]:
+        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it lies)."""
         detail, node = self._found.plan.details()[n], self._found.plan.nodes[n]
-        found: list[tuple[str, object, str]] = []
+        found: list[tuple[object, str, str]] = []
         broken: list[str] = []
 
-        def add(name: str, data: bytes) -> None:
+        def add(name: str, data: bytes, lies: str = "") -> None:
             try:
-                found.append((name, program.parsed(name, data), name))
+                found.append((program.parsed(name, data), name, lies))
             except ValueError as error:
                 broken.append(f"{name}: {error}")
 
@@ -186,12 +186,12 @@ class _Looks:
                 if path.endswith(program.CONFIGS) and "{{" not in tree:
                     add(path, tree.encode())
             elif path.endswith(program.CONFIGS):
-                found.append((path, tree, path))
+                found.append((tree, path, ""))
         for name in dict.fromkeys(named):
             if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in detail["files"]:
                 for place in (self._ws.root, Path(self._found.plan.homes[node.home])):
                     if (data := contents(place / name, LARGE)) is not None:
-                        add(name, data)
+                        add(name, data, str(place / name))
                         break
         return found, broken
 

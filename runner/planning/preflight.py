@@ -7,6 +7,7 @@ namespaces below, and what to say.  A fact that nobody could tell makes a rule *
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -153,8 +154,9 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> V
                 continue
             for item in _items(rule, facts):
                 scope = {**facts, "item": item}
-                if _value(rule.when, scope):
-                    findings.append(_finding(rule, scope, step))
+                read: dict[str, object] = {}
+                if _value(rule.when, scope, read):
+                    findings.append(_finding(rule, scope, step, read))
         except Unknown as unknown:
             unchecked.append(Unchecked(rule, f"needs {unknown}", step))
         except TemplateError as error:
@@ -198,6 +200,10 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
                 yield where, error
 
 
+_SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
+"""A setting as the reader of an expression names what it read."""
+
+
 def _inner(value: object) -> object:
     """Mappings inside a namespace are as forgiving as those that gathering makes: what is not in them is null."""
     return Facts({key: _inner(item) for key, item in value.items()}) if isinstance(value, dict) else value
@@ -210,22 +216,24 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
     return items if isinstance(items, (list, tuple)) else list(items) if isinstance(items, Mapping) else ()
 
 
-def _finding(rule: Rule, scope: Mapping[str, object], step: str) -> Finding:
+def _finding(rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]) -> Finding:
     fix = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
     read = [each.path for text in ("{{ " + name + " }}" for name in rule.given) for each in references(text)]
     asked = [each.path for each in references(rule.when)]
     subject = {"model": "base", "data": "dataset"}
     names = [*rule.fix.get("settings", {}), *(path[1] for path in read if path[0] == "settings" and len(path) > 1)]
     names += [subject[path[0]] for path in asked if path[0] in subject]
+    names += [name[1] or name[2] for name in map(_SETTING.fullmatch, (key for key, value in found.items() if value is not None)) if name]
     names += [path[1] for path in asked if path[0] == "settings" and len(path) > 1]
+    names += [item] if isinstance(item := scope.get("item"), str) else []
     settings = scope.get("settings")
     places = {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
     origins = {name: place for name, place in places.items() if place is not None}
     return Finding(rule, _said(rule.message, scope, rule.title), _said(rule.remedy, scope, ""), step, fix, origins)
 
 
-def _value(text: object, scope: Mapping[str, object]) -> object:
-    return evaluate(text, scope) if isinstance(text, str) and has(text) else text
+def _value(text: object, scope: Mapping[str, object], read: dict[str, object] | None = None) -> object:
+    return evaluate(text, scope, read) if isinstance(text, str) and has(text) else text
 
 
 def _said(text: str, scope: Mapping[str, object], otherwise: str) -> str:

@@ -28,6 +28,8 @@ class Origin:
     kind: Literal["input", "argument", "file"]
     name: str
     file: str = ""
+    lies: str = ""
+    """Where the file lies, if it is one that was there before; else the recipe writes it."""
 
 
 class Told(NamedTuple):
@@ -129,16 +131,16 @@ def of_words(line: Sequence[Word]) -> Iterator[Told]:
             yield Told(_key(name), told[0] if len(told) == 1 else told, _origin(values[0].leaf, origin))
 
 
-def of_tree(tree: object, scope: Mapping[str, Any], file: str, at: str = "") -> Iterator[Told]:
+def of_tree(tree: object, scope: Mapping[str, Any], file: str, lies: str = "", at: str = "") -> Iterator[Told]:
     """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is told itself, too: that it is there."""
     if isinstance(tree, Mapping):
         if at:
-            yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file))
+            yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, lies))
         for key, item in tree.items():
             name = _key(str(key))
-            yield from of_tree(item, scope, file, f"{at}.{name}" if at else name)
+            yield from of_tree(item, scope, file, lies, f"{at}.{name}" if at else name)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
-        yield from of_tree(tree[0], scope, file, at)
+        yield from of_tree(tree[0], scope, file, lies, at)
     elif at and not _is_place(tree):
         value: object = tree
         if isinstance(tree, str) and has(tree):
@@ -147,9 +149,9 @@ def of_tree(tree: object, scope: Mapping[str, Any], file: str, at: str = "") -> 
             except (TemplateError, RecursionError):
                 value = Unknown(f"the value of {at} in {file}, which only the running step knows")
         if isinstance(value, Mapping) and not isinstance(tree, Mapping):
-            yield from of_tree(value, scope, file, at)
+            yield from of_tree(value, scope, file, lies, at)
         else:
-            yield Told(at, value, _origin(tree, Origin("file", at, file)))
+            yield Told(at, value, _origin(tree, Origin("file", at, file, lies)))
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Told]:

@@ -110,6 +110,29 @@ def test_fix_says_what_to_type_and_what_is_left_then(space: Space) -> None:
     assert not (space.root / ".recipe" / "runs").exists() and space.read("recipe.yaml") != before
 
 
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [
+        ("run: [./trl, sft, --lr, 0.1, --save_only_model]", "recipe.yaml:5:34"),
+        ("run: [./trl, sft, [--lr, 0.1, [--save_only_model=true]]]", "recipe.yaml:5:36"),
+        ("run: |\n      echo\n      ./trl sft \\\n        --save_only_model", "recipe.yaml:8:9"),
+        ("accelerate: {script: t.py, args: {lr: 1, save_only_model: true}}", "recipe.yaml:5:46"),
+        ("run: [axolotl, train, a.yml]\n    files: {a.yml: {lr: 1, save-only-model: true}}", "recipe.yaml:6:28"),
+        ("run: [axolotl, train, here.yml]\n    deps: [here.yml]", "here.yml:2:1"),
+        ("run: [axolotl, train, here.toml]\n    deps: [here.toml]", "here.toml:3:2"),
+        ('run: [./trl, sft, \'{{ "--save_only" ~ "_model" }}\']', "recipe.yaml:4:3"),
+    ],
+)
+def test_a_finding_points_at_what_says_it_in_the_recipe_or_in_a_file(space: Space, step: str, place: str) -> None:
+    space.write("t.py", "")
+    space.write("here.yml", "lr: 1\nsave_only_model: true\n")
+    space.write("here.toml", "lr = 1\n[x]\n save-only-model = true\n")
+    tail = "    code: [trl, t.py]\n    state: {checkpoints: {checkpoint: 'checkpoint-*'}}\n    outputs: {o: o.txt}\n"
+    space.recipe(f"recipe: a@1\nsummary: x\nsteps:\n  train:\n    {step}\n{tail}")
+    finding = found(space)["save-only-model"]
+    assert f"{finding['path']}:{finding['line']}:{finding['column']}".endswith(place), finding
+
+
 def test_an_unknown_rule_cannot_be_allowed(space: Space) -> None:
     code, _, err = check(space, "--allow", "checkpoints-too-rar")
     assert code == 3 and 'there is no rule "checkpoints-too-rar"' in err and 'did you mean "checkpoints-too-rare"?' in err
