@@ -27,7 +27,7 @@ class Row:
     counts: str
     reckoned: float = 0.0
     rule: float = 0.0
-    said: str = ""  # what is assumed, why it is missed, or why it is out
+    said: str = ""  # what is assumed, or why it is out
 
     @property
     def error(self) -> float:
@@ -54,7 +54,7 @@ def _row(row: dict[str, Any], models: dict[str, Any]) -> Row:
     if row["counts"] == "allocated":
         del terms["lost between tensors"]  # which is what PyTorch holds beyond it
     rule = RULE[training.method] * model.parameters / (training.devices if training.stage == 3 else 1)
-    said = "missed: " + row["missed"] if "missed" in row else f"assumed: {row['assumed']}" if "assumed" in row else ""
+    said = f"assumed: {row['assumed']}" if "assumed" in row else ""
     return Row(found.id, found.what, found.source, found.known, found.measured, found.counts, sum(terms.values()) / 1e9, rule / 1e9, said)
 
 

@@ -27,9 +27,9 @@ BUCKET: Final = 2 * 500_000_000 * 2
 
 _NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: 4 bits, one 8-bit scale for 64 weights, one 32-bit scale for 256 of those."""
-_OPTIMIZERS: Final = {"adamw": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 0.0, "paged_adamw": 0.0, "adafactor": 0.0, "sgd": 0.0}
+_OPTIMIZERS: Final = {"adamw": 8.0, "adamw_fused": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 0.0, "paged_adamw": 0.0, "adafactor": 0.0, "sgd": 0.0}
 """Bytes of state for each trained weight, on the GPU.  Paged ones lie in managed memory, which PyTorch does not count and which leaves when room is
-needed; Adafactor's rows and columns are too few to matter."""
+needed; Adafactor's rows and columns are too few to matter.  A fused AdamW steps in one kernel, without scratch."""
 
 
 class Unknown(ValueError):
@@ -65,6 +65,7 @@ class Training:
     pairs: bool = False  # chosen and rejected go through together: DPO, ORPO, reward models
     rank: int = 16
     targets: Literal["linear", "attention"] = "linear"  # where LoRA adapts
+    dropout: bool = False  # LoRA: some of what its layers read is left out
     embeddings: bool = False  # LoRA: train the embeddings too, whole
     master: bool = False  # full: weights in 32 bits, computed with in 16 (mixed precision); else 16 throughout
     frozen: Literal[8, 16, 32] = 16  # bits of frozen weights; of 4-bit models those of what is not quantised
@@ -275,7 +276,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         else:
             terms["gradients"] = trained * grain / gradients_over
         scratch = trained * grain / state_over if training.optimizer == "adamw" and not training.in_backward else 0.0
-        if not training.master and training.optimizer == "adamw":
+        if not training.master and training.optimizer in ("adamw", "adamw_fused"):
             state = 4.0  # Adam's moments have the type of the weights
     else:
         rest = model.parameters - model.linear
@@ -350,7 +351,7 @@ def layer_bytes(model: Model, training: Training) -> float:
 
     Eager: of each RMSNorm its input in 32 bits, and what its weight and the linear layers after it need; queries, keys, values and the output of the
     attention; of the feed-forward part gate, activated gate, up and product.  Autocast casts an input anew for each linear layer that reads it, as a
-    LoRA in 32 bits does.  Compiled: what is elementwise is computed again.
+    LoRA in 32 bits does; its dropout keeps a mask of a byte for each element.  Compiled: what is elementwise is computed again.
     """
     hidden, wide = model.hidden, model.intermediate
     attention = 2 * (model.attention + 2 * model.keys) + 2 * model.attention
@@ -362,6 +363,8 @@ def layer_bytes(model: Model, training: Training) -> float:
         found = 8 * hidden + attention + 2 * (3 if model.gated else 1) * wide + 2 * (3 * hidden + model.attention)
     else:
         found = 8 * hidden + attention + 2 * (4 if model.gated else 2) * wide + 2 * (5 * hidden + model.attention)
+    if training.dropout and training.method != "full" and not training.compiled:
+        found += 3 * hidden + model.attention + (0 if training.targets == "attention" else (2 if model.gated else 1) * hidden + wide)
     if training.attention == "eager":
         # Scores after the softmax in 32 bits and in 16, and keys and values repeated for each head.
         found += 6 * model.heads * training.length + 4 * (model.attention - model.keys)
@@ -379,7 +382,9 @@ def _logits(model: Model, training: Training, tokens: int) -> float:
         # One sequence after the other: log-probabilities and gradients of all in 16 bits, and of one once more.
         return elements * (whole + 4 + 2 / max(1, training.batch * (2 if training.pairs else 1)))
     if training.logits == "chunked":
-        return elements * (whole + (2 if training.compiled else scratch) / CHUNKS)
+        # The gradient that the head has from one chunk is added to that from those before: both are there.
+        head = 2.0 * model.vocabulary * model.hidden if training.method == "full" else 0.0
+        return elements * (whole + (2 if training.compiled else scratch) / CHUNKS) + head
     if training.logits == "fused":
         # So many tokens at a time that their logits are as large as the hidden states of all.
         return float(tokens) * model.hidden * (whole + scratch)

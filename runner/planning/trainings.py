@@ -33,7 +33,7 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
     """A training of a language model, from the inputs of `recipe` (NAME@VERSION); None where they do not say how long a sequence is.
 
     `max_length` tokens, or `max_prompt_length` and `max_completion_length`; `method` lora, qlora or full (without it, lora where there is a `rank`);
-    `micro_batch`, `rank`, `train_embeddings`, `checkpoint_activations`, `precision`.  `reward` is the reward model's shape.
+    `micro_batch`, `rank`, `dropout`, `train_embeddings`, `checkpoint_activations`, `precision`.  `reward` is the reward model's shape.
     """
     name = recipe.partition("@")[0]
     length = _whole(inputs, "max_length")
@@ -55,6 +55,7 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
         batch=_whole(inputs, "micro_batch") or 1,
         pairs=pairs,
         rank=_whole(inputs, "rank") or 16,
+        dropout=bool(inputs.get("dropout", 0)),
         embeddings=bool(inputs.get("train_embeddings", False)),
         master=full,
         frozen=32 if inputs.get("precision") == "no" else 16,

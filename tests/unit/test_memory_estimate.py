@@ -91,7 +91,7 @@ def test_what_a_layer_keeps_is_what_autograd_saves(method: str, attention: str) 
     assert layer_bytes(model, training) * length * batch == pytest.approx(two - one, rel=0.05)
 
 
-def _saved(method: str, attention: str, layers: int, length: int, batch: int, shape: dict[str, Any]) -> int:
+def _saved(method: str, attention: str, layers: int, length: int, batch: int, shape: dict[str, Any], dropout: float = 0) -> int:
     """Bytes that autograd saves in a forward pass, each storage once, weights left out."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     settings = {**TINY, **shape, "num_hidden_layers": layers, "attn_implementation": attention}
@@ -99,7 +99,7 @@ def _saved(method: str, attention: str, layers: int, length: int, batch: int, sh
     if method == "lora":
         from peft import LoraConfig, get_peft_model
 
-        made = get_peft_model(made, LoraConfig(r=1, target_modules="all-linear", task_type="CAUSAL_LM")).base_model.model
+        made = get_peft_model(made, LoraConfig(r=1, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")).base_model.model
     made.train()
     weights = {weight.untyped_storage()._cdata for weight in made.parameters()}
     saved: dict[int, Any] = {}
@@ -114,33 +114,43 @@ def _saved(method: str, attention: str, layers: int, length: int, batch: int, sh
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
+def test_dropout_keeps_a_mask_of_what_each_adapted_layer_reads() -> None:
+    # On a GPU the mask is of bytes; the processor's dropout, counted here, keeps a factor in 32 bits for each element.
+    length, batch, shape = 64, 2, {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 64}
+    plain, dropped = (
+        _saved("lora", "sdpa", 2, length, batch, shape, rate) - _saved("lora", "sdpa", 1, length, batch, shape, rate) for rate in (0, 0.1)
+    )
+    model = read({**TINY, **shape, "model_type": "llama"})
+    masks = layer_bytes(model, Training(dropout=True)) - layer_bytes(model, Training())
+    assert dropped - plain == pytest.approx(4 * masks * length * batch, rel=0.02)
+
+
 ROWS = published.rows()
 
 
-def test_published_measurements_with_a_known_configuration_are_met() -> None:
+def test_published_measurements_with_a_known_configuration_are_met_within_a_fifth() -> None:
     print(published.table())
-    known = [row for row in ROWS if row.known and not row.said.startswith("missed")]
-    assert len(known) >= 20
+    known = [row for row in ROWS if row.known]
+    assert len(known) >= 24
     assert {row.id: round(row.error, 2) for row in known if abs(row.error) > 0.20} == {}
 
 
-def test_only_the_one_row_that_is_said_to_be_is_missed() -> None:
-    assert [row.id for row in ROWS if row.known and abs(row.error) > 0.20] == ["17d"]
-    assert [row.id for row in ROWS if row.said.startswith("missed")] == ["17d"]
+def test_the_formula_is_nearer_than_a_rule_by_the_weight_on_each_of_them() -> None:
+    assert [row.id for row in ROWS if row.known and abs(row.error) > abs(row.error_of_rule)] == []
 
 
-def test_the_formula_is_nearer_than_a_rule_by_the_weight() -> None:
-    # 3: a short sequence and a chunked loss; see docs/memory.md.
-    assert [row.id for row in ROWS if row.known and abs(row.error) > abs(row.error_of_rule)] == ["3"]
+def test_a_row_whose_configuration_is_not_known_says_what_is_assumed_or_why_it_is_out() -> None:
+    assert [row.id for row in ROWS if not row.known and not row.said] == []
+    assert [row.id for row in ROWS if row.known and row.said] == []
 
 
-def test_what_pytorch_allocated_is_met_within_five_percent() -> None:
-    allocated = [row for row in ROWS if row.counts == "allocated"]
-    assert len(allocated) >= 10 and all(abs(row.error) < 0.05 for row in allocated)
+def test_what_pytorch_allocated_is_met_within_ten_percent_and_mostly_within_five() -> None:
+    errors = [abs(row.error) for row in ROWS if row.known and row.counts == "allocated"]
+    assert len(errors) >= 14 and max(errors) < 0.10 and sum(error < 0.05 for error in errors) >= len(errors) - 1
 
 
-def test_each_of_the_eighteen_published_points_has_its_row() -> None:
-    assert {int("".join(c for c in row.id if c.isdigit())) for row in ROWS} == set(range(1, 19))
+def test_each_of_the_published_points_has_its_row() -> None:
+    assert {int("".join(c for c in row.id if c.isdigit())) for row in ROWS} == set(range(1, 20))
 
 
 def test_the_page_shows_the_table_of_today() -> None:
@@ -165,7 +175,8 @@ def test_terms_go_the_way_that_they_should() -> None:
     assert gb(attention="eager", checkpointing=False) > gb(checkpointing=False)
     assert gb(logits="fused") < gb(logits="chunked") < gb()
     assert gb(method="qlora") < gb(method="lora") < gb(method="full") < gb(method="full", master=True)
-    assert gb(method="full", optimizer="adamw_8bit") < gb(method="full")
+    assert gb(method="full", optimizer="adamw_8bit") < gb(method="full", optimizer="adamw_fused") < gb(method="full")
+    assert gb(dropout=True, checkpointing=False) > gb(checkpointing=False)
     stages = [gb(method="full", stage=stage, devices=8) for stage in (1, 2, 3)]
     assert stages == sorted(stages, reverse=True) and gb(method="full", stage=3, devices=8, offload=True) < stages[-1]
     assert gb(generating=64, length=4096) > gb(generating=0, length=4096)
