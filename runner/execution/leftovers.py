@@ -98,7 +98,11 @@ class Leftovers:
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
             going = [name for name in sorted(begun) if await self.goes_on(name)]
             for name in going:
-                self.ledger.say(f"a job of an earlier run, which this one does not need, goes on in the background: {name}")
+                site = self.site_of(name)
+                where = site.name if isinstance(site, Away) else "this machine"
+                self.ledger.say(
+                    f"{where} goes on with a job of {run.id}, a run that is gone; this run does not need it, and that one asked for again takes it up"
+                )
             for name in names:
                 if name.partition(".")[0] not in going:
                     await asyncio.to_thread(delete, Path(folder, name))

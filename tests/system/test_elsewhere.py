@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -280,14 +281,15 @@ def test_a_worker_killed_anywhere_is_followed_by_one_that_goes_on(space: Space, 
     assert os.listdir(there(space) / "attempts") == []
 
 
-def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])
+def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space, how: signal.Signals) -> None:
     gate = space.root / "gate"
     os.mkfifo(gate)
     chain(space, slow=f"echo early; read go < {gate}; echo late;")
     worker = space.start("run", "--driver", "loopback")
     until(lambda: starts(space, "b") == 1)
-    worker.kill()
-    worker.communicate()
+    worker.send_signal(how)
+    worker.communicate(timeout=30)
     after = space.start("run", "--driver", "loopback")
     with gate.open("w") as file:
         file.write("go\n")
@@ -297,6 +299,23 @@ def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
     log = next((space.root / ".recipe/runs").glob("*/b.1.log")).read_text()
     assert log == "early\nlate\n"
+
+
+def test_a_job_that_goes_on_and_is_not_needed_is_told_with_its_host_and_its_run(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    chain(space, slow=f"read go < {gate};")
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: starts(space, "b") == 1)
+    worker.kill()
+    worker.communicate(timeout=30)
+    died = json.loads(space.command("runs", "--json")[1])[0]["id"]
+    chain(space)
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 0, said
+    assert f"loopback host-1 goes on with a job of {died}, a run that is gone" in said
+    with gate.open("w") as file:
+        file.write("go\n")
 
 
 def test_an_interrupt_stops_what_runs_there(space: Space) -> None:
