@@ -12,13 +12,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rows import Bad, BadData, Row, files, kind, read
-from sft_data import BATCH, ENOUGH, SHOWN, Vocabulary, _held_out, _judge
+from rows import Bad, BadData, Row, files, kind
+from sft_data import BATCH, Vocabulary
+from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
 
 NAMES = ("prompt", "chosen", "rejected")
 SPLITS = ("train", "held_out")
@@ -38,13 +39,12 @@ class Pair:
 
 @dataclass(slots=True)
 class Counts:
-    rows: int = 0
-    bad_rows: int = 0
+    """Of good rows."""
+
     truncated_rows: int = 0
     rows_with_no_room: int = 0
     rows_equal_once_cut: int = 0
     duplicate_rows: int = 0
-    complaints: list[str] = field(default_factory=list)
 
 
 def main() -> None:
@@ -63,8 +63,8 @@ def prepare(options: argparse.Namespace) -> str:
     if vocabulary.positions and options.max_length > vocabulary.positions:
         raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
     good, ignored = files(options.data)
-    counts = Counts()
-    pairs = _pairs(good, options.data, _columns(options.columns), vocabulary, counts, max(options.max_bad_rows, ENOUGH))
+    columns, counts, sieve = renamed(options.columns, NAMES), Counts(), Sieve(options.max_bad_rows)
+    pairs = sieve.sift(good, options.data, lambda row: _pair(row, columns, vocabulary))
 
     made: list[tuple[list[int], list[int], list[int]]] = []
     owners: list[int] = []
@@ -85,31 +85,31 @@ def prepare(options: argparse.Namespace) -> str:
                 continue
             made.append((prompt, chosen[:room], rejected[:room]))
             # Rows of one prompt stay on one side: what is judged by was never seen, its question neither.
-            owners.append(_digest(pair.prompt))
+            owners.append(number(pair.prompt))
             row = hashlib.sha256(repr((prompt, chosen, rejected)).encode()).digest()
             counts.duplicate_rows += row in seen
             seen.add(row)
 
-    _judge(counts, options.max_bad_rows, [file.name for file in good])  # type: ignore[arg-type]
+    sieve.judge(good)
     if vocabulary.size and highest >= vocabulary.size:
         raise BadData(f"the tokenizer made token {highest}, the base model knows {vocabulary.size}: they do not belong together")
     if not made:
-        raise BadData(f"none of {counts.rows} rows leaves two different answers within max_length {options.max_length}")
-    held_out = _held_out(owners, options.eval_fraction, options.seed)
+        raise BadData(f"none of {sieve.rows} rows leaves two different answers within max_length {options.max_length}")
+    kept = held_out(owners, options.eval_fraction, options.seed)
     splits: dict[str, list[tuple[list[int], list[int], list[int]]]] = {name: [] for name in SPLITS}
     for owner, row_of_tokens in zip(owners, made, strict=True):
-        splits["held_out" if owner in held_out else "train"].append(row_of_tokens)
+        splits["held_out" if owner in kept else "train"].append(row_of_tokens)
     options.out.mkdir(parents=True, exist_ok=True)
     digests = {name: _write(options.out / f"{name}.arrow", rows) for name, rows in splits.items()}
     manifest = {
         "format": 1,
-        "rows": counts.rows,
+        "rows": sieve.rows,
         "pairs": {name: len(rows) for name, rows in splits.items()},
-        "prompts_held_out": len(held_out),
+        "prompts_held_out": len(kept),
         "forms": sorted(forms),
         "max_length": options.max_length,
         "longest": max(len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in made),
-        "bad_rows": counts.bad_rows,
+        "bad_rows": sieve.bad_rows,
         "truncated_rows": counts.truncated_rows,
         "rows_with_no_room": counts.rows_with_no_room,
         "rows_equal_once_cut": counts.rows_equal_once_cut,
@@ -119,23 +119,7 @@ def prepare(options: argparse.Namespace) -> str:
         "arrays": digests,
     }
     (options.out / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-    return _summary(manifest, counts)
-
-
-def _pairs(good: list[Path], root: Path, columns: dict[str, str], vocabulary: Vocabulary, counts: Counts, enough: int) -> Iterator[Pair]:
-    for file in good:
-        name = file.name if file == root else str(file.relative_to(root))
-        for row in read(file, name):
-            found = _pair(row, columns, vocabulary) if isinstance(row, Row) else row
-            if isinstance(found, Pair):
-                counts.rows += 1
-                yield found
-                continue
-            counts.bad_rows += 1
-            if len(counts.complaints) < SHOWN:
-                counts.complaints.append(f"{found.where}: {found.why}")
-            if counts.bad_rows > enough:
-                return
+    return _summary(manifest, counts, sieve)
 
 
 def _pair(row: Row, columns: dict[str, str], vocabulary: Vocabulary) -> Pair | Bad:
@@ -216,9 +200,8 @@ def _unusable(value: object) -> str:
         return f"is {kind(value)}, a string or a list of messages is expected"
     if not value:
         return "is empty"
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            return f'has a message {number} that is not {{"role": "…", "content": "…"}}'
+    if place := no_message(value):
+        return f'has a message {place} that is not {{"role": "…", "content": "…"}}'
     return "" if str(value[-1]["content"]).strip() else "ends with an empty message"
 
 
@@ -277,33 +260,19 @@ def _write(file: Path, rows: list[tuple[list[int], list[int], list[int]]]) -> st
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def _summary(manifest: dict[str, Any], counts: Counts) -> str:
+def _summary(manifest: dict[str, Any], counts: Counts, sieve: Sieve) -> str:
     pairs = manifest["pairs"]
     lines = [
-        f"data: {counts.rows} rows ({' and '.join(manifest['forms'])}), {pairs['train']} pairs to learn from, "
+        f"data: {sieve.rows} rows ({' and '.join(manifest['forms'])}), {pairs['train']} pairs to learn from, "
         f"{pairs['held_out']} held out with their {manifest['prompts_held_out']} prompts",
-        f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / counts.rows:.1%}), "
+        f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / sieve.rows:.1%}), "
         f"the longest has {manifest['longest']}, {counts.duplicate_rows} duplicates",
     ]
     if counts.rows_with_no_room:
         lines.append(f"data: {counts.rows_with_no_room} rows left out: the prompt alone fills max_length")
     if counts.rows_equal_once_cut:
         lines.append(f"data: {counts.rows_equal_once_cut} rows left out: cut at max_length, both answers are the same")
-    if counts.bad_rows:
-        lines.append(f"data: {counts.bad_rows} bad rows left out")
-        lines += [f"  {complaint}" for complaint in counts.complaints]
-    return "\n".join(lines)
-
-
-def _columns(text: str) -> dict[str, str]:
-    value = json.loads(text)
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()) or (wrong := set(value) - set(NAMES)):
-        raise BadData(f"columns: {sorted(wrong)[0] if isinstance(value, dict) and wrong else text} is none of {', '.join(NAMES)}")
-    return value
+    return "\n".join([*lines, *sieve.left_out()])
 
 
 def _options() -> argparse.Namespace:

@@ -7,39 +7,20 @@ and `manifest.json` with the counts.  What a completion is worth may depend on a
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rows import Bad, BadData, Row, files, kind, read
+from rows import Bad, BadData, Row, files, kind
+from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SHOWN = 20  # complaints that are printed
-ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
 SPLITS = ("train", "held_out")
 
 Prompt = str | list[dict[str, str]]
-
-
-@dataclass(slots=True)
-class Prompts:
-    """What has been read so far."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    bad: int = 0
-    complaints: list[str] = field(default_factory=list)
-    longest: int = 0  # tokens
-
-    def refuse(self, bad: Bad) -> None:
-        self.bad += 1
-        if len(self.complaints) < SHOWN:
-            self.complaints.append(f"{bad.where}: {bad.why}")
 
 
 def main() -> None:
@@ -52,43 +33,43 @@ def main() -> None:
 
 def prepare(options: argparse.Namespace) -> str:
     """Write the prompts; the summary for people comes back.  Raises BadData."""
-    columns = _columns(options.columns)
+    columns = renamed(options.columns)
     tokenizer = load_tokenizer(options.base, options.chat_template)
     good, ignored = files(options.data)
-    found = Prompts()
-    form = _read(good, options, columns, tokenizer, found)
-    _judge(found, options.max_bad_rows, [file.name for file in good])
+    sieve, reading = Sieve(options.max_bad_rows), _Reading(options, columns, tokenizer)
+    rows = list(sieve.sift(good, options.data, reading.usable))
+    sieve.judge(good)
 
-    digests = [hashlib.sha256(json.dumps(row["prompt"]).encode()).digest() for row in found.rows]
-    held_out = _held_out(set(digests), options.eval_fraction, options.seed)
+    owners = [number(json.dumps(row["prompt"])) for row in rows]
+    kept = held_out(owners, options.eval_fraction, options.seed)
     parts: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
-    for row, digest in zip(found.rows, digests, strict=True):
-        parts["held_out" if digest in held_out else "train"].append(row)
+    for row, owner in zip(rows, owners, strict=True):
+        parts["held_out" if owner in kept else "train"].append(row)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
-        (options.out / f"{name}.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part))
+        (options.out / f"{name}.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), encoding="utf-8")
     facts = {
-        "format_of_rows": form,
-        "rows": len(found.rows),
+        "format_of_rows": reading.form,
+        "rows": len(rows),
         "rows_held_out": len(parts["held_out"]),
-        "bad_rows": found.bad,
-        "duplicate_rows": len(digests) - len(set(digests)),
-        "longest_prompt": found.longest,
-        "columns": sorted({name for row in found.rows for name in row}),
+        "bad_rows": sieve.bad_rows,
+        "duplicate_rows": len(owners) - len(set(owners)),
+        "longest_prompt": reading.longest,
+        "columns": sorted({name for row in rows for name in row}),
         "files": [file.name for file in good][:SHOWN],
         "ignored_files": [file.name for file in ignored][:SHOWN],
     }
     (options.out / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
-    lines = [f"data: {len(found.rows)} prompts ({form}), {len(parts['held_out'])} held out, the longest of {found.longest} tokens, "
+    lines = [f"data: {len(rows)} prompts ({reading.form}), {len(parts['held_out'])} held out, the longest of {reading.longest} tokens, "
              f"{facts['duplicate_rows']} duplicates"]  # fmt: skip
-    if found.bad:
-        lines += [f"data: {found.bad} bad rows left out", *(f"  {complaint}" for complaint in found.complaints)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *sieve.left_out()])
 
 
 def load(folder: Path, split: str) -> list[dict[str, Any]]:
     """The rows of a split, as `prepare` wrote them."""
-    return [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+    # Line by line as files have them: to a string, U+2028 and its like in a prompt end a line too.
+    with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def load_tokenizer(base: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
@@ -106,34 +87,42 @@ def load_tokenizer(base: Path, chat_template: Path | None) -> PreTrainedTokenize
     return tokenizer
 
 
-def _read(good: list[Path], options: argparse.Namespace, columns: dict[str, str], tokenizer: PreTrainedTokenizerBase, found: Prompts) -> str:
-    forms: Counter[str] = Counter()
-    for file in good:
-        name = file.name if file == options.data else str(file.relative_to(options.data))
-        for row in read(file, name):
-            usable = _prompt(row, columns, options) if isinstance(row, Row) else row
-            if not isinstance(usable, Bad):
-                usable = _measured(row.where, usable, tokenizer, options.max_prompt_length, found)
-            if isinstance(usable, Bad):
-                found.refuse(usable)
-                if found.bad > max(options.max_bad_rows, ENOUGH):
-                    return "unknown"
-                continue
-            forms["plain" if isinstance(usable["prompt"], str) else "conversations"] += 1
-            if len(forms) > 1:
-                # A batch is either text or conversations, to everything that trains on it.
-                raise BadData(f"{row.where}: some prompts are plain text and others conversations; chat=true makes conversations of all")
-            found.rows.append(usable)
-    return next(iter(forms), "none")
+class _Reading:
+    """From rows to prompts."""
+
+    def __init__(self, options: argparse.Namespace, columns: dict[str, str], tokenizer: PreTrainedTokenizerBase) -> None:
+        self._options, self._columns, self._tokenizer = options, columns, tokenizer
+        self.form = "none"
+        self.longest = 0  # tokens
+
+    def usable(self, row: Row) -> dict[str, Any] | Bad:
+        """The row with its prompt as it is put to the model."""
+        found = _prompt(row, self._columns, self._options)
+        if isinstance(found, Bad):
+            return found
+        length = len(prompt_ids(found["prompt"], self._tokenizer, row.where))
+        if length > self._options.max_prompt_length:
+            # Cut on the left it would lose its instructions, on the right its question.
+            return Bad(row.where, f"the prompt has {length} tokens, more than max_prompt_length {self._options.max_prompt_length}")
+        form = "plain" if isinstance(found["prompt"], str) else "conversations"
+        if self.form not in ("none", form):
+            # A batch is either text or conversations, to everything that trains on it.
+            raise BadData(f"{row.where}: some prompts are plain text and others conversations; chat=true makes conversations of all")
+        self.form, self.longest = form, max(self.longest, length)
+        return found
 
 
 def _prompt(row: Row, columns: dict[str, str], options: argparse.Namespace) -> dict[str, Any] | Bad:
     """The row under our names, with the prompt as it is put to the model."""
     back = {theirs: ours for ours, theirs in columns.items()}
     named = {back.get(name, name): value for name, value in row.value.items()}
-    if missing := [name for name in ("prompt", *options.need) if named.get(name) is None]:
-        theirs = columns.get(missing[0], missing[0])
-        return Bad(row.where, f'no column "{theirs}"; it has: {", ".join(row.value) or "none"}; another name: columns={{"{missing[0]}": "NAME"}}')
+    for name in ("prompt", *options.need):
+        theirs, value = columns.get(name, name), named.get(name)
+        if name not in named:
+            return Bad(row.where, f'no column "{theirs}"; it has: {", ".join(row.value) or "none"}; another name: columns={{"{name}": "NAME"}}')
+        if value is None or value != value:
+            # As tables say that a cell is empty.
+            return Bad(row.where, f'"{theirs}" is {"null" if value is None else "NaN"}')
     prompt = named["prompt"]
     if isinstance(prompt, str) and prompt.lstrip().startswith('[{"role"'):  # a conversation as CSV has it
         try:
@@ -146,9 +135,8 @@ def _prompt(row: Row, columns: dict[str, str], options: argparse.Namespace) -> d
         if options.chat:
             prompt = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt:
-        for number, message in enumerate(prompt, 1):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                return Bad(row.where, f'message {number} of "prompt" is not {{"role": "…", "content": "…"}}')
+        if place := no_message(prompt):
+            return Bad(row.where, f'message {place} of "prompt" is not {{"role": "…", "content": "…"}}')
         if prompt[-1]["role"] == "assistant":
             return Bad(row.where, '"prompt" ends with a message of the assistant, which is what the model has to write')
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
@@ -163,61 +151,23 @@ def _prompt(row: Row, columns: dict[str, str], options: argparse.Namespace) -> d
     return {**named, "prompt": prompt}
 
 
-def _measured(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int, found: Prompts) -> dict[str, Any] | Bad:
-    length = len(prompt_ids(row["prompt"], tokenizer, where))
-    if length > limit:
-        # Cut on the left it would lose its instructions, on the right its question.
-        return Bad(where, f"the prompt has {length} tokens, more than max_prompt_length {limit}")
-    found.longest = max(found.longest, length)
-    return row
-
-
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, where: str = "") -> list[int]:
     """The tokens of a prompt, as the model sees it before its first own token."""
     import jinja2
 
     if isinstance(prompt, str):
-        plain: list[int] = tokenizer(text=prompt)["input_ids"]
+        plain: list[int] = tokenizer(text=prompt, verbose=False)["input_ids"]
         return plain
     if not tokenizer.chat_template:
         raise BadData("the base model has no chat template, which conversations need: give one with chat_template=FILE")
     try:
-        told: Any = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
+        told: Any = tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, tokenize=True, return_dict=True, tokenizer_kwargs={"verbose": False}
+        )
     except (jinja2.TemplateError, ValueError) as error:
         raise BadData(f"{where}: the chat template does not take this conversation: {error}") from error
     ids: list[int] = told["input_ids"]
     return ids
-
-
-def _judge(found: Prompts, allowed: int, names: list[str]) -> None:
-    if found.bad > allowed:
-        more = found.bad - len(found.complaints)
-        complaints = "\n  ".join(found.complaints + ([f"… and {more} more"] if more else []))
-        hint = f"; max_bad_rows={found.bad} would leave them out" if found.rows else ""
-        raise BadData(f"{found.bad} bad rows beside {len(found.rows)} good ones{hint}\n  {complaints}")
-    if not found.rows:
-        raise BadData(f"the data set is empty: no row in {', '.join(names[:3])}{' …' if len(names) > 3 else ''}")
-
-
-def _held_out(digests: set[bytes], fraction: float, seed: int) -> set[bytes]:
-    """The prompts kept from training, by the hash of their text: equal ones are never on both sides, and more data moves no prompt across."""
-    if not fraction:
-        return set()
-    if len(digests) < 2:
-        raise BadData("one prompt cannot be both learned and held out: more data, or eval_fraction=0")
-    rank = {digest: hashlib.sha256(f"{seed}:".encode() + digest).digest() for digest in digests}
-    limit = int(fraction * 2**64).to_bytes(8, "big")
-    chosen = {digest for digest, place in rank.items() if place[:8] < limit} or {min(rank, key=rank.__getitem__)}
-    if len(chosen) == len(rank):
-        chosen.remove(max(rank, key=rank.__getitem__))
-    return chosen
-
-
-def _columns(text: str) -> dict[str, str]:
-    value = json.loads(text)
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
-        raise BadData(f'columns: {text} is not {{"prompt": "NAME"}}')
-    return value
 
 
 def _options() -> argparse.Namespace:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rows import Bad, BadData, Row, files, kind, read
-from sft_data import COLUMNS, ENOUGH, SHOWN, _held_out, _judge
-
-
-@dataclass(slots=True)
-class Counts:
-    rows: int = 0
-    bad_rows: int = 0
-    complaints: list[str] = field(default_factory=list)
+from rows import Bad, BadData, Row, files, kind
+from sft_data import COLUMNS
+from sifting import Sieve, held_out, no_message, number, renamed
 
 
 def main() -> None:
@@ -33,41 +24,29 @@ def main() -> None:
 def prepare(options: argparse.Namespace) -> str:
     """Write `train.jsonl`, `held_out.jsonl` and `data.json`; the summary for people comes back."""
     good, _ = files(options.data)
-    columns = _columns(options.columns)
-    counts = Counts()
+    columns = renamed(options.columns, sorted({column for names in COLUMNS.values() for column in names}))
+    sieve = Sieve(options.max_bad_rows)
     form = options.format
-    owners: list[int] = []
-    lines: list[str] = []
-    for item in _items(good, options.data):
-        if isinstance(item, Row) and form == "auto":
-            form = _detect(item, columns, options.kinds)
-        checked = _checked(item, form, columns) if isinstance(item, Row) else item
-        if isinstance(checked, Bad):
-            counts.bad_rows += 1
-            if len(counts.complaints) < SHOWN:
-                counts.complaints.append(f"{checked.where}: {checked.why}")
-            if counts.bad_rows > max(options.max_bad_rows, ENOUGH):
-                break
-            continue
-        counts.rows += 1
-        line = json.dumps(checked, ensure_ascii=False)
-        lines.append(line)
-        owners.append(int.from_bytes(hashlib.sha256(line.encode()).digest()[:8], "big"))
-    _judge(counts, options.max_bad_rows, [file.name for file in good])  # type: ignore[arg-type]
-    held_out = _held_out(owners, options.eval_fraction, options.seed)
+
+    def usable(row: Row) -> str | Bad:
+        nonlocal form
+        if form == "auto":
+            form = _detect(row, columns, options.kinds)
+        found = _checked(row, form, columns)
+        return found if isinstance(found, Bad) else json.dumps(found, ensure_ascii=False)
+
+    lines = list(sieve.sift(good, options.data, usable))
+    sieve.judge(good)
+    owners = [number(line) for line in lines]
+    chosen = held_out(owners, options.eval_fraction, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, there in (("train", False), ("held_out", True)):
         with (options.out / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(line + "\n" for line, owner in zip(lines, owners, strict=True) if (owner in held_out) is there)
-    kept = sum(owner in held_out for owner in owners)
-    told = {"format": form, "rows": counts.rows, "rows_held_out": kept, "bad_rows": counts.bad_rows}
+            file.writelines(line + "\n" for line, owner in zip(lines, owners, strict=True) if (owner in chosen) is there)
+    kept = sum(owner in chosen for owner in owners)
+    told = {"format": form, "rows": sieve.rows, "rows_held_out": kept, "bad_rows": sieve.bad_rows}
     (options.out / "data.json").write_text(json.dumps(told, indent=2) + "\n")
-    return f"data: {counts.rows} rows ({form}), {kept} held out, {counts.bad_rows} bad ones left out"
-
-
-def _items(good: list[Path], root: Path) -> Iterator[Row | Bad]:
-    for file in good:
-        yield from read(file, file.name if file == root else str(file.relative_to(root)))
+    return "\n".join([f"data: {sieve.rows} rows ({form}), {kept} held out", *sieve.left_out()])
 
 
 def _detect(row: Row, columns: dict[str, str], kinds: list[str]) -> str:
@@ -109,20 +88,13 @@ def _messages(where: str, name: str, value: object) -> list[dict[str, str]] | Ba
             return Bad(where, f'"{name}" is a string that is not JSON')
     if not isinstance(value, list) or not value:
         return Bad(where, f'"{name}" is {kind(value) if value else "empty"}, a list of messages is expected')
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            return Bad(where, f'message {number} of "{name}" is not {{"role": "…", "content": "…"}}')
+    if place := no_message(value):
+        return Bad(where, f'message {place} of "{name}" is not {{"role": "…", "content": "…"}}')
     if not any(message["role"] == "assistant" for message in value):
         return Bad(where, f'"{name}" has no message of the assistant to learn from')
+    if any("\ud800" <= letter <= "\udfff" for message in value for letter in message["role"] + message["content"]):
+        return Bad(where, f'"{name}" holds half a surrogate pair, which no UTF-8 has')
     return [{"role": message["role"], "content": message["content"]} for message in value]
-
-
-def _columns(text: str) -> dict[str, str]:
-    value = json.loads(text)
-    known = sorted({column for names in COLUMNS.values() for column in names})
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()) or not set(value) <= set(known):
-        raise BadData(f"columns must map some of {', '.join(known)} to your names, as in {{prompt: question}}")
-    return value
 
 
 def _options() -> argparse.Namespace:

@@ -42,9 +42,9 @@ def complete(options: argparse.Namespace) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(options.settings.read_text(encoding="utf-8"))
     form = json.loads((options.data / "data.json").read_text())["format"]
     rows = Path("unsloth-rows.jsonl")
-    with rows.open("w", encoding="utf-8") as file:
-        for line in (options.data / "train.jsonl").read_text(encoding="utf-8").splitlines():
-            file.write(json.dumps(_row(json.loads(line)), ensure_ascii=False) + "\n")
+    # Line by line as files have them: to a string, U+2028 and its like in a text end a line too.
+    with rows.open("w", encoding="utf-8") as file, (options.data / "train.jsonl").open(encoding="utf-8") as lines:
+        file.writelines(json.dumps(_row(json.loads(line)), ensure_ascii=False) + "\n" for line in lines)
     config["data"] = {"local_dataset": [str(rows)], "format_type": FORMATS[form]}
     for section, values in json.loads(options.set).items():
         if section not in SECTIONS or section == "data" or (section == "training" and "output_dir" in values):

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-TRAINERS = Path(__file__).resolve().parents[2] / "recipes" / "trainers"
+from tests.library.siblings import siblings
+
 SFT = [{"step": step, "loss": 4 - step / 10, "lr": 0.1, **({"eval_loss": 4.0} if step % 5 == 0 else {})} for step in range(1, 21)]
 RLHF = [{"step": step, "loss": 0.0, "reward": step / 10, "kl": step / 5} for step in range(1, 21)]
 DPO = [{"step": step, "loss": 0.6, "accuracy": 0.5, "margin": step / 5} for step in range(1, 21)]
 
 
 @pytest.fixture
-def plot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    yield importlib.import_module("plot")
-    sys.modules.pop("plot", None)
+def plot() -> Iterator[Any]:
+    with siblings():
+        yield importlib.import_module("plot")
 
 
 @pytest.mark.parametrize(("history", "names"), [(SFT, ["loss"]), (RLHF, ["reward", "kl"]), (DPO, ["loss", "accuracy", "margin"]), ([], ["loss"])])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.test_sft_trainer import BASE, ROOT, TRAINERS, program, run
+from tests.library.siblings import siblings
+from tests.system.test_sft_trainer import BASE, ROOT, program, run
 
 PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
 GOOD = {"prompt": "Which is even?\n", "chosen": "Two is.", "rejected": "Three is."}
@@ -22,14 +22,12 @@ TWO, THREE = {"role": "assistant", "content": "Two is."}, {"role": "assistant", 
 
 
 @pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def data() -> Iterator[Any]:
     """The program as a module, with its siblings."""
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    import preference_data  # type: ignore[import-not-found]
+    with siblings():
+        import preference_data  # type: ignore[import-not-found]
 
-    yield preference_data
-    for name in ("preference_data", "sft_data", "rows", "tokens"):
-        sys.modules.pop(name, None)
+        yield preference_data
 
 
 def made(data: Any, source: Path, out: Path, **more: Any) -> tuple[dict[str, list[dict[str, list[int]]]], dict[str, Any], str]:

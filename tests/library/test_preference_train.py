@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from runner.execution.layouts import layout
+from tests.library.siblings import siblings
 from tests.system.test_sft_trainer import BASE, ROOT, TRAINERS, environment, program, run, signal_at
 
 PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
@@ -62,14 +63,12 @@ def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def common(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def common() -> Iterator[Any]:
     """The module, with its siblings."""
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    import trl_common  # type: ignore[import-not-found]
+    with siblings():
+        import trl_common  # type: ignore[import-not-found]
 
-    yield trl_common
-    for name in ("trl_common", "loop", "precision", "sft_model", "telemetry", "tokens"):
-        sys.modules.pop(name, None)
+        yield trl_common
 
 
 def test_each_step_is_told_once_with_its_times(trained: Path) -> None:

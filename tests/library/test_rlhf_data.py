@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.library.siblings import siblings
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 BASE = ROOT / "fixtures" / "tiny-llama"
@@ -20,11 +22,8 @@ BASE = ROOT / "fixtures" / "tiny-llama"
 @pytest.fixture(scope="module", autouse=True)
 def sibling() -> Iterator[None]:
     """The trainers' modules, importable as they import each other."""
-    sys.path.insert(0, str(TRAINERS))
-    yield
-    sys.path.remove(str(TRAINERS))
-    for name in ("loop", "rows", "rlhf_data", "rlhf_rewards", "rlhf_sampling"):
-        sys.modules.pop(name, None)
+    with siblings():
+        yield
 
 
 def prepare(data: Path, out: Path, **more: Any) -> Any:
@@ -61,7 +60,7 @@ def test_the_first_bad_rows_are_named_with_file_and_line(tmp_path: Path) -> None
     assert 'prompts.jsonl:6: "prompt" ends with a message of the assistant' in said
     assert 'prompts.jsonl:7: message 1 of "prompt" is not {"role": "…", "content": "…"}' in said
     assert re.search(r"prompts.jsonl:8: the prompt has \d+ tokens, more than max_prompt_length 64", said)
-    assert 'prompts.jsonl:9: no column "answer"' in said
+    assert 'prompts.jsonl:9: "answer" is null' in said
     assert "1 prompts (plain)" in prepare(data, tmp_path / "out", need=["answer"], max_bad_rows=8)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.library.siblings import siblings
+
 TRAINERS = Path(__file__).resolve().parents[2] / "recipes" / "trainers"
 MODULES = ("loop", "telemetry", "precision", "hub_push")
 
@@ -22,11 +24,9 @@ MODULES = ("loop", "telemetry", "precision", "hub_push")
 @pytest.fixture
 def trainers(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """The trainers' modules, imported as they import each other."""
-    monkeypatch.syspath_prepend(str(TRAINERS))
     monkeypatch.delenv("RECIPE_METRICS", raising=False)
-    yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with siblings():
+        yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
 
 
 class Clock:

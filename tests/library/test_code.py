@@ -1,0 +1,60 @@
+"""The steps of the library name the programs that they run and those that these import: a missing one fails, one too many runs steps again for nothing."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINERS = ROOT / "recipes" / "trainers"
+RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
+STEPS = [(name, step) for name, recipe in RECIPES.items() for step, spec in recipe["steps"].items() if "uses" not in spec]
+FAMILIES = {"flux": "image_flux.py", "sdxl": "image_sdxl.py"}  # loaded by the name of the family
+RELEASED = {"sft@1"}
+
+
+def imported(program: str, found: set[str]) -> set[str]:
+    """The programs beside it that it needs, at its beginning or later, itself among them."""
+    if program not in found:
+        found.add(program)
+        for node in ast.walk(ast.parse((TRAINERS / program).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                if (TRAINERS / f"{name}.py").exists():
+                    imported(f"{name}.py", found)
+    return found
+
+
+def started(spec: dict[str, Any]) -> list[str]:
+    """The programs that a step's command names."""
+    if "accelerate" in spec:
+        return [Path(spec["accelerate"]["script"]).name]
+    words = spec["run"] if isinstance(spec["run"], list) else spec["run"].split()
+    return [Path(word).name for word in words if isinstance(word, str) and word.startswith("trainers/")]
+
+
+def needed(name: str, spec: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    for program in started(spec):
+        imported(program, found)
+    if "image_model.py" in found and "family" in str(spec.get("run") or spec["accelerate"]["args"]):
+        imported(FAMILIES[name.partition("-")[0]], found)
+    return found
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS)
+def test_a_step_names_the_programs_that_it_needs_and_no_others(name: str, step: str) -> None:
+    spec = RECIPES[name]["steps"][step]
+    wanted, named = needed(name, spec), {Path(path).name for path in spec.get("code", [])}
+    assert wanted <= named, f"not named: {', '.join(sorted(wanted - named))}"
+    assert name in RELEASED or named <= wanted, f"named for nothing: {', '.join(sorted(named - wanted))}"
+
+
+def test_every_program_is_of_use() -> None:
+    used = {Path(path).name for recipe in RECIPES.values() for step in recipe["steps"].values() for path in step.get("code", [])}
+    assert {file.name for file in TRAINERS.glob("*.py")} == used
