@@ -107,7 +107,7 @@ class Ceph:
         return done.stdout if done.returncode == 0 else ""
 
 
-def until(true: Callable[[], object], *, seconds: float = 60.0) -> None:
+def until(true: Callable[[], object], *, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "Ceph does not start"
