@@ -88,13 +88,12 @@ def key(detail: Mapping[str, Any], world: Sequence[Any], id: str) -> str:
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The newest generation of a state, and the `continues` values that its checkpoints were made under; None where there is none."""
+    """The newest generation of a state, and what its checkpoints were made under: `continues` values and `world`; None where there is none."""
     numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
     if not numbers:
         return None
     newest = root / str(max(numbers))
-    values: Mapping[str, Any] = _made_under(newest)["continues"]
-    return newest, values
+    return newest, _made_under(newest)
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:

@@ -7,6 +7,7 @@ has, and, where that is not forbidden (HF_HUB_OFFLINE), the Hub itself; what it 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 _HERE: Final = ("local", "loopback")  # drivers whose host is this machine
+_DEFAULT: Final = 1024  # tokens that `trl` keeps of a row unless told otherwise: trl/trainer/sft_config.py, max_length
 
 
 def check(
@@ -109,7 +111,8 @@ class _Looks:
             "kept": Facts({}, preflight.NEEDS["kept"], partial(self._kept, n)),
         }
         facts["gpu"] = Facts({}, preflight.NEEDS["gpu"], partial(machine.gpu, step, self._host))
-        facts["data"] = self._data_of(settings)
+        facts["offer"] = Facts({}, preflight.NEEDS["offer"], partial(machine.offer, self._host))
+        facts["data"] = self._data_of(settings, step)
         facts["memory"] = Facts({}, preflight.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts))
         return facts, trains
 
@@ -205,13 +208,13 @@ class _Looks:
             self._models[address] = Facts({"address": model.bare(address)}, preflight.NEEDS["model"], gather)
         return self._models[address]
 
-    def _data_of(self, settings: Settings) -> Facts:
+    def _data_of(self, settings: Settings, step: Facts) -> Facts:
         told = settings.told("dataset")
         address = told.value if told is not None else None
         if not isinstance(address, str) or "://" in address:
             return Facts({}, preflight.NEEDS["data"])
         longest = settings.told("max_length")
-        limit = longest.value if longest is not None else None
+        limit = longest.value if longest is not None else _DEFAULT if step["launcher"] == "trl" else None
         base = settings.told("base")
         key = (address, limit, str(base.value) if base is not None else "")
         if key not in self._data:
@@ -239,7 +242,7 @@ class _Looks:
 
         plan = self._found.plan
         node, detail = plan.nodes[n], plan.details()[n]
-        kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "numpy", "said"))
+        kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
         row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
@@ -249,16 +252,24 @@ class _Looks:
         found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(detail, world, node.id))
         if found is None:
             return kept
-        generation, values = found
+        generation, made = found
         name, _, pattern, *_ = detail["state"][0]
         names = checkpoints.newest_first(generation / name, pattern)
         if not names:
             return kept
-        kept |= {"newest": names[0], "max_steps": values.get("max_steps")}
+        kept |= {"newest": names[0], "max_steps": made["continues"].get("max_steps"), "torch": _torch(generation / name)}
         for each, verdict in checkpoints.judged(generation / name, pattern):
             if verdict.ok:
-                return kept | {"checkpoint": each, "processes": verdict.world}
+                return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
         return kept
+
+
+def _torch(state: Path) -> list[int] | None:
+    """The release of PyTorch that wrote a state, where the card that Trainers of Hugging Face put beside checkpoints says it."""
+    for card in (state / "README.md", *sorted(state.glob("*/README.md"), reverse=True)[:3]):
+        if found := re.search(rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", contents(card, LARGE) or b"", re.MULTILINE):
+            return [int(part) for part in found.groups()]
+    return None
 
 
 def _tail(log: Path) -> str | None:

@@ -25,7 +25,7 @@ NEEDS: Final[Mapping[str, str]] = {
     "gpu": "the kind of GPU: a host that has one, or `gpu` in the step's resources",
     "host": "the host: name it with --driver or --host",
     "environment": "the packages that the step will have",
-    "offer": "an offer of a machine to rent",
+    "offer": "what a provider says of the machine that it rents out",
     "kept": "what earlier runs left",
     "memory": "the model's config.json and the memory of the GPU",
 }

@@ -128,7 +128,10 @@ def of_words(line: Sequence[Word]) -> Iterator[Told]:
             yield Told(_key(name), Unknown(f"the value of {name}, which only the running step knows"), origin)
         else:
             told = [scalar(str(word.text)) for word in values]
-            yield Told(_key(name), told[0] if len(told) == 1 else told, _origin(values[0].leaf, origin))
+            where = _origin(values[0].leaf, origin)
+            yield Told(_key(name), told[0] if len(told) == 1 else told, where)
+            if isinstance(told[0], Mapping):
+                yield from (each._replace(origin=where) for each in of_tree(told[0], {}, "", at=_key(name)))
 
 
 def of_tree(tree: object, scope: Mapping[str, Any], file: str, lies: str = "", at: str = "") -> Iterator[Told]:
@@ -159,7 +162,8 @@ def of_inputs(inputs: Mapping[str, object]) -> Iterator[Told]:
     for name, value in inputs.items():
         yield Told(name, value, Origin("input", name))
         if isinstance(value, Mapping):
-            yield from (each._replace(origin=Origin("input", name)) for each in of_tree(value, {}, name))
+            inner = (*of_tree(value, {}, name), *of_tree(value, {}, name, at=name))
+            yield from (each._replace(origin=Origin("input", name)) for each in inner)
 
 
 def scalar(text: str) -> object:

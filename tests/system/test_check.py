@@ -149,7 +149,7 @@ def test_what_could_not_be_asked_is_listed_with_what_it_needs(space: Space) -> N
     code, out, _ = check(space, "-v", "base=nobody/has-this", "often=10")
     assert code == 0
     assert "not checked: model-missing: needs the model's own files, or the Hub\n" in out
-    assert "not checked: vast-tmux: needs an offer of a machine to rent\n" in out
+    assert "not checked: vast" not in out, "what runs here is not rented"
     assert "not checked: model-missing" not in check(space, "-v", "often=10")[1]
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from runner.execution.facts import machine
 from runner.execution.facts.data import facts as data_facts
 from runner.execution.facts.machine import facts as host_facts
 from runner.execution.facts.model import facts as model_facts
 from runner.execution.facts.packages import locked
 from runner.language import library
+from runner.planning.preflight import Facts
 
 FIXTURES = library.home() / "fixtures"
 
@@ -147,10 +149,28 @@ def test_a_hosts_answer_is_read_into_numbers() -> None:
     facts = host_facts("box", SAID)
     assert facts == {
         "name": "box", "gpus": 2, "gpu": "NVIDIA GeForce RTX 4090", "memory": 67.0, "disk": 50.0, "gpu_memory": 25.8, "shm": 0.067,
-        "capability": 8.9, "cuda": 12.2, "driver": [535, 161, 8],
+        "capability": 8.9, "cuda": 12.2, "driver": [535, 161, 8], "rented": None, "auto_tmux": False,
     }  # fmt: skip
 
 
 def test_a_host_that_says_nonsense_is_unknown_where_it_does() -> None:
     facts = host_facts("box", b"shm=lots\ncapability=[N/A]\ncuda=\ngpu_driver=none\nmemory=-1\n\xff\xfe\n")
-    assert facts == {"name": "box", "gpus": 0, "gpu": None}
+    assert facts == {"name": "box", "gpus": 0, "gpu": None, "rented": None, "auto_tmux": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "offer"),
+    [
+        ("box", b"", (None, None, None)),
+        ("box", b"rented=vast\n", ("vast", "direct", True)),
+        ("box", b"rented=vast\nno_tmux=yes\n", ("vast", "direct", False)),
+        ("root@ssh5.vast.ai:12345", b"", ("vast", "direct", True)),
+        ("abc-64410@ssh.runpod.io", b"", ("runpod", "proxy", False)),
+        ("root@1.2.3.4:10022", b"rented=runpod\n", ("runpod", "direct", False)),
+        ("box", b"rented=nobody\n", (None, None, None)),
+    ],
+)
+def test_a_machine_tells_who_rents_it_out(name: str, said: bytes, offer: tuple[object, ...]) -> None:
+    known = machine.offer(Facts(host_facts(name, said), "x"))
+    assert tuple(known[each] for each in ("provider", "ssh", "auto_tmux")) == offer
+    assert ("hours_left" in known) == (offer[0] is None), "how long it may be had, only its provider knows"

@@ -24,8 +24,8 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
     images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
     if images:
-        return found | {"rows": 0, "columns": [], "conversational": False} | _image_facts(images, files)
-    found |= {"images": 0}
+        return found | {"rows": 0, "columns": [], "conversational": False, "truncated": 0.0} | _image_facts(images, files)
+    found |= {"images": 0, "limit": limit}
     rows: list[dict[str, Any]] = []
     for file in [each for each in files if each.suffix.lower() in _ROWS]:
         try:

@@ -19,6 +19,8 @@ df -Pk /dev/shm 2>/dev/null | { read -r _; read -r _ total _ && echo "shm=$((tot
 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | while read -r line; do echo "capability=$line"; done
 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
 nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+{ env; tr '\000' '\n' </proc/1/environ; } 2>/dev/null | sed -n 's/^VAST_CONTAINERLABEL=.*/rented=vast/p; s/^RUNPOD_POD_ID=.*/rented=runpod/p'
+[ -e "$HOME/.no_auto_tmux" ] && echo no_tmux=yes
 """
 """Follows the question of `drivers.machine`: what rules ask of a host besides its sizes."""
 
@@ -42,7 +44,21 @@ def facts(name: str, said: bytes) -> dict[str, object]:
     for text in told.get("gpu_driver", ())[:1]:
         if numbers := re.findall(r"\d+", text):
             found["driver"] = [int(part) for part in numbers]
+    provider = next((name for name in told.get("rented", ()) if name in _PROVIDERS), None)
+    found["rented"] = provider or next((each for each, address in _PROVIDERS.items() if address in name), None)
+    found["auto_tmux"] = found["rented"] == "vast" and not told.get("no_tmux")
     return found
+
+
+_PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}
+"""Who rents machines out, and how the addresses of their proxies end; a machine that is reached directly tells itself whose it is."""
+
+
+def offer(host: Facts) -> dict[str, object]:
+    """What is known of a rented machine by looking at it.  How long it may be had, and whose it is, only its provider can tell."""
+    if (provider := host["rented"]) is None:
+        return dict.fromkeys(("provider", "ssh", "auto_tmux", "hours_left", "verified"))
+    return {"provider": provider, "ssh": "proxy" if "@ssh.runpod.io" in str(host["name"]) else "direct", "auto_tmux": host["auto_tmux"]}
 
 
 def here(root: Path) -> dict[str, object]:
