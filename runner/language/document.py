@@ -12,7 +12,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -134,7 +133,9 @@ def parse(text: str | bytes, name: str) -> Document:
             raise AssertionError("BUG: a document was refused and nothing is wrong with it") from trouble
         raise Invalid(problems) from None
     except _Limit as limit:
-        raise Invalid([Problem(limit.code, limit.message, document._at(limit.index, limit.index + 1), limit.fix)]) from None
+        # Lines are counted as far as that one: those behind it may be millions.
+        where = _Lines(name, text[: text.find("\n", limit.index) + 1 or None]).location(limit.index, limit.index + 1)
+        raise Invalid([Problem(limit.code, limit.message, where, limit.fix)]) from None
     return document
 
 
@@ -179,10 +180,8 @@ class _Lines:
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text
-        if "\r" in text:
-            self.starts = [0, *(found.end() for found in re.finditer(r"\r\n?|\n", text))]
-        else:  # The same in a third of the time: a hostile file has millions of lines.
-            self.starts = list(accumulate(map((1).__add__, map(len, text.split("\n"))), initial=0))[:-1]
+        breaks = re.finditer(r"\r\n?|\n" if "\r" in text else r"\n", text)
+        self.starts = [0, *(found.end() for found in breaks)]
 
     def location(self, start: int, end: int) -> Location:
         start = min(start, len(self.text))
