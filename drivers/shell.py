@@ -83,7 +83,7 @@ mkdir -p -- "$1" && cd -- "$1" && mkdir -p bin && cat >"bin/.$2.$$" || exit
 # Only some can have a program hear SIGINT again that a shell began in the background.
 able=--default-signal=INT,QUIT
 /usr/bin/env $able true 2>/dev/null || able=
-echo "$able" >"bin/.able.$$" && mv "bin/.able.$$" bin/able && mv "bin/.$2.$$" "bin/$2"
+echo "$able" | cat >"bin/.able.$$" && mv "bin/.able.$$" bin/able && mv "bin/.$2.$$" "bin/$2"
 """
 PLAIN = """printf '\\n%s here\\n' "$1"; shift; exec "$@\""""
 
@@ -92,7 +92,7 @@ class ShellHost:
     """A shell and a disk, reached through `call`.  Ours is the directory `root`, relative to where `call` runs things.  One event loop at a time.
 
     `reach` is how long a wait tries to get through again before it raises Unreachable.  With `deadman` the host ends all jobs in `root`, and runs
-    `last_words` in a shell, once nobody has been in contact for that long.
+    `last_words` in a shell, once nobody has been in contact for that long; without last words only while there are jobs.
     """
 
     def __init__(
@@ -116,7 +116,6 @@ class ShellHost:
         self._script = SCRIPT.read_bytes()
         self._digest = hashlib.sha256(self._script).hexdigest()[:16]
         self._nonce = os.urandom(8).hex()
-        self._armed = deadman is None
         self._over: dict[str, Exit] = {}
         self._printed: dict[str, int] = {}  # bytes, of those that are over, where we know it
         self._spare: _Spare | None = None
@@ -132,7 +131,6 @@ class ShellHost:
     async def start(self, command: Command, key: str) -> Job:
         name = file_name(key)
         program = self._program(name, command)
-        await self._arm()
         answer = await self._start(program)
         if answer not in (b"new", b"old"):
             raise _refused(answer.removeprefix(b"no ").decode("utf-8", "replace"))
@@ -293,12 +291,6 @@ class ShellHost:
         if held is not None:
             raise Unreachable("the host answered nothing that we asked for")
 
-    async def _arm(self) -> None:
-        if not self._armed:
-            assert self._deadman is not None
-            await self._answer("arm", str(_hundredths(self._deadman.total_seconds())), self._last_words)
-            self._armed = True
-
     # --- watching
 
     def _ask_about(self, name: str) -> None:
@@ -345,8 +337,8 @@ class ShellHost:
                 self._going.clear()
 
     async def _watch_once(self) -> None:
-        self._armed = self._deadman is None  # whatever became of the timer while we were away
-        await self._arm()
+        if self._deadman is not None:  # whatever became of the timer while we were away
+            await self._answer("arm", _limit(self._deadman.total_seconds()), self._last_words)
         questions: asyncio.Queue[bytes] = asyncio.Queue()
         received = b""
         idle_at: float | None = None
@@ -435,6 +427,8 @@ class ShellHost:
             f"cwd={_quoted(command.cwd)} log={_quoted(command.log or '')} metrics={_quoted(metrics)}",
             f"limit={_limit(command.timeout)} idle={_limit(command.idle_timeout)}",
             " ".join(["start", name, *map(_quoted, argv)]),
+            # After the start: a keeper that is about to go sees the job, or leaves the timer alone.
+            *(() if self._deadman is None else (f"arm {_limit(self._deadman.total_seconds())} {_quoted(self._last_words)}",)),
             "}",
         )
         text = "\n".join(lines) + "\n"

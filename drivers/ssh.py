@@ -33,7 +33,8 @@ ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bare>[^\]\s]+)\]|(?P<name
 TAKEN = 'for place in "$root"/leases/slot.*; do [ -f "$place" ] && echo "lease=$place"; done'
 
 # One script for all that is done to places, a place being a file `slot.N`: when it ends, the lease's id, the lease.
-# $1 root, $2 verb, $3 id, $4 until, $5 number of places, $6 the lease.  A whole file is linked to the name of a place, which succeeds for one only.
+# $1 root, $2 verb, $3 id, $4 for how many seconds, $5 number of places, $6 the lease.  Only the server's own clock is asked: ours may be another.
+# A whole file is linked to the name of a place, which succeeds for one only.
 PLACES = r"""
 set -eu
 umask 077
@@ -55,7 +56,8 @@ case $2 in
 has) [ -z "$found" ] || echo "$found" ;;
 take)
     now=$(date +%s)
-    printf '%s\n' "$4" "$3" "$6" >"new.$$"
+    # cat says what is wrong with a disk; some printf know only "I/O error"
+    printf '%s\n' "$((now + $4))" "$3" "$6" | cat >"new.$$" || { rm -f "new.$$"; exit 1; }
     if [ -n "$found" ]; then mv "new.$$" "$found"; echo "$found"; exit; fi
     place=0
     while [ "$place" -lt "$5" ]; do
@@ -88,7 +90,10 @@ esac
 
 
 class Ssh:
-    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python` and `host_key`."""
+    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python` and `host_key`.
+
+    `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
+    """
 
     traits = Traits(replays=True, containers="on_host")
 
@@ -106,6 +111,7 @@ class Ssh:
         root: str = ROOT,
         python: str = "python3",
         slots: int = 1,
+        deadman: float | None = None,
     ) -> None:
         if not hosts:
             raise Rejected('the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]')
@@ -119,6 +125,7 @@ class Ssh:
             route = _route(str(own.get("host", "")), pattern, jump, config)
             route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
             self._machines[str(route)] = _Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
+        self._deadman = None if deadman is None else timedelta(seconds=deadman)
         self._hosts: dict[str, SshHost] = {}
         self.left_out: dict[str, str] = {}
         """Servers that the last `offers` could not ask -> why."""
@@ -159,7 +166,7 @@ class Ssh:
         told = await each.facts()
         lease = Lease("ssh", _id(order.key), order.key, each.data(told))
         each.forget()
-        took = await each.places("take", lease.id, str(int(order.until.timestamp())), str(each.slots), _written(lease))
+        took = await each.places("take", lease.id, str(int(order.until.timestamp() - time.time())), str(each.slots), _written(lease))
         if not took:
             raise NoCapacity(f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)")
         return lease
@@ -169,7 +176,7 @@ class Ssh:
         if not await each.places("has", lease.id):
             raise HostLost(f'the lease "{lease.key}" of {each.route} was given back')
         if lease.id not in self._hosts:
-            self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed)
+            self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed, self._deadman)
         return (self._hosts[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
@@ -225,8 +232,8 @@ class Ssh:
 class SshHost(ShellHost):
     """A place on a server: a shell and a disk there."""
 
-    def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]]) -> None:
-        super().__init__(machine.link.call, root)
+    def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: timedelta | None = None) -> None:
+        super().__init__(machine.link.call, root, deadman=deadman)
         self.machine = machine
         self._when_closed = when_closed
 

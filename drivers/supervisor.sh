@@ -346,16 +346,18 @@ keep() { # Until there is nothing left to keep
                 look_after "${here##*/}"
             fi
         done
-        if [ -f deadman ]; then
-            look_for_contact
-        elif [ $((tick - busy)) -ge $linger ]; then
-            rm -f keeper/pid
+        last_words=''
+        [ ! -f deadman ] || look_for_contact
+        if [ -z "$last_words" ] && [ $((tick - busy)) -ge $linger ]; then
+            rm -f keeper/pid keeper/disarmed
+            [ ! -f deadman ] || mv deadman keeper/disarmed # with nothing to end and nothing to say, it is over: the next job sets its own
             # Whoever began a job after we looked for jobs has seen us alive: look again, now that nobody can.
             now_busy=''
             for here in jobs/*; do
                 if [ -d "$here" ] && [ ! -e "$here/over" ] && ! ended "${here##*/}"; then now_busy=yes; fi
             done
             [ -n "$now_busy" ] || return
+            [ -f deadman ] || [ ! -f keeper/disarmed ] || mv keeper/disarmed deadman
             printf '%s\n' "$mine" >keeper/pid
         fi
         sleep $nap 2>/dev/null || sleep 1
@@ -441,17 +443,20 @@ number() { # NAME RECORD: a member of that name, as it stands in the record, to 
 }
 
 look_for_contact() {
+    allowed=''
+    { read -r allowed && IFS= read -r last_words; } <deadman
     if [ contact -nt keeper/heard ]; then
         true >keeper/heard
         heard=$tick
         return
     fi
-    allowed=''
-    { read -r allowed && IFS= read -r last_words; } <deadman
     if [ -n "$allowed" ] && [ $((tick - heard)) -gt "$allowed" ]; then
         rm -f deadman
         for here in jobs/*; do
-            [ ! -d "$here" ] || [ -e "$here/over" ] || halt "${here##*/}" stopped $limit_grace
+            if [ -d "$here" ] && [ ! -e "$here/over" ]; then
+                echo "nobody asked after it for $((allowed / 100)) seconds" >"$here/why"
+                halt "${here##*/}" stopped $limit_grace
+            fi
         done
         patience=$((limit_grace / 10))
         for here in jobs/*; do
@@ -541,7 +546,7 @@ tell_end() { # NAME, which is ended
 }
 
 arm() { # HUNDREDTHS COMMAND: without contact for that long, all jobs here are ended and the command is run
-    printf '%s\n%s\n' "$1" "$2" >deadman
+    { printf '%s\n%s\n' "$1" "$2" >deadman; } 2>/dev/null
     ensure_keeper
 }
 # end

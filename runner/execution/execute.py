@@ -771,6 +771,8 @@ class Executor:
             elif exit.reason == "stopped" and id in self._sick:
                 self._sick.discard(id)
                 self._failed(id, running, detail, "health", f"the recipe's health check failed {PATIENCE} times in a row")
+            elif exit.reason == "stopped" and exit.detail and not self._interrupts:
+                self._failed(id, running, detail, "lost", f"{running.site.name} ended it: {exit.detail}")
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):

@@ -202,7 +202,7 @@ class Fleet:
         try:
             return await self._taken(offer, want)
         except Rejected as error:
-            fix = "name a folder there that can be written as `root` in the driver's settings; `recipe doctor` says what else it lacks"
+            fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
             raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
 
     async def _taken(self, offer: Offer, want: int) -> Site | None:

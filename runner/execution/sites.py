@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from drivers.base import Command, DriverError, Exit, Host, HostLost, Job, Throttled, Unreachable
+from drivers.base import Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Throttled, Unreachable
 
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, Node
 from ..storage.artifacts import delete
@@ -256,7 +256,7 @@ class Away(Site):
             command, script = errand.compose(found)
             await self._insist(lambda: self._put(errand, script))
             crashpoint("attempt-carried")
-            errand.job = await self._insist(lambda: self.host.start(command, errand.name))
+            errand.job = await self._insist(lambda: self._begin(command, errand.name))
             crashpoint("job-started")
         errand.began()
         job = errand.job
@@ -273,6 +273,13 @@ class Away(Site):
         return brought
 
     # -- the parts of an errand
+
+    async def _begin(self, command: Command, name: str) -> Job:
+        try:
+            return await self.host.start(command, name)
+        except (Denied, Rejected) as error:
+            self.depot.wire.complain(str(error))
+            raise
 
     async def _put(self, errand: Errand, script: bytes | None) -> None:
         attempt = errand.attempt

@@ -614,9 +614,28 @@ def test_without_contact_a_host_ends_its_jobs_and_says_its_last_words(machine: M
         await host.aclose()
         assert (await asyncio.to_thread(patiently, (machine.home / "last").read_text)) == "words\n"
         assert not alive(first)
-        assert (await over(machine.host(), Job("abandoned"))).reason == "stopped"
+        exit = await over(machine.host(), Job("abandoned"))
+        assert (exit.reason, exit.detail) == ("stopped", "nobody asked after it for 1 seconds")
 
-    machine.run(act, deadman=timedelta(seconds=0.3), last_words="echo words > ../last")
+    machine.run(act, deadman=timedelta(seconds=1), last_words="echo words > ../last")
+
+
+def test_a_timer_that_has_nothing_to_say_ends_with_the_last_job_and_begins_with_the_next(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = machine.home / "supervisor.sh"
+    hasty.write_text(shell.SCRIPT.read_text().replace("\nlinger=500 ", "\nlinger=20 "))
+    monkeypatch.setattr(shell, "SCRIPT", hasty)
+    timer = machine.home / ".recipe-host/deadman"
+
+    async def act(host: ShellHost) -> None:
+        for name in ("first", "second"):
+            job = await host.start(command("read line < gate", machine), name)
+            assert timer.read_text() == "100000\n\n"
+            await asyncio.to_thread(release, machine.home)
+            assert (await over(host, job)).code == 0
+            await host.aclose()
+            await asyncio.to_thread(patiently, lambda: not timer.exists())
+
+    machine.run(act, deadman=timedelta(seconds=1000))
 
 
 def test_contact_keeps_a_host_alive(plain: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,24 @@ def test_more_jobs_than_channels_run_at_once(tmp_path: Path, sessions: int, gate
         run(meet())
 
 
+def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_jobs_there(server: Sshd, tmp_path: Path) -> None:
+    end = server.home / ".recipe-host/jobs/alone/over"
+
+    async def meet() -> None:
+        async with hosted(server.settings(deadman=1)) as host:
+            job = await host.start(script("exec sleep 1000", tmp_path), "alone")
+        deadline = time.monotonic() + 20
+        while not end.exists():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        async with hosted(server.settings()) as host:
+            exit = await host.wait(job, LONG)
+        assert exit is not None
+        assert (exit.reason, exit.detail) == ("stopped", "nobody asked after it for 1 seconds")
+
+    run(meet())
+
+
 def test_calls_that_are_given_up_at_any_moment_leave_nothing_behind(server: Sshd, tmp_path: Path) -> None:
     async def meet() -> None:
         async with linked(route(server)) as link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -115,13 +116,23 @@ def test_a_host_that_nobody_knows_starts_nothing(place: Place) -> None:
     assert list(place.sshd.home.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_a_step_fills_there_is_called_that(place: Place) -> None:
-    disk = place.sshd.home / ".recipe-host"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=False, capture_output=True).returncode:
+@contextlib.contextmanager
+def disk_of(size: str, root: Path) -> Iterator[None]:
+    """`root` is a small disk of its own."""
+    root.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", root], check=False, capture_output=True).returncode
+    ):
         pytest.skip("nothing can be mounted here")
     try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)
+
+
+def test_a_disk_that_a_step_fills_there_is_called_that(place: Place) -> None:
+    with disk_of("24m", place.sshd.home / ".recipe-host"):
         # The program says nothing about a disk, as many do not: the host is asked.
         (place.root / "recipe.yaml").write_text(
             "recipe: t@1\nsteps:\n  big: {run: 'head -c 50000000 /dev/zero >big.bin 2>/dev/null || exit 3', outputs: {o: big.bin}}\n"
@@ -132,8 +143,14 @@ def test_a_disk_that_a_step_fills_there_is_called_that(place: Place) -> None:
         (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  big: {run: 'echo small >big.bin; exit 3', outputs: {o: big.bin}}\n")
         code, said = place.run("--driver", "ssh")
         assert code == 1 and "exit 3" in said and "no space" not in said, said
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("size", ["4k", "28k", "40k"])
+def test_a_disk_that_is_full_before_a_step_starts_there_is_called_that_with_what_to_do(place: Place, size: str) -> None:
+    with disk_of(size, place.sshd.home / ".recipe-host"):
+        code, said = place.run("--driver", "ssh")
+    assert code == 2, said
+    assert "No space left on device" in said and ("make room there" in said or "free some space below" in said), said
 
 
 def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) -> None:

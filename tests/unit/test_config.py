@@ -88,6 +88,8 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
         ('[stores.a]\nregion = "eu"\n', 1, "stores.a says no url", "s3://"),
         ('[stores.a]\nurl = "s3://b"\nowner = 12\n', 3, "stores.a.owner must be a text", ""),
         ('[drivers.ssh]\nhosts = ["a", {host = "b", slots = 0}]\n', 2, "must be at least 1", ""),
+        ('[drivers.ssh]\ndeadman = 5\n', 2, "drivers.ssh.deadman must be at least 60", ""),
+        ('[drivers.ssh]\ndeadman = "1h"\n', 2, "drivers.ssh.deadman must be a number", ""),
         ('[drivers.ssh]\nhosts = "a"\n', 2, "must be a list", ""),
         ("[drivers.ssh]\nknown_host = 'x'\n", 2, "drivers.ssh.known_host", '"known_hosts"'),
     ],
