@@ -38,6 +38,7 @@ class Reckoned:
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
     seconds: tuple[float, float] | None = None  # a guess, least and most
+    basis: str = ""  # of that guess
     price: float | None = None  # US dollars for an hour of all its GPUs
     source: str = ""  # of a figure out of the table of diffusion trainings
 
@@ -51,7 +52,7 @@ class Reckoned:
         lines = [self.memory]
         if took is None and self.seconds is not None:
             low, high = (span(each) for each in self.seconds)
-            lines.append(f"time: a guess from its arithmetic, {low} to {high} of training on {self.gpu}")
+            lines.append(f"time: a guess from {self.basis}, {low} to {high} of training on {self.gpu}")
         if (cost := self.cost(took)) is not None:
             low, high = (f"{each:.2f}" for each in cost)
             lines.append(f"cost: about {low if low == high else f'{low} to {high}'} USD, at {self.price:g} USD an hour")
@@ -77,6 +78,7 @@ class Reckoned:
             "verdict": self.verdict,
             "unknown": self.unknown,
             "guessed_seconds": list(self.seconds) if self.seconds else None,
+            "guessed_from": self.basis,
             "usd_an_hour": self.price,
             "usd": list(cost) if (cost := self.cost(took)) is not None else None,
         }
@@ -162,7 +164,7 @@ def _reckoned(
     kind, address = place("base")
     seen = trainings.picture(recipe, inputs, address)
     if seen is not None:
-        return _from_table(step, inputs, seen, gpu, shown, usable)
+        return _from_table(step, inputs, seen, devices, gpu, shown, usable)
     config = config_of(ws, kind, address)
     if config is None:
         where = f"the config.json of {address} is not here yet" if address else "no input `base` names a model"
@@ -176,25 +178,38 @@ def _reckoned(
         found = estimate(model, training)
     except Unknown as error:
         return Reckoned(step, None, str(error), shown, usable)
-    seconds = None
+    seconds, basis = None, ""
     tokens = trainings.tokens(inputs, training)
     if gpu is not None and tokens is not None and not training.generating:
         seconds = hardware.seconds(figures(), gpu, hardware.operations(model, training, tokens), devices)
-    return Reckoned(step, _learned(ws, found, recipe, step, gpu), "", shown, usable, seconds)
+        basis = _basis("its arithmetic", gpu)
+    return Reckoned(step, _learned(ws, found, recipe, step, gpu), "", shown, usable, seconds, basis)
 
 
-def _from_table(step: str, inputs: Mapping[str, Any], seen: trainings.Picture, gpu: Gpu | None, shown: str, usable: int | None) -> Reckoned:
+def _from_table(
+    step: str, inputs: Mapping[str, Any], seen: trainings.Picture, devices: int, gpu: Gpu | None, shown: str, usable: int | None
+) -> Reckoned:
+    seconds, basis = None, ""
+    count = trainings.samples(inputs)
+    if gpu is not None and count is not None:
+        each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=seen.resolution**2, devices=devices)
+        seconds = (count * each[0], count * each[1]) if each is not None else None
+        basis = _basis("what others published", gpu) if seconds is not None else ""
     row = hardware.fitting(
         figures().diffusion, family=seen.family, method=seen.method, resolution=seen.resolution, batch=seen.batch, rank=seen.rank,
         checkpointing=seen.checkpointing,
     )  # fmt: skip
     if row is None:
         case = f"{seen.family} {seen.method} at {seen.resolution} pixels, batch {seen.batch}, rank {seen.rank}"
-        return Reckoned(step, None, f"nobody has published {case}", shown, usable)
+        return Reckoned(step, None, f"nobody has published {case}", shown, usable, seconds, basis)
     size = round(row.gb * 1e9)
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
     found = Estimate(size, round(size * 0.98), round(size * 1.1), (("as published", size),))
-    return Reckoned(step, found, "", shown, usable, source=row.source)
+    return Reckoned(step, found, "", shown, usable, seconds, basis, source=row.source)
+
+
+def _basis(what: str, gpu: Gpu) -> str:
+    return f"{what} (nobody has checked the speed of {gpu.name})" if "tflops" in gpu.unchecked else what
 
 
 def _gpu(gpu: Gpu | None, wants: Mapping[str, Any]) -> tuple[Gpu | None, str, int | None]:

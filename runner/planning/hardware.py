@@ -16,16 +16,16 @@ RESERVED: Final = 512 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU.  `usable` is in bytes, `tflops` in 10¹² a second for 16 bits, `bandwidth` in 10⁹ bytes a second."""
+    """One kind of GPU.  `usable` is in bytes, `tflops` in 10¹² a second for 16 bits."""
 
     name: str
     memory: float  # on the box, 10⁹ bytes
     usable: int
     capability: float
     tflops: float
-    bandwidth: float
     asked: str  # the word for it in `resources: {gpu: …}`
     names: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()  # of its figures, those that nobody has read again
 
     @property
     def bf16(self) -> bool:
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A diffusion training as it was seen: peak memory in 10⁹ bytes, and seconds of a step where they are known."""
+    """A diffusion training as it was seen: peak memory in 10⁹ bytes."""
 
     family: str
     method: str
@@ -49,8 +49,18 @@ class Seen:
     checkpointing: bool
     gb: float
     source: str
-    seconds: float | None = None
-    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How long a diffusion training took for one image of so many pixels, on the GPU of that name."""
+
+    family: str
+    method: str
+    pixels: int
+    seconds: float
+    gpu: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Hardware:
 
     gpus: tuple[Gpu, ...]
     utilisation: tuple[float, float]
+    speed: tuple[Speed, ...]
     diffusion: tuple[Seen, ...]
 
     def find(self, word: str) -> Gpu:
@@ -92,13 +103,14 @@ def read(data: Mapping[str, Any]) -> Hardware:
             item["reports"] * 2**20 - RESERVED,
             item["capability"],
             item["tflops"],
-            item["bandwidth"],
             item["gpu"],
             tuple(item["names"]),
+            tuple(item.get("unchecked", ())),
         )
         for name, item in data["gpus"].items()
     )
-    return Hardware(gpus, (data["utilisation"]["low"], data["utilisation"]["high"]), tuple(Seen(**item) for item in data["diffusion"]))
+    utilisation = (data["utilisation"]["low"], data["utilisation"]["high"])
+    return Hardware(gpus, utilisation, tuple(Speed(**item) for item in data["speed"]), tuple(Seen(**item) for item in data["diffusion"]))
 
 
 def operations(model: Model, training: Training, tokens: float) -> float:
@@ -120,6 +132,19 @@ def seconds(hardware: Hardware, gpu: Gpu, work: float, devices: int = 1) -> tupl
     low, high = hardware.utilisation
     each = gpu.tflops * 1e12 * devices
     return work / (each * high), work / (each * low)
+
+
+def image_seconds(hardware: Hardware, gpu: Gpu, *, family: str, method: str, pixels: int, devices: int = 1) -> tuple[float, float] | None:
+    """How long a diffusion training may take for one image of so many pixels, least and most; None where nobody has published one of its family.
+
+    A published figure is carried over by the speeds of the two GPUs and by pixels, each of which it is taken to go by.
+    """
+    found = [
+        row.seconds * hardware.find(row.gpu).tflops / gpu.tflops * pixels / row.pixels / devices
+        for row in hardware.speed
+        if (row.family, row.method) == (family, method)
+    ]
+    return (min(found), max(found)) if found else None
 
 
 def fitting(rows: Sequence[Seen], *, family: str, method: str, resolution: int, batch: int, rank: int, checkpointing: bool) -> Seen | None:

@@ -82,10 +82,14 @@ def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | N
 
 def tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
     """Tokens that go through the model in the whole training, at the most; None where the inputs do not say how many steps there are."""
+    seen = samples(inputs)
+    return None if seen is None else float(seen) * training.length * (2 if training.pairs else 1)
+
+
+def samples(inputs: Mapping[str, Any]) -> int | None:
+    """Samples in the whole training, each as often as it is seen; None where the inputs do not say how many steps there are."""
     steps, batch = _whole(inputs, "max_steps"), _whole(inputs, "global_batch")
-    if steps is None or batch is None:
-        return None
-    return float(steps) * batch * training.length * (2 if training.pairs else 1)
+    return None if steps is None or batch is None else steps * batch
 
 
 def smaller(inputs: Mapping[str, Any]) -> list[tuple[dict[str, Any], str]]:

@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator
 from runner.errors import NotFound
 from runner.execution.reckoning import figures
 from runner.language import document, library
-from runner.planning.hardware import fitting, operations, seconds
+from runner.planning.hardware import fitting, image_seconds, operations, seconds
 from runner.planning.memory import Training, read
-from runner.planning.trainings import larger, picture, smaller, text, tokens
+from runner.planning.trainings import larger, picture, samples, smaller, text, tokens
 
 HOME = library.home()
 LLAMA = {
@@ -117,8 +117,30 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
         row = fitting(rows, **case)
         return row.gb if row is not None else None
 
-    assert gb() == 26 and gb(resolution=768) == 30 and gb(rank=64) == 26
+    assert gb() == 26 and gb(resolution=768) == 30 and gb(rank=64) == 30
     assert gb(batch=2) is None and gb(resolution=2048) is None and gb(checkpointing=False) is None and gb(rank=65) is None
     assert gb(family="sdxl", resolution=1024) == 16
     assert picture("sdxl-lora@1", inputs, "") is not None
     assert picture("sft@2", inputs, "meta-llama/Llama-3.1-8B") is None
+
+
+def test_a_published_speed_is_carried_over_by_the_gpu_and_by_pixels() -> None:
+    hardware = figures()
+    case: dict[str, Any] = {"family": "flux", "method": "lora"}
+
+    def each(gpu: str, pixels: int = 512 * 768, devices: int = 1) -> tuple[float, float]:
+        found = image_seconds(hardware, hardware.find(gpu), pixels=pixels, devices=devices, **case)
+        assert found is not None
+        return found
+
+    assert each("rtx4090")[0] == pytest.approx(41 * 60 / 700 / 4, rel=0.01) and each("t4")[1] == pytest.approx(4 * 3600 / 700 / 4, rel=0.02)
+    assert each("rtx4090", 2 * 512 * 768) == pytest.approx([2 * value for value in each("rtx4090")])
+    assert each("h100-80gb")[1] < each("rtx4090")[1] and each("t4", devices=2)[1] < each("t4")[1]
+    assert image_seconds(hardware, hardware.find("t4"), family="sdxl", method="lora", pixels=1024**2) is None
+    assert samples({"max_steps": 100, "global_batch": 4}) == 400 and samples({"max_steps": 100}) is None
+
+
+def test_each_figure_has_been_read_again_or_says_that_it_has_not() -> None:
+    gpus = document.read(HOME / "recipes" / "hardware.yaml").value["gpus"]  # type: ignore[index, call-overload]
+    assert [name for name, each in gpus.items() if not each.get("seen") and not each.get("unchecked")] == []
+    assert {row.gpu for row in figures().speed} <= set(gpus)
