@@ -437,6 +437,34 @@ done
 echo linked
 """
 
+# bytes that a file must have more than, bytes of a sample, which samples -> latest files there, each with the digests of those samples of it
+ALIKE = r"""
+least=$1 size=$2 n=0
+shift 2
+ls -t used | head -n 200 | while read -r o; do
+  case $o in *.t) continue ;; esac
+  shelf "$o"
+  [ -n "$(find "$D/$o" -type f -size +"$least"c 2>/dev/null)" ] || continue
+  printf %s "$o"
+  for at; do printf ' %s' "$(dd if="$D/$o" bs="$size" skip="$at" count=1 2>/dev/null | s)"; done
+  echo
+  n=$((n + 1))
+  [ "$n" -lt 4 ] || break
+done
+return 0
+"""
+
+# name, an older file, bytes: the new one begins with so much of it
+SEED = r"""
+shelf "$2"
+if head -c "$3" "$D/$2" >"$S/$1" 2>/dev/null; then
+  echo seeded
+else
+  rm -f "$S/$1"
+  echo cannot
+fi
+"""
+
 # tree, digest of its names and links, whether it has links, whether all of it came in order: it gets its name
 _PLACE = r"""
 place() {

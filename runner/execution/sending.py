@@ -1,7 +1,8 @@
 """Sends contents to one host: what is not there yet, and again what did not arrive.  Knows manifests and chunks, not who needs them.
 
-What travels is compared with what lies there: a tree builds on the likest one, a large file on its own chunks.  A connection that breaks costs what
-was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name of its content.
+What travels is compared with what lies there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
+connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name
+of its content.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _TURN = 128  # chunks of a large file in one call: a sender is heard of now and 
 _MANIFESTS = 8
 _WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
 _ASKED = 4  # older ones of which we do not know what they hold, at most
+_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one is told to be like another
+_ALIKE = 2  # of them the same, at least
 _count = itertools.count(1)
 _sending: set[str] = set()  # those of this process that are sending now
 
@@ -179,6 +182,8 @@ class Sender:
         if not cargo.root:
             if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
                 await self._survey(cargo)
+            if cargo.content not in doubtful:
+                await self._build_on_files(cargo, standing.free, began)
             return
         if cargo.content in began or cargo.content in doubtful:
             await self._tidy(cargo)
@@ -216,6 +221,26 @@ class Sender:
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             await self._compare_all(cargo, alike)
+
+    async def _build_on_files(self, cargo: _Cargo, free: int, began: Collection[str]) -> None:
+        """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
+        for entry in list(cargo.missing.values()):
+            if entry.size <= max(4 * self.chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
+                continue
+            if cargo.size > free:
+                return
+            blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
+            said = await self._wire.ask(work.ALIKE, str(self.chunk), str(_SAMPLE), *map(str, blocks))
+            ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
+            likeness = {
+                name: sum(mine == its for mine, its in zip(ours, theirs, strict=False))
+                for name, *theirs in (line.split(" ") for line in said.decode().splitlines())
+            }
+            best = max(likeness, key=lambda name: likeness[name], default="")
+            if not best or likeness[best] < _ALIKE:
+                continue
+            if await self._wire.ask(work.SEED, entry.path, best, str(entry.size)) == b"seeded\n":
+                await self._compare(cargo, entry)
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
         """What a tree that the host has holds; nothing when that cannot be told."""
@@ -505,6 +530,15 @@ def _whole(path: str, size: int) -> bytes:
     if len(data) != size:
         raise Changed(path)
     return data
+
+
+def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
+    """Digests of a few blocks of a file here."""
+    found = []
+    for block in blocks:
+        data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))
+        found.append(hashlib.sha256(data).hexdigest())
+    return found
 
 
 def _dead(sender: str) -> bool:

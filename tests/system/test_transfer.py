@@ -223,6 +223,46 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go) -> Non
     go(check)
 
 
+@pytest.mark.parametrize("change", ["in the middle", "longer", "shorter", "executable"])
+def test_of_a_large_file_by_itself_that_changed_a_little_only_chunks_travel(go: Go, change: str) -> None:
+    async def check(town: Town) -> None:
+        town.depot.chunk = 64 << 10
+        one, other = town.place / "one", town.place / "other"
+        other.write_bytes(os.urandom(41 * town.depot.chunk))
+        one.write_bytes(os.urandom(40 * town.depot.chunk + 5))
+        old, _ = await town.sends(one, other)
+        with one.open("r+b") as file:
+            if change == "in the middle":
+                file.seek(21 * town.depot.chunk - 1)
+                file.write(b"ab")
+            elif change == "longer":
+                file.seek(0, os.SEEK_END)
+                file.write(b"x" * town.depot.chunk)
+            elif change == "shorter":
+                file.truncate(33 * town.depot.chunk + 7)
+        if change == "executable":
+            one.chmod(0o755)
+        town.wire.sent = 0
+        (new,) = await town.sends(one)
+        assert new != old and town.wire.sent <= 2.1 * town.depot.chunk
+        assert files.scan(town.depot.path(old)) == old
+
+    go(check)
+
+
+def test_a_large_file_that_is_like_none_there_travels_whole_and_arrives(go: Go) -> None:
+    async def check(town: Town) -> None:
+        town.depot.chunk = 64 << 10
+        one = town.place / "one"
+        for _ in range(2):
+            one.write_bytes(os.urandom(20 * town.depot.chunk))
+            town.wire.sent = 0
+            await town.sends(one)
+            assert town.wire.sent >= 20 * town.depot.chunk
+
+    go(check)
+
+
 def test_an_object_that_was_written_to_is_found_out_and_put_right(go: Go) -> None:
     async def check(town: Town) -> None:
         one = town.place / "one"
@@ -468,6 +508,14 @@ def test_a_host_needs_little_and_does_not_have_to_be_gnu(tools: str, tmp_path: P
         with (top / "large").open("r+b") as file:
             file.write(b"changed")
         (content,) = await town.sends(top)
+        alone = town.place / "alone"
+        alone.write_bytes(os.urandom(20 * town.depot.chunk))
+        await town.sends(alone)
+        with alone.open("r+b") as file:
+            file.write(b"changed")
+        town.wire.sent = 0
+        await town.sends(alone)
+        assert town.wire.sent < 2 * town.depot.chunk
         path = await town.attempt(Parcel({"given": (b"given", False)}, {"data": content}))
         shutil.copytree(top, path / "out", symlinks=True)
         harvest = await town.depot.take(str(path), [("out", True), ("given", False)])
