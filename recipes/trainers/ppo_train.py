@@ -11,7 +11,6 @@ minibatches shuffled within a process, so unlike in rlhf@1 the number of process
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -27,6 +26,8 @@ import text_record
 import torch
 import trl
 import trl_common
+from descent import begin, in_any, rate_at, restore, tensors
+from disk import sha256
 from loop import Checkpoints, Ending, draw, fail
 from rlhf_data import load, prompt_ids
 from rlhf_rewards import classifier
@@ -34,13 +35,11 @@ from sft_model import identity
 from telemetry import Telemetry
 from tokens import order
 from transformers import PrinterCallback, TrainerCallback
-from trl_common import _any, _rate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RELEASE = "1.12.0"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 SETTINGS = (
     "init", "method", "rank", "alpha", "dropout", "learning_rate", "warmup_steps", "decay_steps", "global_batch", "micro_batch", "seed",
     "max_completion_length", "temperature", "kl_coef", "epochs", "reward_init", "missing_eos_penalty",
@@ -81,12 +80,12 @@ def main() -> None:
     separate = options.method == "full" or world > 1
 
     settings = {name: getattr(options, name) for name in SETTINGS}
-    settings |= {"data": _digest(options.data / "train.jsonl"), "base": identity(options.base), "reward_model": identity(options.reward_model)}
+    settings |= {"data": sha256(options.data / "train.jsonl"), "base": identity(options.base), "reward_model": identity(options.reward_model)}
     settings |= {"precision": options.precision, "world": world}
     checkpoints = Checkpoints(options.checkpoints, settings)
-    done, tensors, history = 0, None, []
+    done, found, history = 0, None, []
     if options.resume:
-        done, tensors, history = checkpoints.load(options.resume)
+        done, found, history = checkpoints.load(options.resume)
         if done > options.max_steps:
             fail(f"cannot resume from {options.resume}: it is at step {done}, beyond max_steps {options.max_steps}")
         trl_common.say(f"resumed at step {done}")
@@ -105,10 +104,13 @@ def main() -> None:
         peft_config=trl_common.lora(options, "CAUSAL_LM"),
     )
     learned = {name: weight for name, weight in sorted(trainer.accelerator.unwrap_model(trainer.model).named_parameters()) if weight.requires_grad}
-    _make_state(trainer.optimizer.optimizer, learned)
-    if tensors is not None:
-        _restore(trainer.optimizer.optimizer, learned, tensors)
-    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer.optimizer, lambda before: _rate(done + before + 1, options))
+    optimizer = trainer.optimizer.optimizer
+    begin(optimizer, learned)
+    if found is not None:
+        restore(optimizer, learned, found)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda before: rate_at(done + before + 1, 1.0, options.warmup_steps, options.decay_steps)
+    )
     telemetry = Telemetry(options.tensorboard, main=trainer.is_world_process_zero(), history=history, tracker=options.tracker, settings=settings)
     keeper = _Keeper(options, done, checkpoints, trainer, learned, telemetry, ending)
     trainer.dataloader = _Steps(ids, tokenizer, options, done, config, keeper)
@@ -194,11 +196,11 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
         shown = "  ".join(f"{name} {values[name]:.4g}" for name in ("reward", "kl", "loss", "grad_norm"))
         trl_common.say(f"step {step}/{self._options.max_steps}  {shown}  {told.get('samples_per_second', 0):.4g} samples/s")
         last = step == self._options.max_steps
-        stopping = _any(self._ending.asked, args.device)
+        stopping = in_any(self._ending.asked, args.device)
         if last or stopping or step % self._options.save_every == 0:
             if state.is_world_process_zero:
                 with self._telemetry.phase("checkpoint"):
-                    self._checkpoints.save(step, _tensors(self._trainer.optimizer.optimizer, self._learned), self._telemetry.history)
+                    self._checkpoints.save(step, tensors(self._trainer.optimizer.optimizer, self._learned), self._telemetry.history)
             trl_common.together()
         if stopping and not last:
             trl_common.say(f"asked to end; saved step {step}")
@@ -211,29 +213,6 @@ def _timed(function: Any, telemetry: Telemetry, phase: str) -> Any:
             return function(*rest, **more)
 
     return timed
-
-
-def _make_state(optimizer: torch.optim.Optimizer, learned: dict[str, torch.nn.Parameter]) -> None:
-    # Now and not at the first step: a checkpoint always has the same parts.
-    for weight in learned.values():
-        optimizer.state[weight] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(weight) for key in MOMENTS}}
-
-
-def _tensors(optimizer: torch.optim.Optimizer, learned: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for name, weight in learned.items():
-        found[f"weight.{name}"] = weight.detach().clone()
-        for key in ("step", *MOMENTS):
-            found[f"{key}.{name}"] = optimizer.state[weight][key]
-    return found
-
-
-def _restore(optimizer: torch.optim.Optimizer, learned: dict[str, torch.nn.Parameter], tensors: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, weight in learned.items():
-            weight.copy_(tensors[f"weight.{name}"])
-            for key in ("step", *MOMENTS):
-                optimizer.state[weight][key].copy_(tensors[f"{key}.{name}"])
 
 
 def _tokenizer(options: argparse.Namespace, policy: Any) -> PreTrainedTokenizerBase:
@@ -259,10 +238,6 @@ def _fits(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, rewar
     theirs = AutoTokenizer.from_pretrained(options.reward_model, local_files_only=True).get_vocab()
     if any(theirs.get(token, number) != number for token, number in tokenizer.get_vocab().items()):
         fail("the reward model has another tokenizer than the base, and trl's PPO hands it tokens: take one made from the same base, or use rlhf@1")
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _options() -> argparse.Namespace:

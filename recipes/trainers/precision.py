@@ -8,6 +8,7 @@ arguments: it chooses once it sees its device.  Arithmetic decides results, so a
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import loop
@@ -30,6 +31,15 @@ def chosen(asked: str) -> str:
     if not torch.cuda.is_available():
         return "no"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def autocast(precision: str, kind: str) -> AbstractContextManager[object]:
+    """The arithmetic of a training, for judging what it made.  `kind` of device: cuda, cpu."""
+    if precision == "no":
+        return nullcontext()
+    import torch
+
+    return torch.autocast(kind, {"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
 
 
 def start(asked: str) -> Accelerator:

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from disk import sha256
 from rows import Bad, BadData, Row, files, kind
 from sft_data import BATCH, Vocabulary
 from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
@@ -256,8 +257,7 @@ def _write(file: Path, rows: list[tuple[list[int], list[int], list[int]]]) -> st
             part = rows[at : at + BATCH]
             columns = [arrow.array([row[number] for row in part], arrow.list_(arrow.int32())) for number in range(len(NAMES))]
             stream.write_batch(arrow.record_batch(columns, schema=schema))
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
+    return sha256(file)
 
 
 def _summary(manifest: dict[str, Any], counts: Counts, sieve: Sieve) -> str:

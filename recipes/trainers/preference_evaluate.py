@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-from pathlib import Path
-
+import reports
 import text_record
 import torch
-from loop import Metrics, fail
-from preference_model import Pairs, answers_logps, autocast, load_tuned
+import tuned
+from loop import fail
+from precision import autocast
+from preference_model import Pairs, answers_logps
 from sft_model import load_base
 
 
 def main() -> None:
-    options = _options()
+    options = reports.parser(__doc__).parse_args()
     pairs = Pairs(options.data)
     if not len(pairs.held_out):
         fail("no pair is held out: a greater eval_fraction, or eval_fraction=0 for no report")
@@ -23,19 +21,15 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def judge(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-        with autocast(made["precision"], device):
+        with autocast(made["precision"], device.type):
             return answers_logps(model.to(device).eval(), pairs.held_out, options.micro_batch, device)
 
     # One after the other: two models need not fit side by side.
     before, tokens = judge(load_base(options.base, made["init"], made["seed"], made["precision"]))
-    after, _ = judge(load_tuned(options.base, options.model, judge=False))
+    after, _ = judge(tuned.load(options.base, options.model, judge=False))
     report = figures(before, after, tokens, made["beta"])
     report["data"] = {name: pairs.manifest[name] for name in ("rows", "pairs", "prompts_held_out", "truncated_rows", "duplicate_rows", "bad_rows")}
-    options.report.mkdir(parents=True, exist_ok=True)
-    (options.report / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    (options.report / "report.md").write_text(_page(report))
-    if told := os.environ.get("RECIPE_METRICS"):
-        Metrics(Path(told)).tell(1, **{name: value for name, value in report.items() if isinstance(value, float)})
+    reports.write(options.report, report, _page(report), {name: value for name, value in report.items() if isinstance(value, float)})
     print(
         f"evaluate: chosen over rejected by {report['margin_before']:.2f} nats before, {report['margin_after']:.2f} after; moved the right way in "
         f"{report['reward_accuracy']:.0%} of {report['pairs']} held-out pairs"
@@ -89,14 +83,6 @@ average, counted as reward with β = {report["beta"]}.  Longer answers are less 
 
 Data: {facts["truncated_rows"]} rows truncated, {facts["duplicate_rows"]} duplicates, {facts["bad_rows"]} bad rows left out.
 """
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("data", "base", "model", "report"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--micro-batch", type=int, required=True)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,26 +1,17 @@
-"""The pairs that step `data` made, the models that judge them, and how they judge.  Does not know training."""
+"""The pairs that step `data` made, and how models judge them.  Does not know training."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
-import logging
-import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import text_record
 import torch
 from datasets import Dataset
-from loop import draw, fail
-from sft_model import DTYPES, load_base
 from tokens import order
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 GLANCE = 256  # held-out pairs that are looked at while training; step `evaluate` reads all of them
 ANSWERS = ("chosen", "rejected")
@@ -61,51 +52,6 @@ def whole(rows: Dataset) -> Dataset:
         return {f"{name}_ids": [prompt + ids for prompt, ids in zip(prompts, batch[f"{name}_ids"], strict=True)] for name in ANSWERS}
 
     return rows.with_transform(join)
-
-
-def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
-    """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-    from transformers.utils import logging as told
-
-    # A log keeps what people can act on; that the head is new, which is said at length, is what is wanted here.
-    told.disable_progress_bar()  # type: ignore[no-untyped-call]
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
-    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
-    draw("init", seed)
-    if init == "random":
-        config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
-        fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        torch.nn.Module.to(fresh, DTYPES[precision])
-        return fresh
-    if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
-        fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(base, dtype=DTYPES[precision], num_labels=1, local_files_only=True)
-    return model
-
-
-def load_tuned(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
-    """What a training made, as its record says: a whole model, or an adapter on its base."""
-    made = text_record.read(tuned)
-    loads = load_judge if judge else load_base
-    adapter = (tuned / "adapter_config.json").exists()
-    found = loads(base, made["init"], made["seed"], made["precision"]) if adapter else loads(tuned, "pretrained", made["seed"], made["precision"])
-    if judge:
-        from transformers import AutoTokenizer
-
-        # It reads its number at the last token that does not fill up.
-        found.config.get_text_config().pad_token_id = AutoTokenizer.from_pretrained(tuned, local_files_only=True).pad_token_id
-    if not adapter:
-        return found
-    from peft import PeftModel
-
-    adapted: torch.nn.Module = PeftModel.from_pretrained(found, str(tuned))
-    return adapted
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The arithmetic of a training, for judging what it made."""
-    return torch.autocast(device.type, DTYPES[precision]) if precision != "no" else nullcontext()
 
 
 @torch.no_grad()

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-from pathlib import Path
-
+import reports
 import text_record
 import torch
-from loop import Metrics, fail
-from preference_model import Pairs, answers_rewards, autocast, load_tuned
+import tuned
+from loop import fail
+from precision import autocast
+from preference_model import Pairs, answers_rewards
 
 
 def main() -> None:
-    options = _options()
+    options = reports.parser(__doc__).parse_args()
     pairs = Pairs(options.data)
     if not len(pairs.held_out):
         fail("no pair is held out: a greater eval_fraction, or eval_fraction=0 for no report")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_tuned(options.base, options.model, judge=True).to(device).eval()
-    with autocast(text_record.read(options.model)["precision"], device):
+    model = tuned.load(options.base, options.model, judge=True).to(device).eval()
+    with autocast(text_record.read(options.model)["precision"], device.type):
         rewards = answers_rewards(model, pairs.held_out, options.micro_batch, device)
     report = figures(rewards, torch.tensor([[len(row["chosen_ids"]), len(row["rejected_ids"])] for row in pairs.held_out]))
     report["data"] = {name: pairs.manifest[name] for name in ("rows", "pairs", "prompts_held_out", "truncated_rows", "duplicate_rows", "bad_rows")}
-    options.report.mkdir(parents=True, exist_ok=True)
-    (options.report / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    (options.report / "report.md").write_text(_page(report))
-    if told := os.environ.get("RECIPE_METRICS"):
-        Metrics(Path(told)).tell(1, **{name: value for name, value in report.items() if isinstance(value, float)})
+    reports.write(options.report, report, _page(report), {name: value for name, value in report.items() if isinstance(value, float)})
     print(
         f"evaluate: the chosen answer gets more in {report['accuracy']:.1%} of {report['pairs']} held-out pairs (chance 50 %, by length "
         f"{report['accuracy_of_length']:.1%})"
@@ -73,14 +67,6 @@ Judged on {report["pairs"]} pairs of {facts["prompts_held_out"]} prompts that we
 
 Data: {facts["truncated_rows"]} rows truncated, {facts["duplicate_rows"]} duplicates, {facts["bad_rows"]} bad rows left out.
 """
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("data", "base", "model", "report"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--micro-batch", type=int, required=True)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

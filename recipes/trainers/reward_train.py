@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import trl_common as common
 from loop import Ending
-from preference_model import Pairs, load_judge, record, scheduled, whole
+from preference_model import Pairs, record, scheduled, whole
 from trl import RewardConfig, RewardTrainer
+from tuned import load_judge
 
 NAMES = {"accuracy": "accuracy", "margin": "margin", "mean_reward": "mean_reward"}
 

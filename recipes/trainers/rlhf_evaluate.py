@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import reports
 import rlhf_rewards
 import torch
-from loop import Metrics, fail
+from loop import fail
 from peft import PeftModel
-from precision import chosen
+from precision import ASKED, chosen
 from rlhf_data import load, load_tokenizer, prompt_ids
 from rlhf_rewards import Reward
 from rlhf_sampling import log_probabilities, sample, table
@@ -73,13 +73,10 @@ def main() -> None:
         "prompts": len(rows), "samples": len(asked), "reward_before": total[0], "reward_after": total[1], "rewards": parts,
         "kl_per_token": apart / tokens, "tokens_before": sum(map(len, before)) / len(asked), "tokens_after": tokens / len(asked),
     }  # fmt: skip
-    options.report.mkdir(parents=True, exist_ok=True)
-    (options.report / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     pairs = [{"prompt": row["prompt"], "before": then, "after": now} for row, then, now in zip(asked, *texts, strict=True)]
-    (options.report / "samples.jsonl").write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-    (options.report / "report.md").write_text(_page(report, pairs[:: options.samples][:SHOWN]))
-    if told := os.environ.get("RECIPE_METRICS"):
-        Metrics(Path(told)).tell(1, reward_before=total[0], reward=total[1], kl=report["kl_per_token"])
+    told = {"reward_before": total[0], "reward": total[1], "kl": report["kl_per_token"]}
+    reports.write(options.report, report, _page(report, pairs[:: options.samples][:SHOWN]), told)
+    (options.report / "samples.jsonl").write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), encoding="utf-8")
     print(
         f"evaluate: reward {total[0]:.4g} before, {total[1]:.4g} after, KL {report['kl_per_token']:.3g} nats a token, on {len(rows)} held-out prompts"
     )
@@ -125,17 +122,14 @@ def _page(report: dict[str, Any], pairs: list[dict[str, Any]]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("data", "base", "model", "report"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser = reports.parser(__doc__)
     rlhf_rewards.add_options(parser)
     parser.add_argument("--init", choices=["pretrained", "random"], default="pretrained")
     parser.add_argument("--prompts", type=int, required=True, help="held-out prompts that are completed, at most")
     parser.add_argument("--samples", type=int, required=True, help="completions of each")
     parser.add_argument("--max-completion-length", type=int, required=True, help="tokens")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--micro-batch", type=int, required=True)
-    parser.add_argument("--precision", choices=["auto", "bf16", "fp16", "no"], default="auto")
+    parser.add_argument("--precision", choices=ASKED, default="auto")
     parser.add_argument("--chat-template", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -11,7 +11,6 @@ GRPO: Shao et al. 2024, arXiv:2402.03300: advantage = (reward − mean) / deviat
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import rlhf_rewards
 import text_record
 import torch
 import trl_common
+from disk import sha256
 from loop import Ending, fail
 from rlhf_data import load, load_tokenizer
 from rlhf_sampling import Draws, drawing, table
@@ -77,9 +77,9 @@ def main() -> None:
     shutil.rmtree(options.checkpoints / ".drawn", ignore_errors=True)
     names = {**TOLD, **({f"rewards/{reward.name}/mean": f"reward_{reward.name}" for reward in rewards} if len(rewards) > 1 else {})}
     settings = {name: getattr(options, name) for name in SETTINGS}
-    settings |= {"data": _digest(options.data / "train.jsonl"), "weights": {reward.name: reward.weight for reward in rewards}}
+    settings |= {"data": sha256(options.data / "train.jsonl"), "weights": {reward.name: reward.weight for reward in rewards}}
     settings |= {"reward_model": identity(options.reward_model) if options.reward_model else None}
-    settings |= {"reward_function": _digest(options.reward_function) if options.reward_function else None}
+    settings |= {"reward_function": sha256(options.reward_function) if options.reward_function else None}
     trl_common.train(trainer, options, settings, ending, names)
     trl_common.export(trainer, options)
     if trl_common.first():
@@ -155,10 +155,6 @@ def _told(reward: Reward, rows: list[dict[str, Any]], telemetry: Callable[[], Te
 
     worth.__name__ = reward.name
     return worth
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _options() -> argparse.Namespace:

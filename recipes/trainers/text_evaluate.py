@@ -5,18 +5,14 @@ Perplexity is exp of the mean of −ln p over learned tokens (Jelinek and others
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
+import reports
 import text_record
 import torch
-from loop import Metrics
-from sft_model import DTYPES, load_base
+from precision import autocast
+from sft_model import load_base
 from text_model import surprise
 from tokens import Tokens
 
@@ -24,14 +20,13 @@ COUNTS = ("format_of_rows", "rows", "rows_held_out", "truncated_rows", "duplicat
 
 
 def main() -> None:
-    options = _options()
+    options = reports.parser(__doc__).parse_args()
     made = text_record.read(options.model)
     tokens = Tokens(options.data, "held_out")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    half = made["precision"] != "no"
 
     def judge(model: torch.nn.Module) -> tuple[float, int]:
-        with torch.autocast(device.type, DTYPES[made["precision"]]) if half else contextlib.nullcontext():
+        with autocast(made["precision"], device.type):
             return surprise(model.to(device), tokens, range(len(tokens)), options.micro_batch, device)
 
     base: torch.nn.Module = load_base(options.base, made["init"], made["seed"], made["precision"])
@@ -56,11 +51,8 @@ def main() -> None:
         "data": {name: tokens.manifest[name] for name in COUNTS},
         "training": made,
     }
-    options.report.mkdir(parents=True, exist_ok=True)
-    (options.report / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    (options.report / "report.md").write_text(_page(report, tokens))
-    if told := os.environ.get("RECIPE_METRICS"):
-        Metrics(Path(told)).tell(1, perplexity_before=report["perplexity_before"], perplexity=report["perplexity_after"])
+    told = {"perplexity_before": report["perplexity_before"], "perplexity": report["perplexity_after"]}
+    reports.write(options.report, report, _page(report, tokens), told)
     print(f"evaluate: perplexity {report['perplexity_before']:.2f} before, {report['perplexity_after']:.2f} after, on {count} held-out tokens")
 
 
@@ -84,14 +76,6 @@ Training: {how}, {made["max_steps"]} steps of {made["global_batch"]} sequences, 
 Data: {facts["format_of_rows"]} rows, {facts["tokens"]:,} tokens, sequences of at most {facts["max_length"]} tokens.
 {facts["truncated_rows"]} rows truncated, {facts["duplicate_rows"]} duplicates, {facts["bad_rows"]} bad rows left out.
 """
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("data", "base", "model", "report"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--micro-batch", type=int, required=True)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Step `export` of sft@2 and cpt: make the folder that people load: the adapter, or a whole model.  Trains and judges nothing."""
+"""Step `export` of language models: make the folder that people load: the adapter, or a whole model.  Trains and judges nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ def main() -> None:
     made = text_record.read(options.weights)
     merge = options.kind == "merged" and made["method"] == "lora"
     if merge:
-        _merge(options, made)
+        # Only here: to copy an adapter takes none of this.
+        import tuned
+
+        merged = tuned.load(options.base, options.weights, judge=options.judge).merge_and_unload()  # type: ignore[operator]
+        merged.save_pretrained(str(options.out))
     for file in sorted(options.weights.iterdir()):
-        if file.name == text_record.NAME or not merge:
+        if not merge or file.name in (*TOKENIZER, text_record.NAME):
             shutil.copyfile(file, options.out / file.name)
-    for name in TOKENIZER:
+    # A training that has changed its tokenizer, to fill up with another token than the end token, has written it beside the weights.
+    for name in TOKENIZER if not (options.out / "tokenizer_config.json").exists() else ():
         if (options.base / name).exists():
             shutil.copyfile(options.base / name, options.out / name)
     if options.chat_template:
@@ -29,21 +34,12 @@ def main() -> None:
     print(f"export: {kind}, {sum(file.stat().st_size for file in options.out.iterdir()) / 1e6:.1f} MB in {options.out}")
 
 
-def _merge(options: argparse.Namespace, made: dict[str, str]) -> None:
-    # Only here: to copy an adapter takes none of this.
-    from peft import PeftModel
-    from sft_model import load_base
-
-    base = load_base(options.base, made["init"], int(made["seed"]), made["precision"])
-    merged = PeftModel.from_pretrained(base, str(options.weights)).merge_and_unload()
-    merged.save_pretrained(str(options.out))
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("base", "weights", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--kind", choices=["adapter", "merged"], required=True, help="of a model that was trained in full, all of it comes out")
+    parser.add_argument("--judge", action="store_true", help="the model has a head of one number, and writes no text")
     parser.add_argument("--chat-template", type=Path)
     return parser.parse_args()
 

@@ -1,14 +1,12 @@
 """Step `train` of sft@2 and cpt: learn a LoRA adapter or the whole model from a token store, one optimizer step after another.  Knows no text.
 
 What is trained depends on the settings and the global batch, not on how many processes share it, and a training that was killed and resumed ends
-in the same bits as one that was not.  Gradients are added up at the end of a step, in the same order always, and not by DistributedDataParallel,
-whose buckets are laid out anew after its first step.
+in the same bits as one that was not.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import precision
 import text_record
 import torch
+import tuned
+from descent import CLIP, add_up, begin, rate_at, refuse_no_peak, restore, tensors
 from loop import Checkpoints, Ending, draw, fail
 from sft_model import DTYPES, identity, load_base, loss_of
 from telemetry import TRACKERS, Telemetry, require
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
     from transformers import PreTrainedModel
 
-CLIP = 1.0  # the norm that the gradient of a step may have
 GLANCE = 256  # held-out sequences that `eval_loss` looks at; step `evaluate` reads all of them
-BUCKET = 1 << 26  # gradients added up over the processes at a time: 256 MB of them
-MOMENTS = ("exp_avg", "exp_avg_sq")
 SETTINGS = (
     "method", "init", "rank", "alpha", "rank_stabilized", "dropout", "train_embeddings", "embedding_rate", "learning_rate", "warmup_steps",
     "decay_steps", "weight_decay", "global_batch", "micro_batch", "seed",
@@ -53,10 +50,10 @@ def main() -> None:
     history: list[str] = []
     done = 0
     if options.resume:
-        done, tensors, history = checkpoints.load(options.resume)
+        done, found, history = checkpoints.load(options.resume)
         if done > options.max_steps:
             fail(f"cannot resume from {options.resume}: it is at step {done}, beyond max_steps {options.max_steps}")
-        training.restore(tensors)
+        training.restore(found)
         _say(me, f"resumed at step {done}")
 
     board, tracker = options.tensorboard, options.tracker
@@ -123,9 +120,7 @@ class Training:
         for weight in self._learned.values():
             weight.data = weight.data.float()
         self._optimizer = torch.optim.AdamW(_groups(self.model, self._learned, options), lr=options.learning_rate)
-        # Now and not at its first step, which a scaler may leave out: a checkpoint always has the same parts.
-        for weight in self._learned.values():
-            self._optimizer.state[weight] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(weight) for key in MOMENTS}}
+        begin(self._optimizer, self._learned)
         self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=accelerator.mixed_precision == "fp16")
         count = sum(weight.numel() for weight in self._learned.values())
         _say(accelerator.process_index, f"{count:,} weights learned of {sum(weight.numel() for weight in self.model.parameters()):,}; "
@@ -160,7 +155,7 @@ class Training:
                 weight.grad = torch.zeros_like(weight)
         if world > 1:
             with telemetry.phase("communication"):
-                stop = self._add_up(weights, summed, stop)
+                stop = add_up(weights, summed, stop)
         with telemetry.phase("optimizer"):
             self._scaler.unscale_(self._optimizer)
             norm = torch.nn.utils.clip_grad_norm_(weights, CLIP)
@@ -170,25 +165,6 @@ class Training:
             self._scaler.update()
             self._optimizer.zero_grad()
         return summed.item(), norm.item(), stop
-
-    def _add_up(self, weights: list[torch.nn.Parameter], loss: torch.Tensor, stop: bool) -> bool:
-        """The gradients and the loss, over all processes, in place; whether any of them was asked to stop."""
-        told = torch.stack([loss, torch.full_like(loss, float(stop))])
-        torch.distributed.all_reduce(told)
-        loss.copy_(told[0])
-        bucket: list[torch.nn.Parameter] = []
-        for number, weight in enumerate(weights, 1):
-            bucket.append(weight)
-            if number < len(weights) and sum(held.numel() for held in bucket) + weights[number].numel() <= BUCKET:
-                continue
-            flat = torch.cat([held.grad.reshape(-1) for held in bucket if held.grad is not None])
-            torch.distributed.all_reduce(flat)
-            at = 0
-            for held in bucket:
-                held.grad = flat[at : at + held.numel()].view_as(held)
-                at += held.numel()
-            bucket = []
-        return bool(told[1] > 0)
 
     def glance(self, tokens: Tokens) -> float:
         """The mean loss over the first held-out sequences."""
@@ -202,60 +178,16 @@ class Training:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that the next step depends on, but for its number."""
-        found: dict[str, torch.Tensor] = {}
-        for name, weight in self._learned.items():
-            found[f"weight.{name}"] = weight
-            for key in MOMENTS:
-                found[f"{key}.{name}"] = self._optimizer.state[weight][key]
-        # With fp16 a step whose gradient overflowed is left out, so the optimizer's count is not ours.
-        found["optimizer.step"] = next(iter(self._optimizer.state.values()))["step"]
-        if self._scaler.is_enabled():
-            state = self._scaler.state_dict()
-            found["scaler"] = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
-        return found
+        return tensors(self._optimizer, self._learned, self._scaler)
 
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, weight in self._learned.items():
-                weight.copy_(tensors[f"weight.{name}"])
-                self._optimizer.state[weight]["step"].copy_(tensors["optimizer.step"])
-                for key in MOMENTS:
-                    self._optimizer.state[weight][key].copy_(tensors[f"{key}.{name}"])
-        if self._scaler.is_enabled():
-            scale, growth = tensors["scaler"].tolist()
-            self._scaler.load_state_dict({**self._scaler.state_dict(), "scale": scale, "_growth_tracker": int(growth)})
+    def restore(self, found: dict[str, torch.Tensor]) -> None:
+        restore(self._optimizer, self._learned, found, self._scaler)
 
     def export(self, folder: Path) -> None:
-        """Write the adapter as peft reads it, or the whole model as transformers does, in bytes that depend on the training only."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the adapter, or the whole model in the precision of the training."""
         if self._whole:
             self.model.to(self._dtype)
-            self.model.save_pretrained(str(folder))
-            return
-        self.model.save_pretrained(str(folder))
-        (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
-        file = folder / "adapter_config.json"
-        config = json.loads(file.read_text())
-        # A path in an attempt directory says nothing to anybody, and peft writes sets in the order of this process's hashes.
-        config["base_model_name_or_path"] = None
-        for name in ("target_modules", "modules_to_save"):
-            if isinstance(config.get(name), list):
-                config[name] = sorted(config[name])
-        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def rate_at(step: int, peak: float, warmup_steps: int, decay_steps: int) -> float:
-    """The learning rate of a step, from 1: up over the warm-up, then level, or down a cosine to a tenth of `peak` at `decay_steps`.
-
-    Not a function of max_steps: a training continued with more steps is the one that was asked for more at once.
-    """
-    warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
-    fall = 1.0
-    if decay_steps:
-        # From the top of the warm-up: Loshchilov and Hutter, 2017 (SGDR), equation 5, with one period and a floor of a tenth.
-        part = max(0, step - warmup_steps) / max(1, decay_steps - warmup_steps)
-        fall = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, part)))
-    return peak * warm * fall
+        tuned.save(self.model, folder)
 
 
 def _adapted(base: PreTrainedModel, options: argparse.Namespace) -> Any:
@@ -324,8 +256,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
-    if options.decay_steps and options.decay_steps <= options.warmup_steps:
-        fail(f"decay_steps {options.decay_steps} is not beyond warmup_steps {options.warmup_steps}: the rate would never be at its peak")
+    refuse_no_peak(options.warmup_steps, options.decay_steps)
     return options
 
 

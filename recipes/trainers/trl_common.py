@@ -22,18 +22,20 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")  # bars of progress are for terminals, and this is a log
 
+import precision
 import torch
-from loop import Ending, _sha256, _sync, draw, fail
-from precision import chosen
+import tuned
+from descent import CLIP, in_any, rate_at, refuse_no_peak
+from disk import appear, sha256
+from loop import Ending, draw, fail
 from sft_model import DTYPES, identity, load_base
-from telemetry import Telemetry
+from telemetry import TRACKERS, Telemetry, require
 from transformers import PrinterCallback, TrainerCallback
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 
-CLIP = 1.0  # the norm that the gradient of a step may have
 RECORD, HISTORY = "recipe.json", "history.jsonl"
 PADS = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|vision_pad|>", "<|PAD_TOKEN|>")
 """What tokenizers call the token that is there to fill up, where they do not say so themselves."""
@@ -62,8 +64,8 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     made.add_argument("--eval-every", type=int, default=0)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--checkpoint-activations", action="store_true")
-    made.add_argument("--precision", choices=["auto", "bf16", "fp16", "no"], default="auto")
-    made.add_argument("--tracker", choices=["none", "wandb", "trackio"], default="none")
+    made.add_argument("--precision", choices=precision.ASKED, default="auto")
+    made.add_argument("--tracker", choices=TRACKERS, default="none")
     return made
 
 
@@ -72,7 +74,9 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
     options = made.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
-    options.precision = chosen(options.precision)
+    refuse_no_peak(options.warmup_steps, options.decay_steps)
+    require(options.tracker)
+    options.precision = precision.chosen(options.precision)
     return options
 
 
@@ -148,17 +152,20 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
         if weight.requires_grad:
             weight.data = weight.data.float()
     optimizer = trainer.create_optimizer()
-    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda before: _rate(before + 1, options))
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda before: rate_at(before + 1, 1.0, options.warmup_steps, options.decay_steps)
+    )
     trainer.keeper = Keeper(options, settings, ending, names, history)  # type: ignore[attr-defined]
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(trainer.keeper)  # type: ignore[attr-defined]
     trainer.train(resume_from_checkpoint=str(options.resume) if options.resume else None)
+    # Hugging Face's Trainer leaves a form to fill in there.
+    shutil.rmtree(_unfinished(options.checkpoints), ignore_errors=True)
     if trainer.state.global_step < options.max_steps:
         say(f"asked to end; saved step {trainer.state.global_step}")
         ending.end()
     if first():
         options.history.write_text("".join(trainer.keeper.telemetry.history))  # type: ignore[attr-defined]
-    shutil.rmtree(_unfinished(options.checkpoints), ignore_errors=True)
     together()
 
 
@@ -194,7 +201,7 @@ class Keeper(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._turn("communication")
-        if _any(self._ending.asked, args.device):
+        if in_any(self._ending.asked, args.device):
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **more: Any) -> None:
@@ -298,22 +305,11 @@ def export(trainer: Trainer, options: argparse.Namespace) -> None:
     The same training writes the same bytes.
     """
     if first():
-        model, folder = trainer.accelerator.unwrap_model(trainer.model), options.out
-        folder.mkdir(parents=True, exist_ok=True)
+        model = trainer.accelerator.unwrap_model(trainer.model)
         if options.method == "full":
             model.to(DTYPES[options.precision])
-        model.save_pretrained(str(folder))
-        trainer.processing_class.save_pretrained(str(folder))  # type: ignore[union-attr]
-        (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
-        if options.method == "lora":
-            file = folder / "adapter_config.json"
-            config = json.loads(file.read_text())
-            # A path in an attempt directory says nothing to anybody, and peft writes sets in the order of this process's hashes.
-            config["base_model_name_or_path"] = None
-            for name in ("target_modules", "modules_to_save"):
-                if isinstance(config.get(name), list):
-                    config[name] = sorted(config[name])
-            file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        tuned.save(model, options.out)
+        trainer.processing_class.save_pretrained(str(options.out))  # type: ignore[union-attr]
     together()
 
 
@@ -321,25 +317,16 @@ def _settle(made: Path, folder: Path, step: int, settings: Mapping[str, object],
     """Give a checkpoint its record and its name.  It appears at once, whole."""
     (made / "README.md").unlink(missing_ok=True)
     (made / HISTORY).write_text("".join(history))
-    files = {str(file.relative_to(made)): _sha256(file) for file in sorted(made.rglob("*")) if file.is_file()}
+    files = {str(file.relative_to(made)): sha256(file) for file in sorted(made.rglob("*")) if file.is_file()}
     (made / RECORD).write_text(json.dumps({"format": 1, "step": step, "files": files, "settings": settings}, indent=2) + "\n")
-    for path in (*made.rglob("*"), made):
-        _sync(path)
-    final, old = folder / made.name, folder / f".{made.name}.old"
-    if final.exists():
-        # The same step, of a run that got further than where this one began.  Moved away whole: a kill must not leave half of it under its name.
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-    made.rename(final)
-    _sync(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    appear(made, folder / made.name)
 
 
 def _check(checkpoint: Path, settings: Mapping[str, object], steps: int) -> tuple[int, list[str]]:
     """The step of a checkpoint and the history up to it.  Ends with a message where it is damaged, of another training, or beyond `steps`."""
     try:
         record = json.loads((checkpoint / RECORD).read_text())
-        damaged = [name for name, digest in record["files"].items() if _sha256(checkpoint / name) != digest]
+        damaged = [name for name, digest in record["files"].items() if sha256(checkpoint / name) != digest]
         step, made = int(record["step"]), record["settings"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"cannot resume from {checkpoint}: not a complete checkpoint: {error}")
@@ -352,25 +339,6 @@ def _check(checkpoint: Path, settings: Mapping[str, object], steps: int) -> tupl
     if step > steps:
         fail(f"cannot resume from {checkpoint}: it is at step {step}, beyond max_steps {steps}")
     return step, (checkpoint / HISTORY).read_text().splitlines(keepends=True)
-
-
-def _rate(step: int, options: argparse.Namespace) -> float:
-    """What the learning rate of a step is multiplied with: up over the warm-up, then level, or down a cosine to a tenth at `decay_steps`.
-
-    Not a function of max_steps: a training continued with more steps is the one that was asked for more at once.
-    """
-    warm = min(1.0, step / options.warmup_steps) if options.warmup_steps else 1.0
-    fall = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / options.decay_steps))) if options.decay_steps else 1.0
-    return warm * fall
-
-
-def _any(mine: bool, device: torch.device) -> bool:
-    """Whether it is true in any process."""
-    if not torch.distributed.is_initialized():
-        return mine
-    told = torch.tensor([float(mine)], device=device)
-    torch.distributed.all_reduce(told)
-    return bool(told.item() > 0)
 
 
 def _unfinished(checkpoints: Path) -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 from runner.execution.layouts import layout
 from tests.library.siblings import siblings
-from tests.system.test_sft_trainer import BASE, ROOT, TRAINERS, environment, program, run, signal_at
+from tests.system.test_sft_trainer import BASE, ROOT, program, run, signal_at
 
 PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
 STEPS = 6
@@ -162,7 +162,7 @@ def test_fewer_processes_than_asked_for_are_refused(pairs: Path, tmp_path: Path)
 
 
 def test_a_loss_that_is_no_number_ends_the_training(pairs: Path, tmp_path: Path) -> None:
-    done = run(training("reward", pairs, tmp_path, "--learning-rate", 1e38, "--warmup-steps", 0))
+    done = run(training("reward", pairs, tmp_path, "--learning-rate", 1e37, "--warmup-steps", 0))
     assert done.returncode == 1
     assert "the loss is nan at step 2; a smaller learning_rate" in done.stderr
     assert checkpoints(tmp_path) == [".unfinished"] or not checkpoints(tmp_path)
@@ -225,15 +225,3 @@ def test_the_end_token_does_not_fill_up_where_the_vocabulary_has_room(common: An
     words["model"]["vocab"]["[PAD]"] = words["model"]["vocab"].pop("Ā")
     (named / "tokenizer.json").write_text(json.dumps(words))
     assert common.tokenizer_of(named, model(1024)).pad_token == "[PAD]"
-
-
-RATES = """
-from argparse import Namespace
-from trl_common import _rate
-print([round(_rate(step, Namespace(warmup_steps=2, decay_steps=10)), 4) for step in (1, 2, 5, 10, 20)])
-"""
-
-
-def test_the_rate_rises_falls_along_a_cosine_and_stays_at_a_tenth() -> None:
-    done = run([sys.executable, "-c", RATES], **environment(PYTHONPATH=str(TRAINERS)))
-    assert done.stdout.strip() == "[0.4939, 0.9141, 0.55, 0.1, 0.1]", done.stderr

@@ -73,9 +73,9 @@ def test_what_a_reader_cannot_take_names_the_file(family: str, tmp_path: Path) -
         prepared(family, tmp_path / "d.jsonl", tmp_path / "out")
 
 
-def test_a_prompt_of_ten_megabytes_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "d.jsonl").write_bytes(LINE + json.dumps({**GOOD, "prompt": "word " * 2_000_000}).encode() + b"\n")
-    with pytest.raises(SystemExit, match=r"d\.jsonl:2: the prompt has 4000000 tokens, more than max_prompt_length 64$"):
+def test_a_prompt_of_a_megabyte_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d.jsonl").write_bytes(LINE + json.dumps({**GOOD, "prompt": "word " * 200_000}).encode() + b"\n")
+    with pytest.raises(SystemExit, match=r"d\.jsonl:2: the prompt has 400000 tokens, more than max_prompt_length 64$"):
         prepared("rlhf_data", tmp_path / "d.jsonl", tmp_path / "rlhf")
     assert capsys.readouterr().err == ""
     prepared("preference_data", tmp_path / "d.jsonl", tmp_path / "pairs")

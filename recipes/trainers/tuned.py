@@ -1,0 +1,74 @@
+"""What a training made, as a folder: saved in the same bytes each time, loaded as its record says.  Does not know how it was trained."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import text_record
+import torch
+from loop import draw, fail
+from sft_model import DTYPES, load_base
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write an adapter as peft reads it, or a whole model as transformers does, in bytes that depend on the training only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(str(folder))
+    (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
+    file = folder / "adapter_config.json"
+    if not file.exists():
+        return
+    config = json.loads(file.read_text())
+    # A path in an attempt directory says nothing to anybody, and peft writes sets in the order of this process's hashes.
+    config["base_model_name_or_path"] = None
+    for name in ("target_modules", "modules_to_save"):
+        if isinstance(config.get(name), list):
+            config[name] = sorted(config[name])
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
+    """What a training made, as its record says: a whole model, or an adapter on its base.  `judge`: with a head of one number."""
+    made = text_record.read(tuned)
+    loads = load_judge if judge else load_base
+    adapter = (tuned / "adapter_config.json").exists()
+    found = loads(base, made["init"], made["seed"], made["precision"]) if adapter else loads(tuned, "pretrained", made["seed"], made["precision"])
+    if judge:
+        from transformers import AutoTokenizer
+
+        # It reads its number at the last token that does not fill up.
+        found.config.get_text_config().pad_token_id = AutoTokenizer.from_pretrained(tuned, local_files_only=True).pad_token_id
+    if not adapter:
+        return found
+    from peft import PeftModel
+
+    adapted: torch.nn.Module = PeftModel.from_pretrained(found, str(tuned))
+    return adapted
+
+
+def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
+    """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers.utils import logging as told
+
+    # A log keeps what people can act on; that the head is new, which is said at length, is what is wanted here.
+    told.disable_progress_bar()  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    draw("init", seed)
+    if init == "random":
+        config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
+        fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        torch.nn.Module.to(fresh, DTYPES[precision])
+        return fresh
+    if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
+        fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(base, dtype=DTYPES[precision], num_labels=1, local_files_only=True)
+    return model
