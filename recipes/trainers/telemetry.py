@@ -6,7 +6,7 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
     loss lr grad_norm   the step's mean loss, its learning rate, the norm of its gradient before clipping; and whatever else the trainer gives
     samples_per_second  samples of the step, over all devices, by the wall time of the step; and tokens_per_second, where the trainer gives `tokens`
     memory_gb           10⁹ bytes: the most that was reserved on this process's GPU so far; without a GPU, the most that this process held of RAM
-    gpu                 what that GPU is called; without one it is not there
+    gpu gpus            what that GPU is called, and how many there are in the training; without one they are not there
     time_step           seconds from the end of the step before to the end of this one
     time_data           … of these, getting and preparing a batch             time_communication  … adding up gradients over processes
     time_model          … forward and backward                               time_checkpoint     … saving state, of the step before this line
@@ -173,13 +173,14 @@ def memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # kibibytes everywhere else
 
 
-def _gpu() -> dict[str, str]:
-    """What the GPU is called.  A memory that was measured says something about another training only on the same kind."""
+def _gpu() -> dict[str, str | int]:
+    """What the GPU is called, and how many train.  What was measured says something about another training only on the same kind."""
     if not _cuda_is_used():
         return {}
     import torch
 
-    return {"gpu": torch.cuda.get_device_name()}
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return {"gpu": torch.cuda.get_device_name(), "gpus": torch.distributed.get_world_size() if together else 1}
 
 
 def _cuda_is_used() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,6 +39,22 @@ def read(path: Path) -> dict[str, Value]:
             return last(_lines(file))
     except FileNotFoundError:
         return {}
+
+
+def told(path: Path) -> list[dict[str, Value]]:
+    """Every line that says something; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            return [line for each in _lines(file) if (line := parse(each))]
+    except OSError:
+        return []
+
+
+def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
+    """Mean of what is told by the second for each step, the first left out where more follow: making room and compiling is in it."""
+    values = [float(value) for line in lines if isinstance(value := line.get(name), (int, float)) and not isinstance(value, bool)]
+    values = values[1:] if len(values) > 1 else values
+    return len(values) / sum(1 / value for value in values) if values and all(value > 0 for value in values) else None
 
 
 def first_step(path: Path) -> int | None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import NotFound
 from ..planning import hardware, trainings
 from ..planning.hardware import Gpu, Hardware
-from ..planning.memory import Estimate, Unknown, Verdict, calibrated, estimate, read
+from ..planning.memory import Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read
+from . import metrics
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 200
 """Earlier runs of a recipe that are looked at."""
+LEARNED_FROM = 20
+"""Of those, the latest whose speed counts."""
+SPREAD = 0.15
+"""How far from the mean speed of its steps a training may be, as a share: it also begins and ends, and no two are alike."""
 _LARGE = 1 << 20  # bytes of a config.json
 
 
@@ -37,8 +42,8 @@ class Reckoned:
     unknown: str = ""  # why there is no estimate
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
-    seconds: tuple[float, float] | None = None  # a guess, least and most
-    basis: str = ""  # of that guess
+    seconds: tuple[float, float] | None = None  # least and most
+    basis: str = ""  # what `seconds` are from
     price: float | None = None  # US dollars for an hour of all its GPUs
     source: str = ""  # of a figure out of the table of diffusion trainings
 
@@ -47,23 +52,24 @@ class Reckoned:
         """FITS, TIGHT or NO; None where the training or the GPU is not known."""
         return self.found.verdict(self.usable) if self.found is not None and self.usable is not None else None
 
-    def lines(self, took: float | None) -> list[str]:
-        """As `recipe plan` shows it.  `took`: seconds by earlier runs, where there were any; then no guess is needed."""
+    @property
+    def lines(self) -> list[str]:
+        """As `recipe plan` shows it."""
         lines = [self.memory]
-        if took is None and self.seconds is not None:
+        if self.seconds is not None:
             low, high = (span(each) for each in self.seconds)
-            lines.append(f"time: a guess from {self.basis}, {low} to {high} of training on {self.gpu}")
-        if (cost := self.cost(took)) is not None:
-            low, high = (f"{each:.2f}" for each in cost)
+            lines.append(f"time: {low if low == high else f'{low} to {high}'} of training on {self.gpu} ({self.basis})")
+        if self.usd is not None:
+            low, high = (f"{each:.2f}" for each in self.usd)
             lines.append(f"cost: about {low if low == high else f'{low} to {high}'} USD, at {self.price:g} USD an hour")
         return lines
 
-    def cost(self, took: float | None) -> tuple[float, float] | None:
+    @property
+    def usd(self) -> tuple[float, float] | None:
         """US dollars, least and most; None where the price or the time is not known."""
-        span = self.seconds if took is None else (took, took)
-        return None if self.price is None or span is None else (self.price * span[0] / 3600, self.price * span[1] / 3600)
+        return None if self.price is None or self.seconds is None else (self.price * self.seconds[0] / 3600, self.price * self.seconds[1] / 3600)
 
-    def as_json(self, took: float | None) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As `recipe plan --json` tells it; sizes in bytes."""
         found = self.found
         return {
@@ -77,10 +83,10 @@ class Reckoned:
             "usable": self.usable,
             "verdict": self.verdict,
             "unknown": self.unknown,
-            "guessed_seconds": list(self.seconds) if self.seconds else None,
-            "guessed_from": self.basis,
+            "seconds": list(self.seconds) if self.seconds else None,
+            "seconds_from": self.basis,
             "usd_an_hour": self.price,
-            "usd": list(cost) if (cost := self.cost(took)) is not None else None,
+            "usd": list(self.usd) if self.usd else None,
         }
 
     @property
@@ -164,7 +170,10 @@ def _reckoned(
     kind, address = place("base")
     seen = trainings.picture(recipe, inputs, address)
     if seen is not None:
-        return _from_table(step, inputs, seen, devices, gpu, shown, usable)
+        count = trainings.samples(inputs)
+        work = count * seen.resolution**2 if count is not None else None
+        took = _by_speed(ws, recipe, _past(ws, recipe, step, gpu), work, devices)
+        return _from_table(step, inputs, seen, devices, gpu, shown, usable, took)
     config = config_of(ws, kind, address)
     if config is None:
         where = f"the config.json of {address} is not here yet" if address else "no input `base` names a model"
@@ -178,23 +187,26 @@ def _reckoned(
         found = estimate(model, training)
     except Unknown as error:
         return Reckoned(step, None, str(error), shown, usable)
-    seconds, basis = None, ""
+    past = _past(ws, recipe, step, gpu)
     tokens = trainings.tokens(inputs, training)
-    if gpu is not None and tokens is not None and not training.generating:
-        seconds = hardware.seconds(figures(), gpu, hardware.operations(model, training, tokens), devices)
-        basis = _basis("its arithmetic", gpu)
-    return Reckoned(step, _learned(ws, found, recipe, step, gpu), "", shown, usable, seconds, basis)
+    work = hardware.operations(model, training, tokens) if tokens is not None else None
+    seconds, basis = _by_speed(ws, recipe, past, work, devices) or (None, "")
+    if seconds is None and gpu is not None and work is not None and not training.generating:
+        seconds = hardware.seconds(figures(), gpu, work, devices)
+        basis = _guess("its arithmetic", gpu)
+    return Reckoned(step, _learned(ws, found, recipe, past), "", shown, usable, seconds, basis)
 
 
 def _from_table(
-    step: str, inputs: Mapping[str, Any], seen: trainings.Picture, devices: int, gpu: Gpu | None, shown: str, usable: int | None
-) -> Reckoned:
-    seconds, basis = None, ""
+    step: str, inputs: Mapping[str, Any], seen: trainings.Picture, devices: int, gpu: Gpu | None, shown: str, usable: int | None,
+    took: tuple[tuple[float, float], str] | None,
+) -> Reckoned:  # fmt: skip
+    seconds, basis = took or (None, "")
     count = trainings.samples(inputs)
-    if gpu is not None and count is not None:
+    if seconds is None and gpu is not None and count is not None:
         each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=seen.resolution**2, devices=devices)
         seconds = (count * each[0], count * each[1]) if each is not None else None
-        basis = _basis("what others published", gpu) if seconds is not None else ""
+        basis = _guess("what others published", gpu) if seconds is not None else ""
     row = hardware.fitting(
         figures().diffusion, family=seen.family, method=seen.method, resolution=seen.resolution, batch=seen.batch, rank=seen.rank,
         checkpointing=seen.checkpointing,
@@ -208,8 +220,9 @@ def _from_table(
     return Reckoned(step, found, "", shown, usable, seconds, basis, source=row.source)
 
 
-def _basis(what: str, gpu: Gpu) -> str:
-    return f"{what} (nobody has checked the speed of {gpu.name})" if "tflops" in gpu.unchecked else what
+def _guess(what: str, gpu: Gpu) -> str:
+    doubt = f"; nobody has checked the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
+    return f"a guess from {what}{doubt}"
 
 
 def _gpu(gpu: Gpu | None, wants: Mapping[str, Any]) -> tuple[Gpu | None, str, int | None]:
@@ -276,49 +289,107 @@ def _config(folder: Path) -> dict[str, Any] | None:
 # -- what runs measured ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _learned(ws: Workspace, found: Estimate, recipe: str, step: str, gpu: Gpu | None) -> Estimate:
-    """`found`, corrected by the mean of measured over reckoned in earlier runs of this step of `recipe`, on this kind of GPU where one is meant."""
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """An earlier training on a GPU: its inputs, the last that it told, what its GPU is called, and where all that it told is kept."""
+
+    inputs: Mapping[str, Any]
+    told: Mapping[str, Any]
+    kind: str
+    kept: Path
+
+    def number(self, *names: str) -> float | None:
+        """The first of these that was told as a number above 0."""
+        for name in names:
+            value = self.told.get(name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+                return float(value)
+        return None
+
+    def speed(self) -> float | None:
+        """Samples a second: the mean over its steps, or of the last where no more is kept."""
+        return metrics.mean_rate(metrics.told(self.kept), "samples_per_second") or self.number("samples_per_second")
+
+
+def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]:
+    """Earlier trainings of this step of `recipe` on this kind of GPU, or, where none is meant, on any.
+
+    Those that name no GPU had none, so that a `smoke` on two cores says nothing here.  A step of a recipe that uses this one is not among them.
+    """
+    rows = ws.store.runs(recipe=recipe, last=LOOKED_AT)
+    done = {row.id: [each for each in ws.store.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
+    traces = ws.store.traces([each.key for attempts in done.values() for each in attempts])
+    found: dict[str, _Past] = {}
+    for row in reversed(rows):
+        for each in done[row.id]:
+            told = traces[each.key].metrics if each.key in traces else {}
+            kind = told.get("gpu")
+            if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
+                kept = ws.home / "runs" / row.id / f"{each.step.replace('/', '%2F')}.{each.n}.metrics"
+                found[each.key] = _Past(row.inputs, told, kind, kept)
+    return list(found.values())
+
+
+def _trained(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> tuple[Model, Training] | None:
+    """What an earlier training was, as far as its model's config.json is still to be had."""
+    base = str(inputs.get("base", ""))
+    config = config_of(ws, "path", base) or config_of(ws, "hf", base)
+    try:
+        model = read(config) if config is not None else None
+        training = trainings.text(recipe, inputs, model) if model is not None else None
+    except Unknown:
+        return None
+    return (model, training) if model is not None and training is not None else None
+
+
+def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past]) -> Estimate:
+    """`found`, corrected by the mean of measured over reckoned in `past`."""
     ratios, sizes, kinds = [], [], []
-    for inputs, metrics in _attempts(ws, recipe, step):
-        kind, size = metrics.get("gpu"), metrics.get("gpu_memory_gb", metrics.get("memory_gb"))
-        if not isinstance(kind, str) or (gpu is not None and not _same(kind, gpu)):
-            continue  # without a GPU the same name means main memory
-        if not isinstance(size, (int, float)) or isinstance(size, bool) or size <= 0:
+    for each in past:
+        size, trained = each.number("gpu_memory_gb", "memory_gb"), _trained(ws, recipe, each.inputs)
+        if size is None or trained is None:
             continue
-        base = str(inputs.get("base", ""))
-        config = config_of(ws, "path", base) or config_of(ws, "hf", base)
         try:
-            if config is None:
-                continue
-            model = read(config)
-            training = trainings.text(recipe, inputs, model)
-            if training is None:
-                continue
-            earlier = estimate(model, training)
+            earlier = estimate(*trained)
         except Unknown:
             continue
-        reckoned = earlier.bytes - dict(earlier.terms).get("CUDA", 0)
-        ratios.append(size * 1e9 / reckoned)
-        sizes.append(float(size))
-        kinds.append(kind)
+        ratios.append(size * 1e9 / (earlier.bytes - dict(earlier.terms).get("CUDA", 0)))
+        sizes.append(size)
+        kinds.append(each.kind)
     if not ratios:
         return found
-    count = len(ratios)
-    span = f"{min(sizes):.1f}" if max(sizes) - min(sizes) < 0.05 else f"{min(sizes):.1f}-{max(sizes):.1f}"
-    return calibrated(found, sum(ratios) / count, count, f"measured {span} GB on {kinds[-1]} in {count} run{'s' if count > 1 else ''}")
+    held = f"{min(sizes):.1f}" if max(sizes) - min(sizes) < 0.05 else f"{min(sizes):.1f}-{max(sizes):.1f}"
+    return calibrated(found, sum(ratios) / len(ratios), len(ratios), f"measured {held} GB on {kinds[-1]} in {_runs(len(ratios))}")
 
 
-def _attempts(ws: Workspace, recipe: str, step: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Inputs and last metrics of earlier runs of a recipe in which `step` was done.  A step of a recipe that uses this one is not among them."""
-    rows = ws.store.runs(recipe=recipe, last=LOOKED_AT)
-    done = {row.id: [each.key for each in ws.store.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
-    traces = ws.store.traces([key for keys in done.values() for key in keys])
-    found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
-    for row in reversed(rows):
-        for key in done[row.id]:
-            if key in traces:
-                found[key] = (row.inputs, traces[key].metrics)
-    return list(found.values())
+def _work(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:
+    """What one sample of an earlier training took: pixels where it has a resolution, else operations.  None where nobody knows."""
+    resolution = inputs.get("resolution")
+    if isinstance(resolution, int):
+        return float(resolution) ** 2
+    trained = _trained(ws, recipe, inputs)
+    tokens = trainings.tokens({"max_steps": 1, "global_batch": 1}, trained[1]) if trained is not None else None
+    return hardware.operations(*trained, tokens) if trained is not None and tokens is not None else None
+
+
+def _by_speed(ws: Workspace, recipe: str, past: Sequence[_Past], work: float | None, devices: int) -> tuple[tuple[float, float], str] | None:
+    """Seconds for `work`, least and most, at the speed of trainings in `past`, and which those were; None where none tell theirs.
+
+    The speed of a GPU is taken to be the same for each operation, or pixel, and GPUs to add up.
+    """
+    speeds = [
+        speed * done / (each.number("gpus") or 1)
+        for each in past[-LEARNED_FROM:]
+        if (speed := each.speed()) is not None and (done := _work(ws, recipe, each.inputs)) is not None
+    ]
+    if work is None or not speeds:
+        return None
+    low, high = (work / devices / speed for speed in (max(speeds), min(speeds)))
+    return (low * (1 - SPREAD), high * (1 + SPREAD)), f"by {_runs(len(speeds))} on {past[-1].kind}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' if count > 1 else ''}"
 
 
 def _same(kind: str, gpu: Gpu) -> bool:

@@ -134,7 +134,7 @@ def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
         "memory_gb": max((float(line["memory_gb"]) for line in lines if _number(line.get("memory_gb"))), default=None),
         "gpu": gpu if isinstance(gpu, str) else None,
-        "speeds": {name: _mean(lines, name) for name in ("samples_per_second", "tokens_per_second") if _mean(lines, name) is not None},
+        "speeds": {name: round(rate, 3) for name in ("samples_per_second", "tokens_per_second") if (rate := metrics.mean_rate(lines, name))},
         "step_seconds": None,
         "parts": {},
         "verdict": None,
@@ -152,25 +152,13 @@ def _lines(files: Sequence[Path]) -> list[dict[str, Any]]:
     """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
     found: dict[Any, dict[str, Any]] = {}
     for path in files:
-        try:
-            with path.open("rb") as file:
-                for line in file:
-                    if value := metrics.parse(line):
-                        found[value.get("step", len(found))] = dict(value)
-        except OSError:
-            continue
+        for line in metrics.told(path):
+            found[line.get("step", len(found))] = line
     return list(found.values())
 
 
 def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((float(line[name]) for line in lines if _number(line.get(name))), None)
-
-
-def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Of what trainers tell for each step, the first left out where more follow."""
-    values = [float(line[name]) for line in lines if _number(line.get(name))]
-    values = values[1:] if len(values) > 1 else values
-    return round(len(values) / sum(1 / value for value in values), 3) if values and all(value > 0 for value in values) else None
 
 
 def _number(value: object) -> bool:

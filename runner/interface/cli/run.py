@@ -95,12 +95,14 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
         if verdict.answer == "fresh" and quiet:
             continue
-        time = f"  ~{_seconds(expected[node.id])}" if verdict.answer in ("run", "maybe") and node.id in expected else ""
+        # What a training on a GPU takes is reckoned: an earlier one may have been a smoke without a GPU.
+        known = verdict.answer in ("run", "maybe") and node.id in expected and n not in reckoned
+        time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {node.id:<{width}}{time}")
         lines += [f"{'':9}{line}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
         if n in reckoned:
-            lines += [f"{'':9}{line}" for line in reckoned[n].lines(expected.get(node.id))]
+            lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
             command, files = shown_command(found, n)
             lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
@@ -155,9 +157,9 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
                 "reasons": why[n],
                 "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
                 "outputs": {name: path for name, path, _ in node.outputs},
-                "expected_seconds": expected.get(node.id),
+                "expected_seconds": expected.get(node.id) if n not in reckoned else None,
                 "conflicts": list(verdict.conflicts),
-                "memory": reckoned[n].as_json(expected.get(node.id)) if n in reckoned else None,
+                "memory": reckoned[n].as_json() if n in reckoned else None,
             }
         )
     pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]
