@@ -108,6 +108,19 @@ def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, t
     assert refused.returncode == 1 and "it was made by another training: kl_coef was 0.01, is 0.5" in refused.stderr
 
 
+def test_two_processes_resume_to_the_same_bits(python: Path, prompts: Path, tmp_path: Path) -> None:
+    """The policy learned whole, beside a reference of its own."""
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "step-000002"))):
+        words = training(python, prompts, out, "--method", "full", "--max-steps", 4, "--save-every", 2, *more)
+        done = run([python, *launch, "--dynamo_backend", "no", "--main_process_port", "0", *words[1:]], RECIPE_WORLD_SIZE="2")
+        assert done.returncode == 0, done.stderr
+    assert "resumed at step 2" in done.stdout
+    assert (resumed / "learned" / "model.safetensors").read_bytes() == (whole / "learned" / "model.safetensors").read_bytes()
+    assert (resumed / "history.jsonl").read_bytes() == (whole / "history.jsonl").read_bytes()
+
+
 def test_another_release_of_trl_is_refused_with_what_to_do(prompts: Path, tmp_path: Path) -> None:
     done = run(training(Path(sys.executable), prompts, tmp_path))
     assert done.returncode == 1

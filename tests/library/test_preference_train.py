@@ -114,11 +114,12 @@ def test_a_killed_training_ends_in_the_same_bits(pairs: Path, trained: Path, tmp
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kind", ["orpo", "reward"])
-def test_a_resumed_training_ends_in_the_same_bits(kind: str, pairs: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_ends_in_the_same_bits(kind: str, processes: int, pairs: Path, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
-        done = run(training(kind, pairs, out, *more))
+        done = run(training(kind, pairs, out, *more, processes=processes), RECIPE_WORLD_SIZE=str(processes))
         assert done.returncode == 0, done.stderr
     assert learned(resumed) == learned(whole)
     assert checkpoints(resumed) == ["checkpoint-6"]
