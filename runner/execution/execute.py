@@ -83,6 +83,7 @@ class Failure:
     log: str
     hint: str
     began: bool = True  # false: its command never ran
+    left: str = ""  # the directory of what it wrote, if it wrote anything
 
 
 @dataclass(slots=True)
@@ -886,13 +887,23 @@ class Executor:
         image = {"author": detail["author"], "world": running.world}
         self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
         self._tidy(running, detail, success=False)
-        self._fail(id, reason, words, hint, tail, log)
+        self._fail(id, reason, words, hint, tail, log, self._left(running))
+
+    def _left(self, running: Running) -> str:
+        """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
+        kept, staged = f"{self._attempts}/{self._failed_name(running.node.id)}", running.attempt.staged
+        for folder, _, names in os.walk(kept):
+            for name in names:
+                path = f"{folder}/{name}"
+                if not os.path.islink(path) and path.removeprefix(f"{kept}/") not in staged:
+                    return kept
+        return ""
 
     def _failed_name(self, id: str) -> str:
         """Where the directory of a step's last failed attempt is kept, to be looked at: one for each step, so that they do not pile up."""
         return f"failed-{of_value('step', [self.plan.recipe, id])[:24]}"
 
-    def _fail(self, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "") -> None:
+    def _fail(self, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "") -> None:
         self._disturbed = True
         moves = self.scheduler.end(id, Outcome(False, reason, words))
         self._record(moves)
@@ -903,7 +914,7 @@ class Executor:
             return
         if own.after == State.FAILED:
             self.made[self.plan.index[id]] = NOTHING
-            self.failures.append(Failure(id, words or reason, tail, log, hint, reason != "error"))
+            self.failures.append(Failure(id, words or reason, tail, log, hint, reason != "error", left))
 
     def _tidy(self, running: Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:

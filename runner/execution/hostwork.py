@@ -127,6 +127,24 @@ def seen(body: bytes, count: int) -> tuple[list[Seen], list[str]]:
         raise Garbled from error
 
 
+def remains(body: bytes) -> tuple[dict[str, bytes], int]:
+    """What `REMAINS` said: files by name, and how many others there are.  Raises Garbled when it makes no sense, or names what lies outside."""
+    try:
+        count, _, rest = body.partition(b"\n")
+        found: dict[str, bytes] = {}
+        while rest:
+            name, _, rest = rest.partition(b"\n")
+            size, _, rest = rest.partition(b"\n")
+            found[_decode(name[2:])], rest = rest[: int(size)], rest[int(size) :]
+        entries = [Entry(name, "f", len(data), hashlib.sha256(data).hexdigest()) for name, data in found.items()]
+        others = int(count) - len(found)
+    except ValueError as error:
+        raise Garbled from error
+    if untrusted(entries):
+        raise Garbled
+    return found, max(0, others)
+
+
 def folders(manifest: Iterable[Entry]) -> list[str]:
     """Every folder of a tree, each after the one it lies in."""
     found: dict[str, None] = {}
@@ -663,6 +681,22 @@ done' "$M" <"$M"
 return 0
 """
 
+# attempt's path, bytes that a file may have, bytes that all may, how many -> how many files it has; then of each small one its name, size and bytes
+REMAINS = r"""
+cd "$1" 2>/dev/null || { echo 0; return 0; }
+all=0
+echo $(($(find . -type f | wc -l)))
+find . -type f ! -path "*
+*" -size -"$(($2 + 1))"c | sort | head -n "$4" | while IFS= read -r f; do
+  size=$(($(wc -c <"$f")))
+  [ $((all + size)) -le "$3" ] || continue
+  all=$((all + size))
+  printf '%s\n%s\n' "$f" "$size"
+  head -c "$size" "$f"
+done
+return 0
+"""
+
 # attempt's path; triples: an output, its name as an object, cp or mv
 KEEP = r"""
 A=$1
@@ -760,4 +794,4 @@ cd "$2" && printf '\n%s\n' "$1" && xargs -0 sh -c 'at=$0
 [ $# -eq 0 ] || cat "$@"' "$3"
 """
 
-_NOT_WORDS = frozenset((SURVEY, LIST, TAKE, READ))
+_NOT_WORDS = frozenset((SURVEY, LIST, TAKE, READ, REMAINS))

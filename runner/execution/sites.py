@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from drivers.base import Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Throttled, Unreachable
 
+from ..errors import RecipeError
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, Node
 from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
@@ -47,6 +48,8 @@ LULL, LULLS = 0.03, 10
 """Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
 ROOM = 8 << 20
 """Of a metrics file: bytes that are fetched at once."""
+REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
+"""Of what a failed attempt wrote: bytes of a file, bytes of all, and files that are brought home at most."""
 
 # The names below $1 that a pattern fits, each with a zero byte behind it: by the shell's own rules, without splitting words.
 _MATCHING = 'cd -- "$1" || exit 0; IFS=""; for name in $2; do [ ! -f "$name" ] || printf "%s\\0" "$name"; done'
@@ -268,8 +271,12 @@ class Away(Site):
         rest = self._insist(lambda: self._rest(errand, job, paths))
         if exit.code != 0 or exit.reason != "exit":
             await rest
+            if exit.reason != "stopped":
+                await self._bring_remains(errand, paths)
             return Brought(exit)
         brought, _ = await asyncio.gather(self._insist(lambda: self._bring(errand, exit, paths)), rest)
+        if brought.wrong:
+            await self._bring_remains(errand, paths)
         return brought
 
     # -- the parts of an errand
@@ -361,6 +368,17 @@ class Away(Site):
                 data = await self.depot.read(path, _size(target), limit=ROOM)
                 _append(target, data)
                 pause = GLANCE if data else min(LONGEST_GLANCE, pause * 1.3)
+
+    async def _bring_remains(self, errand: Errand, paths: Paths) -> None:
+        """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
+        with contextlib.suppress(DriverError, RecipeError, OSError):  # the failure is what is to be told
+            found, others = await self.depot.remains(paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT)
+            for name, data in found.items():
+                _leave(errand.attempt.path, name, data)
+            if others:
+                self._say(
+                    f"{errand.node.id}: {others} of {others + len(found)} files that it left on {self.name} are too large or too many to bring here"
+                )
 
     async def _rest(self, errand: Errand, job: Job, paths: Paths) -> None:
         """What was printed and measured since the last look."""
@@ -477,6 +495,18 @@ def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
         if empty and folder:
             parcel.folders.append(folder)
     return parcel
+
+
+def _leave(top: str, name: str, data: bytes) -> None:
+    """Write a file below `top`, unless something is in its way: what we were given is there too, as links to it."""
+    folder = top
+    for part in name.split("/")[:-1]:
+        folder = f"{folder}/{part}"
+        if os.path.islink(folder) or not (os.path.isdir(folder) or not os.path.lexists(folder)):
+            return
+        os.makedirs(folder, exist_ok=True)
+    with contextlib.suppress(FileExistsError), open(f"{top}/{name}", "xb") as file:
+        file.write(data)
 
 
 def _called(attempt: Attempt, name: str) -> str:

@@ -145,6 +145,13 @@ class Depot:
         objects = f"{self.root}/objects/"
         return Harvest(outcome, tuple(_content(name) if name.startswith(objects) else name.removeprefix(f"{path}/") for name in changed))
 
+    async def remains(self, path: str, *, each: int, all: int, count: int) -> tuple[dict[str, bytes], int]:
+        """Small files of the attempt at `path` by name, at most `count`, of `each` bytes and together `all`; and how many others it has."""
+        return await self.wire.patiently(lambda: self._remains(path, str(each), str(all), str(count)))
+
+    async def _remains(self, *arguments: str) -> tuple[dict[str, bytes], int]:
+        return work.remains(await self.wire.once(work.REMAINS, *arguments))
+
     async def keep(self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()) -> set[str]:
         """Make outputs of the attempt at `path` objects there: name -> content, as `take` found them.  They are moved, but those of `copy`."""
         known = {name_of(content): content for content in outputs.values()}

@@ -501,6 +501,8 @@ class _Story:
             told += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
         if failure.log:
             told.append((f"  log: {shown(failure.log)}", "dim"))
+        if failure.left:
+            told.append((f"  what it left: {shown(failure.left)}", "dim"))
         if failure.hint:
             told.append((f"  fix: {shown(failure.hint)}", "good"))
         return told

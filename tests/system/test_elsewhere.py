@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.execution import sites as sites_module
 from runner.execution.session import Choice, Settings
 from runner.storage.store import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
@@ -238,6 +239,34 @@ def test_a_step_that_fails_there_is_told_with_its_log_and_what_it_lacks(space: S
     assert b"trying" in failure.tail and failure.reason == "exit 1"
     assert "add it to `deps` of s" in failure.hint
     assert "trying" in Path(failure.log).read_text()
+
+
+def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_told(space: Space) -> None:
+    space.write("raw/one", "one\n")
+    wrote = (
+        "mkdir -p deep 'odd name'; echo trace > deep/trace.txt; echo x > 'odd name/x'; head -c 2000000 /dev/zero > large.bin; ln -s large.bin link"
+    )
+    for end, words in (("exit 3", "exit 3"), (":", "declared output o.txt was not made")):
+        space.recipe(f'steps:\n  s:\n    run: "{wrote}; cat raw/one; {end}"\n    deps: [raw/]\n    outputs: {{o: o.txt}}\n')
+        code, _, said = space.command("run", "--driver", "loopback")
+        assert code == 1 and words in said, said
+        assert "s: 1 of 3 files that it left on loopback host-1 are too large or too many to bring here" in said
+        left = Path(said.partition("what it left: ")[2].partition("\n")[0])
+        assert (left / "deep/trace.txt").read_text() == "trace\n" and (left / "odd name/x").read_text() == "x\n"
+        assert not (left / "large.bin").exists()
+        assert os.listdir(there(space) / "attempts") == []
+
+
+def test_what_a_host_says_a_failed_attempt_left_never_goes_where_inputs_are(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "attempt").mkdir()
+    (tmp_path / "attempt" / "input").symlink_to(tmp_path / "data")
+    (tmp_path / "attempt" / "file").write_text("ours")
+    for name in ("input/evil", "file", "file/below", "new/file"):
+        sites_module._leave(str(tmp_path / "attempt"), name, b"theirs")
+    assert os.listdir(tmp_path / "data") == []
+    assert (tmp_path / "attempt" / "file").read_text() == "ours"
+    assert (tmp_path / "attempt" / "new" / "file").read_text() == "theirs"
 
 
 def test_an_output_that_was_not_made_there_is_named(space: Space) -> None:

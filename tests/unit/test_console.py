@@ -123,12 +123,17 @@ def test_a_failure_ends_with_the_last_lines_of_its_log(err: io.StringIO, out: io
     plain = console.Plain(err, out)
     plain.begin(overview())
     log = b"".join(b"line %d\n" % n for n in range(50))
-    failure = Failure("train", "exit 1", log, "runs/r1/train.1", "add it to `deps`")
+    failure = Failure("train", "exit 1", log, "runs/r1/train.1", "add it to `deps`", left="attempts/failed-1")
     plain.end(summary("FAILED", {"DONE": 1, "FRESH": 1, "FAILED": 1}, failed=[failure]))
     said = err.getvalue().splitlines()
     assert said[0] == "train: failed: exit 1"
     assert said[1:21] == [f"  train | line {n}" for n in range(30, 50)]
-    assert said[21:] == ["  log: runs/r1/train.1", "  fix: add it to `deps`", "3 steps: 1 ran, 1 fresh, 1 failed in 4.3s"]
+    assert said[21:] == [
+        "  log: runs/r1/train.1",
+        "  what it left: attempts/failed-1",
+        "  fix: add it to `deps`",
+        "3 steps: 1 ran, 1 fresh, 1 failed in 4.3s",
+    ]
 
 
 def test_of_many_failures_the_first_are_shown_whole(err: io.StringIO, out: io.StringIO) -> None:

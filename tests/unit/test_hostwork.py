@@ -80,3 +80,15 @@ def test_the_digest_of_a_tree_depends_on_every_name_and_kind(names: list[str]) -
             [*entries[:n], entry._replace(kind="x"), *entries[n + 1 :]],
         ):
             assert hostwork.tree_digest(other) != digest
+
+
+def test_what_a_failed_attempt_left_is_read_by_name_and_length() -> None:
+    body = b"4\n./a/b\n3\n1\n2./c\n0\n"
+    assert hostwork.remains(body) == ({"a/b": b"1\n2", "c": b""}, 2)
+    assert hostwork.remains(b"0\n") == ({}, 0)
+
+
+@pytest.mark.parametrize("body", [b"1\n./../x\n1\n1", b"1\n.//etc/x\n1\n1", b"2\n./a\n1\n1./a/b\n1\n1", b"1\n./a\nmany\n", b"", b"1\n./a\0b\n1\n1"])
+def test_what_a_host_makes_up_of_a_failed_attempt_is_refused(body: bytes) -> None:
+    with pytest.raises(Garbled):
+        hostwork.remains(body)
