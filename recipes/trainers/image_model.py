@@ -22,6 +22,7 @@ from loop import draw
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
 FAMILIES = ("flux", "sdxl")
 INITS = ("pretrained", "random")
+STORAGES = ("same", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,17 @@ def part(kind: Any, folder: Path, name: str, init: str, dtype: torch.dtype) -> A
         sys.exit(f"base: {folder} holds no weights (*.safetensors); init=random would draw random ones, for tests of the machinery")
     words = {"torch_dtype": dtype} if hasattr(kind, "load_config") else {"dtype": dtype}
     return kind.from_pretrained(folder, local_files_only=True, **words).eval().requires_grad_(False)
+
+
+def stored(model: Any, storage: str, computed: torch.dtype) -> None:
+    """Keep the frozen linear layers and convolutions of a denoiser in 8 bits (float8 e4m3fn), where `storage` is fp8; the others stay as they are.
+
+    A layer's weights are cast to `computed` while it works.  Norms, what modulates them, and adapters that are there already keep their precision.
+    The backward needs the weights as they were computed with, and autograd holds on to them: only with checkpointing of activations, where a block is
+    computed again right before its backward, are these few at a time.
+    """
+    if storage == "fp8":
+        model.enable_layerwise_casting(torch.float8_e4m3fn, compute_dtype=computed)
 
 
 def vae_of(folder: Path, init: str, dtype: torch.dtype) -> Any:

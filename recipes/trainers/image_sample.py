@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from image_model import DTYPES, FAMILIES, INITS, caption_file, decoded, device, family, vae_of
+from image_model import DTYPES, FAMILIES, INITS, STORAGES, caption_file, decoded, device, family, stored, vae_of
 from loop import draw
 from PIL import Image, ImageDraw, ImageFont
 from precision import ASKED, chosen
@@ -25,7 +26,12 @@ def main() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     kind = family(options.family)
     dtype = DTYPES[precision]
-    pipeline = kind.pipeline(options.base, options.init, dtype, options.objective).to(where)
+    pipeline = kind.pipeline(options.base, options.init, dtype, options.objective)
+    adapters = sorted(options.snapshots.glob("step-*.safetensors"))
+    # An adapter takes the precision of the base that it is put on: the first comes before the base is stored in less, the others in its place.
+    put(pipeline, adapters[0])
+    stored(getattr(pipeline, kind.PREFIX), options.base_storage, dtype)
+    pipeline.to(where)
     pipeline.set_progress_bar_config(disable=True)
     vae = vae_of(options.vae, options.init, DTYPES[chosen(options.vae_precision)]).to(where)
     texts = json.loads((options.prompts / "texts.json").read_text())
@@ -33,9 +39,12 @@ def main() -> None:
 
     options.out.mkdir(parents=True, exist_ok=True)
     columns: dict[str, list[Image.Image]] = {}
-    for adapter in (None, *sorted(options.snapshots.glob("step-*.safetensors"))):
-        if adapter is not None:
-            pipeline.load_lora_weights(adapter.parent, weight_name=adapter.name, adapter_name="sample")
+    for adapter in (None, *adapters):
+        if adapter is None:
+            pipeline.disable_lora()
+        else:
+            pipeline.enable_lora()
+            put(pipeline, adapter, instead=True)
         drawn = []
         for place, text in enumerate(embedded):
             # On the CPU: the same noise on every kind of device.
@@ -46,10 +55,13 @@ def main() -> None:
         name = "base" if adapter is None else adapter.stem
         columns[name] = drawn
         _row(drawn).save(options.out / f"{name}.png")
-        if adapter is not None:
-            pipeline.unload_lora_weights()
     _sheet(texts, columns).save(options.sheet)
     print(f"samples: {len(texts)} prompts with {len(columns)} models on {where.type}, precision {precision}, in {options.sheet}")
+
+
+def put(pipeline: Any, adapter: Path, *, instead: bool = False) -> None:
+    """Put an adapter on the pipeline's denoiser, or in the place of one of the same shape that is there."""
+    pipeline.load_lora_weights(adapter.parent, weight_name=adapter.name, adapter_name="sample", hotswap=instead)
 
 
 def _row(images: list[Image.Image]) -> Image.Image:
@@ -89,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--init", choices=INITS, required=True)
     for name in ("precision", "vae-precision"):
         parser.add_argument(f"--{name}", choices=ASKED, required=True)
+    parser.add_argument("--base-storage", choices=STORAGES, default="same", help="what the base's weights lie in memory as")
     parser.add_argument("--objective", required=True, help="sdxl: what the model predicts")
     parser.add_argument("--size", type=int, required=True, help="pixels a side")
     parser.add_argument("--steps", type=int, required=True, help="of denoising")

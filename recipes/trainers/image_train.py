@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import precision
 import torch
-from image_model import DTYPES, FAMILIES, INITS, Row, caption_file, digest, family, identity, rows
+from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, rows, stored
 from loop import Checkpoints, Ending, draw, fail
 from safetensors.torch import load_file, save_file
 from telemetry import TRACKERS, Telemetry
@@ -32,6 +32,7 @@ LOOKS = 4  # noise levels at which each of them is looked at
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SETTINGS = (
     "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
+    "base_storage",
 )  # fmt: skip
 
 
@@ -146,12 +147,13 @@ class Training:
         self._accelerator, self._options = accelerator, options
         self._family = family(options.family)
         arithmetic = accelerator.mixed_precision
-        self._stored = DTYPES[arithmetic]
-        self.model = self._family.denoiser(options.base, options.init, DTYPES[arithmetic])
+        self._dtype = DTYPES[arithmetic]
+        self.model = self._family.denoiser(options.base, options.init, self._dtype)
         self._objective = self._family.Objective(options.base, options.objective, options.min_snr_gamma)
         # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
         draw("adapter", options.seed)
         self.model.add_adapter(LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=self._family.TARGETS))
+        stored(self.model, options.base_storage, self._dtype)
         if options.checkpoint_activations:
             self.model.enable_gradient_checkpointing()
         self.model.to(accelerator.device).train()
@@ -163,9 +165,10 @@ class Training:
         for weight in self._learned.values():
             self._optimizer.state[weight] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(weight) for key in MOMENTS}}
         self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=arithmetic == "fp16")
+        told = "" if options.base_storage == "same" else f", the base in {options.base_storage}"
         count = sum(weight.numel() for weight in self._learned.values())
         _say(accelerator.process_index, f"{count:,} weights learned beside {sum(weight.numel() for weight in self.model.parameters()) - count:,}; "
-             f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}")  # fmt: skip
+             f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}{told}")  # fmt: skip
 
     def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool) -> tuple[float, float, bool]:
         """One optimizer step over `chosen` images, shared among the processes.  Its loss, its gradient's norm, and whether to stop."""
@@ -288,7 +291,7 @@ class Training:
         found = {}
         for name, weight in self._learned.items():
             value = weight.detach() * scale if ".lora_B." in name else weight.detach()
-            found[f"{self._family.PREFIX}.{name.replace('.default.', '.')}"] = value.to(self._stored).cpu().contiguous()
+            found[f"{self._family.PREFIX}.{name.replace('.default.', '.')}"] = value.to(self._dtype).cpu().contiguous()
         unfinished = file.with_name(f".{file.name}.unfinished")
         save_file(found, unfinished, metadata={"format": "pt"})
         unfinished.rename(file)
@@ -315,10 +318,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--guidance", type=float, default=1.0, help="flux: the guidance that the model is told it has")
     parser.add_argument("--min-snr-gamma", type=float, default=0.0, help="sdxl: 0 weighs all steps alike")
     parser.add_argument("--checkpoint-activations", action="store_true")
+    parser.add_argument("--base-storage", choices=STORAGES, default="same", help="what the frozen weights lie in memory as")
     parser.add_argument("--tracker", choices=TRACKERS, default="none")
     options = parser.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
+    if options.base_storage != "same" and not options.checkpoint_activations:
+        fail(f"base_storage {options.base_storage} saves memory only with checkpoint_activations=true: without, it takes more than base_storage=same")
     return options
 
 

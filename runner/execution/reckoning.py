@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 200
 """Earlier runs of a recipe that are looked at."""
+COUNTED = "counted, not measured: docs/memory.md"
+"""The name of a figure of the table of diffusion trainings that nobody has published."""
 LEARNED_FROM = 20
 """Of those, the latest whose speed counts."""
 SPREAD = 0.15
@@ -46,6 +48,7 @@ class Reckoned:
     basis: str = ""  # what `seconds` are from
     price: float | None = None  # US dollars for an hour of all its GPUs
     source: str = ""  # of a figure out of the table of diffusion trainings
+    choices: tuple[Reckoned, ...] = ()  # the same on kinds of GPU that would do, where none is meant
 
     @property
     def verdict(self) -> Verdict | None:
@@ -62,7 +65,19 @@ class Reckoned:
         if self.usd is not None:
             low, high = (f"{each:.2f}" for each in self.usd)
             lines.append(f"cost: about {low if low == high else f'{low} to {high}'} USD, at {self.price:g} USD an hour")
-        return lines
+        return [*lines, *(f"on {each.brief}" for each in self.choices)]
+
+    @property
+    def brief(self) -> str:
+        """One line about one kind of GPU: whether it fits there, how long it takes and what it costs, as far as that is known."""
+        parts = [self.verdict or "memory not known"]
+        if self.seconds is not None:
+            low, high = (span(each) for each in self.seconds)
+            parts.append(f"{low if low == high else f'{low} to {high}'} of training")
+        if self.usd is not None:
+            low, high = (f"{each:.2f}" for each in self.usd)
+            parts.append(f"{low if low == high else f'{low} to {high}'} USD")
+        return f"{self.gpu}: {', '.join(parts)}" + (f" ({self.basis})" if self.seconds is not None else "")
 
     @property
     def usd(self) -> tuple[float, float] | None:
@@ -87,6 +102,7 @@ class Reckoned:
             "seconds_from": self.basis,
             "usd_an_hour": self.price,
             "usd": list(self.usd) if self.usd else None,
+            "choices": [each.as_json() for each in self.choices],
         }
 
     @property
@@ -95,6 +111,8 @@ class Reckoned:
         if self.found is None:
             return f"memory: not known ({self.unknown})"
         notes = [note for note in (self.found.measured, self.source and f"as published: {self.source}") if note]
+        if not notes and COUNTED in dict(self.found.terms):
+            notes = [COUNTED]
         notes = notes or [", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest(self.found))]
         on = f", {self.verdict} on {self.gpu}" if self.verdict is not None else ""
         return f"memory: {self.found}{on} ({'; '.join(notes)})"
@@ -147,8 +165,17 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Rec
 
     devices = int(wants.get("gpus") or 1) * (detail["nodes"] if isinstance(detail.get("nodes"), int) else 1)
     found = _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
-    price = _prices(ws).get(gpu.name) if gpu is not None else None
-    return replace(found, price=price * devices) if price is not None else found
+    prices = _prices(ws)
+    if gpu is not None:
+        return _priced(found, prices, gpu, devices)
+    # Where only a size is asked for, those that have a price are what one would take.
+    kinds = [kind for kind in figures().gpus if kind.name in prices and kind.memory * 1e9 >= 0.97 * wants.get("gpu_memory", 0)]
+    others = (_priced(_reckoned(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, {})), prices, kind, devices) for kind in kinds)
+    return replace(found, choices=tuple(others))
+
+
+def _priced(found: Reckoned, prices: Mapping[str, float], gpu: Gpu, devices: int) -> Reckoned:
+    return replace(found, price=prices[gpu.name] * devices) if gpu.name in prices else found
 
 
 def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int) -> Reckoned:
@@ -160,7 +187,15 @@ def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, d
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
-    return _reckoned(ws, "train", recipe, values, place, devices, *_gpu(gpu, {}))
+    return _priced(_reckoned(ws, "train", recipe, values, place, devices, *_gpu(gpu, {})), _prices(ws), gpu, devices)
+
+
+def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
+    """The kinds of GPU that resources mean: by a word, else those of that size on the box."""
+    if asked:
+        kind = figures().meant(asked, memory)
+        return [kind] if kind is not None else []
+    return [kind for kind in figures().gpus if memory is not None and abs(kind.memory * 1e9 - memory) <= 0.03 * memory]
 
 
 def _reckoned(
@@ -207,16 +242,13 @@ def _from_table(
         each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=seen.resolution**2, devices=devices)
         seconds = (count * each[0], count * each[1]) if each is not None else None
         basis = _guess("what others published", gpu) if seconds is not None else ""
-    row = hardware.fitting(
-        figures().diffusion, family=seen.family, method=seen.method, resolution=seen.resolution, batch=seen.batch, rank=seen.rank,
-        checkpointing=seen.checkpointing,
-    )  # fmt: skip
+    row = hardware.fitting(figures().diffusion, seen)
     if row is None:
-        case = f"{seen.family} {seen.method} at {seen.resolution} pixels, batch {seen.batch}, rank {seen.rank}"
-        return Reckoned(step, None, f"nobody has published {case}", shown, usable, seconds, basis)
-    size = round(row.gb * 1e9)
+        return Reckoned(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
+    terms = {"as published" if row.source else COUNTED: round(row.gb * 1e9), "a larger adapter": hardware.adapter_more(row, seen)}
+    size = sum(terms.values())
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
-    found = Estimate(size, round(size * 0.98), round(size * 1.1), (("as published", size),))
+    found = Estimate(size, round(size * 0.98), round(size * 1.1), tuple((name, each) for name, each in terms.items() if each))
     return Reckoned(step, found, "", shown, usable, seconds, basis, source=row.source)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..errors import NotFound, did_you_mean
 from .memory import Model, Training, trained_weights
+from .trainings import ADAPTED, Picture
 
 RESERVED: Final = 512 * 2**20
 """Bytes of what nvidia-smi shows that cannot be counted on: the driver's own, a display's."""
@@ -38,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A diffusion training as it was seen: peak memory in 10⁹ bytes."""
+    """A diffusion training as it was seen, or counted: peak memory in 10⁹ bytes."""
 
     family: str
     method: str
@@ -48,7 +49,7 @@ class Seen:
     rank: int
     checkpointing: bool
     gb: float
-    source: str
+    source: str = ""  # of what was published; none of what was counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +148,29 @@ def image_seconds(hardware: Hardware, gpu: Gpu, *, family: str, method: str, pix
     return (min(found), max(found)) if found else None
 
 
-def fitting(rows: Sequence[Seen], *, family: str, method: str, resolution: int, batch: int, rank: int, checkpointing: bool) -> Seen | None:
-    """The row of the table that asks for at least as much as this case, with the least memory, weights in 16 bits; None where there is none.
+def fitting(rows: Sequence[Seen], case: Picture) -> Seen | None:
+    """The row of the table that asks for at least as much as this case, with the least memory, weights stored alike; None where there is none.
 
-    A LoRA's rank is a small part of the whole, so that one of up to four times the row's rank is taken for the same case.
+    A LoRA's rank is a small part of the whole, so that one of up to four times the row's rank is taken for the same case: see `adapter_more`.
     """
-    bits = {"flux": ("bf16",), "sdxl": ("fp16", "bf16"), "sd": ("no", "fp16", "bf16")}[family]
+    same = {"flux": ("bf16",), "sdxl": ("fp16", "bf16"), "sd": ("no", "fp16", "bf16")}[case.family]
+    bits = same if case.stored == "same" else (case.stored,)
     found = [
         row
         for row in rows
-        if (row.family, row.method) == (family, method)
+        if (row.family, row.method) == (case.family, case.method)
         and row.precision in bits
-        and row.resolution >= resolution
-        and row.batch >= batch
-        and 4 * row.rank >= rank
-        and (checkpointing or not row.checkpointing)
+        and row.resolution >= case.resolution
+        and row.batch >= case.batch
+        and 4 * row.rank >= case.rank
+        and (case.checkpointing or not row.checkpointing)
     ]
     return min(found, key=lambda row: row.gb, default=None)
+
+
+def adapter_more(row: Seen, case: Picture) -> int:
+    """Bytes that a LoRA of a higher rank than the row's takes more: weights, gradients and AdamW's two moments, 32 bits each."""
+    return max(0, case.rank - row.rank) * ADAPTED.get(case.family, 0) * 16
 
 
 def _plain(name: str) -> str:

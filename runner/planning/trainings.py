@@ -15,6 +15,8 @@ LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {"reward": "non
 (`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
 DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl", "stable-diffusion-v1": "sd", "sd1": "sd"}
 """What the address of a diffusion model, or a recipe's name, has in it; and the family in recipes/hardware.yaml."""
+ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
+"""Weights of a LoRA of rank 1 on the layers that our trainers adapt: inputs and outputs of each, added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,12 @@ class Picture:
     batch: int
     rank: int
     checkpointing: bool
+    stored: str = "same"  # how the frozen base lies in memory: as it is computed with, or fp8
+
+    def __str__(self) -> str:
+        less = "" if self.checkpointing else ", activations kept"
+        base = "" if self.stored == "same" else f", base in {self.stored}"
+        return f"{self.family} {self.method} at {self.resolution} pixels, batch {self.batch}, rank {self.rank}{base}{less}"
 
 
 def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int = 1, reward: Model | None = None) -> Training | None:
@@ -76,7 +84,13 @@ def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | N
         return None
     rank = _whole(inputs, "rank") or 0
     return Picture(
-        family, "lora" if rank else "full", resolution, _whole(inputs, "micro_batch") or 1, rank, bool(inputs.get("checkpoint_activations", True))
+        family,
+        "lora" if rank else "full",
+        resolution,
+        _whole(inputs, "micro_batch") or 1,
+        rank,
+        bool(inputs.get("checkpoint_activations", True)),
+        str(inputs.get("base_storage", "same")),
     )
 
 
@@ -101,6 +115,8 @@ def smaller(inputs: Mapping[str, Any]) -> list[tuple[dict[str, Any], str]]:
         found.append(({"micro_batch": batch}, "fewer samples at once: the same training, slower"))
     if inputs.get("checkpoint_activations") is False:
         found.append(({"checkpoint_activations": True}, "activations are computed again: the same training, a third slower"))
+    if inputs.get("base_storage") == "same":
+        found.append(({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
     for name in ("max_length", "max_completion_length"):
         length = _whole(inputs, name)
         while length is not None and length > 512:

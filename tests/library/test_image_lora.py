@@ -83,6 +83,7 @@ def encode(family: str, prepared: Path, trainers: SimpleNamespace, home: Path) -
     return argparse.Namespace(
         family=family, base=base, manifest=manifest, latents=home / "latents", text=home / "text", init="random", objective=OBJECTIVES[family],
         guidance=1.0, min_snr_gamma=0.0, rank=8, alpha=16.0, learning_rate=0.01, seed=0, micro_batch=4, checkpoint_activations=False,
+        base_storage="same",
     )  # fmt: skip
 
 
@@ -177,6 +178,58 @@ def test_the_exported_file_is_the_adapter_that_was_judged(
         bench.made.training.model = own
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     assert float((drawn[0] - plain).abs().mean()) > 0.05 * float(plain.std())
+
+
+@pytest.fixture(scope="module")
+def coarse(flux: argparse.Namespace) -> argparse.Namespace:
+    """A training of flux over a base in 8 bits."""
+    return argparse.Namespace(**{**vars(flux), "base_storage": "fp8", "checkpoint_activations": True})
+
+
+def test_an_adapter_learns_over_a_base_in_8_bits(trainers: SimpleNamespace, coarse: argparse.Namespace, tmp_path: Path) -> None:
+    """Its own weights have 32 bits, those of norms what they had; a resume is exact, and what is drawn with is what was judged."""
+    import torch
+
+    made = Bench(trainers, coarse)
+    model, fp8 = made.training.model, torch.float8_e4m3fn
+    frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
+    small = {name for name, weight in frozen.items() if weight.dtype == fp8}
+    assert small == {name for name in frozen if "norm" not in name and not name.startswith("proj_out")}
+    before = made.training.glance(made.held_out)
+    made.go(1, STEPS // 2)
+    middle = {name: value.clone() for name, value in made.training.tensors().items()}
+    losses = made.go(STEPS // 2 + 1, STEPS)
+    after = made.training.glance(made.held_out)
+    assert after < 0.8 * before
+    # After a step nothing is left as it was computed with, and all that learns has learned, in its own precision.
+    assert small == {name for name, weight in frozen.items() if weight.dtype == fp8}
+    learned = made.training.tensors()
+    assert all(value.dtype == torch.float32 and value.any() for name, value in learned.items() if name.startswith("exp_avg."))
+    assert all(value.dtype == torch.float32 and value.any() for name, value in learned.items() if name.startswith("weight."))
+
+    again = Bench(trainers, coarse)
+    again.training.restore(middle)
+    assert again.go(STEPS // 2 + 1, STEPS) == losses
+    assert all(torch.equal(value, again.training.tensors()[name]) for name, value in learned.items())
+
+    file = tmp_path / "step-000020.safetensors"
+    pipeline = trainers.flux.pipeline(coarse.base, "random", torch.float32, coarse.objective)
+    made.training.export(file)
+    trainers.sample.put(pipeline, file)
+    trainers.model.stored(pipeline.transformer, "fp8", torch.float32)
+    pipeline.disable_lora()
+    own, made.training.model = made.training.model, pipeline.transformer
+    assert made.training.glance(made.held_out) == pytest.approx(before, rel=1e-4)
+    pipeline.enable_lora()
+    assert made.training.glance(made.held_out) == pytest.approx(after, rel=1e-4)
+    # The next one takes its place.
+    made.training.model = own
+    made.training.restore(middle)
+    between = made.training.glance(made.held_out)
+    made.training.export(file)
+    made.training.model = pipeline.transformer
+    trainers.sample.put(pipeline, file, instead=True)
+    assert made.training.glance(made.held_out) == pytest.approx(between, rel=1e-4) and between != pytest.approx(after, rel=1e-3)
 
 
 def test_a_described_file_is_the_same_each_time(trainers: SimpleNamespace, bench: SimpleNamespace, tmp_path: Path) -> None:
@@ -293,7 +346,8 @@ def training(options: argparse.Namespace, out: Path, *more: object, processes: i
         sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
         "--dynamo_backend", "no", *several,
     ]  # fmt: skip
-    given = [word for name, value in vars(options).items() if value is not False for word in (f"--{name.replace('_', '-')}", value)]
+    flags = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items() if value is not False}
+    given = [word for flag, value in flags.items() for word in ((flag,) if value is True else (flag, value))]
     return launch + program(
         "image_train.py", *given, "--precision", "no", "--max-steps", max_steps, "--global-batch", 8, "--save-every", 5, "--sample-every", 8,
         "--adapter", out / "adapter.safetensors", "--snapshots", out / "snapshots", "--history", out / "history.jsonl",
@@ -306,13 +360,16 @@ def flux(prepared: Path, trainers: SimpleNamespace, tmp_path_factory: pytest.Tem
     return encode("flux", prepared, trainers, tmp_path_factory.mktemp("programs"))
 
 
+def undisturbed(options: argparse.Namespace, out: Path) -> Path:
+    done = run(training(options, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
 @pytest.fixture(scope="module")
 def trained(flux: argparse.Namespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One training that nobody disturbed."""
-    out = tmp_path_factory.mktemp("trained")
-    done = run(training(flux, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
-    assert done.returncode == 0, done.stderr
-    return out
+    return undisturbed(flux, tmp_path_factory.mktemp("trained"))
 
 
 def test_every_step_is_told_with_its_times(trained: Path) -> None:
@@ -331,13 +388,25 @@ def test_every_step_is_told_with_its_times(trained: Path) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_training_ends_in_the_same_bits(processes: int, flux: argparse.Namespace, trained: Path, tmp_path: Path) -> None:
     """Killed at step 9 of 13, resumed at 5 and continued to 20; two processes learn the very bits that one learns."""
+    killed_and_resumed(processes, flux, trained, tmp_path)
+
+
+@pytest.mark.slow
+def test_over_a_base_in_8_bits_it_does_too(coarse: argparse.Namespace, tmp_path: Path) -> None:
+    """Killed with two processes, against what one process made in one go."""
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    killed_and_resumed(2, coarse, undisturbed(coarse, tmp_path / "whole"), tmp_path / "killed")
+
+
+def killed_and_resumed(processes: int, options: argparse.Namespace, trained: Path, tmp_path: Path) -> None:
     env = {"RECIPE_WORLD_SIZE": str(processes)}
-    signal_at("step 9/13", training(flux, tmp_path, processes=processes, max_steps=13), signal.SIGKILL, env)
+    signal_at("step 9/13", training(options, tmp_path, processes=processes, max_steps=13), signal.SIGKILL, env)
     (last,) = (tmp_path / "checkpoints").glob("step-*")
     assert last.name == "step-000005" and not (tmp_path / "adapter.safetensors").exists()
     # As if it had come to its first end: a training that was asked for 20 steps at once keeps no adapter of its 13th.
     (tmp_path / "snapshots" / "step-000013.safetensors").write_bytes(b"")
-    done = run(training(flux, tmp_path, "--resume", last, processes=processes), **env)
+    done = run(training(options, tmp_path, "--resume", last, processes=processes), **env)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 5" in done.stdout
     same = ["adapter.safetensors", "snapshots/step-000008.safetensors", "snapshots/step-000016.safetensors", "snapshots/step-000020.safetensors"]
@@ -358,6 +427,7 @@ def test_a_training_that_is_asked_to_end_saves_its_step(flux: argparse.Namespace
 @pytest.mark.slow
 @pytest.mark.parametrize(("change", "complaint"), [
     (("--global-batch", 7, "--micro-batch", 7), None),
+    (("--base-storage", "fp8"), "base_storage fp8 saves memory only with checkpoint_activations=true"),
     (("--manifest", "{other}"), "latents or text do not belong to this manifest: they lack"),
 ])  # fmt: skip
 def test_a_training_says_what_it_cannot_do(change: tuple[object, ...], complaint: str | None, flux: argparse.Namespace, tmp_path: Path) -> None:

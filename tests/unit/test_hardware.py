@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from jsonschema import Draft202012Validator
 from runner.errors import NotFound
 from runner.execution.reckoning import figures
 from runner.language import document, library
-from runner.planning.hardware import fitting, image_seconds, operations, seconds
+from runner.planning.hardware import adapter_more, fitting, image_seconds, operations, seconds
 from runner.planning.memory import Training, read
 from runner.planning.trainings import larger, picture, samples, smaller, text, tokens
 
@@ -113,13 +114,19 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     rows = figures().diffusion
 
     def gb(**more: Any) -> float | None:
-        case = {"family": "flux", "method": "lora", "resolution": 512, "batch": 1, "rank": 16, "checkpointing": True} | more
-        row = fitting(rows, **case)
+        row = fitting(rows, replace(seen, **more))
         return row.gb if row is not None else None
 
     assert gb() == 26 and gb(resolution=768) == 30 and gb(rank=64) == 30
-    assert gb(batch=2) is None and gb(resolution=2048) is None and gb(checkpointing=False) is None and gb(rank=65) is None
-    assert gb(family="sdxl", resolution=1024) == 16
+    assert gb(batch=5) is None and gb(resolution=2048) is None and gb(checkpointing=False) is None and gb(rank=65) is None
+    assert gb(family="sdxl", resolution=1024, batch=4) == gb(family="sdxl") == 9.9
+    stored = picture("flux-lora@1", {**inputs, "base_storage": "fp8"}, "")
+    assert stored == replace(seen, stored="fp8") and str(stored) == "flux lora at 512 pixels, batch 1, rank 16, base in fp8"
+    # Eight bits multiplied with are not eight bits stored, and what is counted is taken where nobody published.
+    row = fitting(rows, stored)
+    assert row is not None and row.precision == "fp8" and not row.source and row.gb < 22
+    assert fitting(rows, replace(stored, checkpointing=False)) is None
+    assert adapter_more(row, replace(stored, rank=32)) == 16 * 4085760 * 16 and adapter_more(row, replace(stored, rank=8)) == 0
     assert picture("sdxl-lora@1", inputs, "") is not None
     assert picture("sft@2", inputs, "meta-llama/Llama-3.1-8B") is None
 
