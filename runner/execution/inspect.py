@@ -307,14 +307,16 @@ def _address(value: object, takes: Mapping[str, str]) -> object:
 
 def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> dict[str, object]:
     """What is reckoned that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
+    from ..planning.hardware import RESERVED
     from . import reckoning
 
     if not facts["step"]["gpus"]:
         return {"verdict": None}
-    gpu = None
+    gpu = there = None
     try:
         if facts["host"]["gpus"]:
             gpu = machine.kind_of(facts["host"]["gpu"])
+            there = facts["host"]["gpu_memory"]
     except Unknown:
         pass
     reckoned = reckoning.of_step(ws, found.plan, n, gpu=gpu)
@@ -322,13 +324,15 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
         return {"verdict": None}
     if reckoned.found is None:
         raise Unknown(f"the memory that it takes: {reckoned.unknown}")
-    if reckoned.usable is None:
+    # What a card there says of itself counts before what cards of its name have: some are cut in parts, and of some we have no figures.
+    usable = round(there * GB) - RESERVED if there is not None else reckoned.usable
+    if usable is None:
         raise Unknown("the memory of the GPU: say gpu_memory or gpu in its resources")
     return {
-        "verdict": reckoned.verdict,
+        "verdict": reckoned.found.verdict(usable),
         "low": round(reckoned.found.low / GB, 1),
         "high": round(reckoned.found.high / GB, 1),
-        "usable": round(reckoned.usable / GB, 1),
+        "usable": round(usable / GB, 1),
         "gpu": reckoned.gpu,
         "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in reckoning.largest(reckoned.found)),
     }

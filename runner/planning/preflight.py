@@ -139,8 +139,8 @@ def rules(tree: Mapping[str, Any]) -> tuple[Rule, ...]:
 
 
 def tools_of(command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]) -> list[str]:
-    """Which tools a step uses: a word of its command, or a module that its code imports, is like one of the patterns."""
-    heads = {name.rpartition("/")[2] for name in command} | {f"import {name.partition('.')[0]}" for name in imports}
+    """Which tools a step uses: a word of its command, the last part of one, or a module that its code imports, is like one of the patterns."""
+    heads = {part for name in command for part in (name, name.rpartition("/")[2])} | {f"import {name.partition('.')[0]}" for name in imports}
     return [tool for tool, patterns in known.items() if any(fnmatch.filter(heads, pattern) for pattern in patterns)]
 
 

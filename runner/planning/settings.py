@@ -90,10 +90,13 @@ def words(detail: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Word]:
     block = detail["accelerate"]
     if block is not None:
         program = block.get("module") or block.get("script") or ""
-        head = ["accelerate", "launch", *(["-m"] if block.get("module") else [])]
+        head = ["accelerate", "launch"]
+        program = [*(["-m"] if block.get("module") else []), program]
+        mixed = block.get("mixed_precision")
+        options = _listed([["--mixed_precision", mixed]] if mixed is not None else [], scope)
         given = block.get("args")
         rest = list(_arguments(given, scope)) if isinstance(given, Mapping) else list(_listed(given or [], scope))
-        return [*(Word(text, text) for text in head), *_listed([program], scope), *rest]
+        return [*(Word(text, text) for text in head), *options, *_listed(program, scope), *rest]
     run = detail["run"]
     return list(_listed(run, scope)) if isinstance(run, list) else _scripted(str(run or ""), scope)
 
@@ -117,7 +120,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Told]:
             yield Told(_key(name), scalar(value), _origin(line[n - 1].leaf, origin))
             continue
         values: list[Word] = []
-        while n < len(line) and (line[n].text is None or not _OPTION.match(str(line[n].text))):
+        while n < len(line) and not (_OPTION.match(line[n].text or "") or (values and (line[n].text or "").endswith((".py", ".sh")))):
             values.append(line[n])
             n += 1
         if not values:

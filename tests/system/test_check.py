@@ -7,9 +7,7 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 
 from runner.errors import Invalid
 from runner.execution.session import Settings
+from tests.servers.modelhub import modelhub
 from tests.servers.sshd import Sshd
 from tests.support import Space
 
@@ -321,47 +320,10 @@ def test_what_an_earlier_run_left_is_known(space: Space) -> None:
     assert "schedule-changed" not in found(space, "often=10")
 
 
-class _Hub(BaseHTTPRequestHandler):
-    """Of three models one is there, one is gated, one is not."""
-
-    def do_GET(self) -> None:
-        name = self.path.partition("?")[0]
-        if name == "/api/models/open/model":
-            self._say(
-                200, {"id": "open/model", "sha": "0" * 40, "gated": False, "siblings": [{"rfilename": "model.safetensors", "size": 2_000_000_000}]}
-            )
-        elif name == "/api/models/gated/model":
-            self._say(200, {"id": "gated/model", "sha": "0" * 40, "gated": "manual", "siblings": []})
-        elif name.endswith("/auth-check"):
-            self._say(401 if "authorization" not in self.headers else 403, {}, **{"X-Error-Code": "GatedRepo"})
-        else:
-            self._say(404, {}, **{"X-Error-Code": "RepoNotFound"})
-
-    def do_HEAD(self) -> None:
-        self._say(404, {}, **{"X-Error-Code": "EntryNotFound"})
-
-    def _say(self, code: int, body: object, **headers: str) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, *words: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with modelhub() as address:
+        yield address
 
 
 def test_the_hub_is_asked_whether_there_is_such_a_model_and_who_may_read_it(space: Space, hub: str, tmp_path: Path) -> None:

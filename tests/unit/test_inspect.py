@@ -148,7 +148,7 @@ cuda=12.2
 def test_a_hosts_answer_is_read_into_numbers() -> None:
     facts = host_facts("box", SAID)
     assert facts == {
-        "name": "box", "gpus": 2, "gpu": "NVIDIA GeForce RTX 4090", "memory": 67.0, "disk": 50.0, "gpu_memory": 25.8, "shm": 0.067,
+        "name": "box", "gpus": 2, "gpu": "NVIDIA GeForce RTX 4090", "memory": 67.0, "disk": 50.0, "gpu_memory": 25.757, "shm": 0.067,
         "capability": 8.9, "cuda": 12.2, "driver": [535, 161, 8], "rented": None, "auto_tmux": False,
     }  # fmt: skip
 

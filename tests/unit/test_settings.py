@@ -34,6 +34,8 @@ def told(detail: dict[str, Any], **inputs: Any) -> Settings:
         'python -m x --save_steps "{{ inputs.often }}"',
         "python -m x --save_steps={{ inputs.often }} 'quoted words'",
         ["tool", "save_steps=100"],
+        ["accelerate", "launch", "--save_steps", "100", "train.py", "positional"],
+        ["tool", "--set", '{"save": {"save_every": 100}}'],
     ],
 )
 def test_an_option_is_found_however_it_is_written(run: Any) -> None:
@@ -45,6 +47,17 @@ def test_an_accelerate_block_is_read_as_it_is_started() -> None:
     found = told(step(accelerate={"script": "train.py", "args": args}), often=7)
     assert (found["save_every"], found["resume"], found["use_ema"], found["quiet"]) == (7, None, True, None)
     assert found.told("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
+
+
+def test_what_an_accelerate_block_says_of_precision_is_told() -> None:
+    found = told(step(accelerate={"module": "a.train", "mixed_precision": "{{ inputs.kind }}", "args": ["--lr", "1"]}), kind="fp16")
+    assert (found["mixed_precision"], found["lr"]) == ("fp16", 1)
+    assert found.told("mixed_precision").origin == Origin("input", "kind")  # type: ignore[union-attr]
+
+
+def test_an_input_that_is_a_mapping_is_found_below_its_name_and_without() -> None:
+    found = Settings(of_inputs({"columns": {"prompt": "question"}}), {})
+    assert found["columns.prompt"] == found["prompt"] == "question"
 
 
 def test_an_optional_argument_that_is_null_is_not_there() -> None:

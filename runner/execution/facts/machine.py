@@ -32,7 +32,7 @@ def facts(name: str, said: bytes) -> dict[str, object]:
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
     for key, value in (("memory", have.memory), ("disk", have.disk), ("gpu_memory", have.gpu_memory)):
         if value:
-            found[key] = round(value / GB, 1)
+            found[key] = round(value / GB, 3 if key == "gpu_memory" else 1)
     for key in ("shm",):
         for text in told.get(key, ())[:1]:
             if text.isdecimal():

@@ -1,0 +1,170 @@
+"""Promise: every preflight rule fires on a real recipe, its files and its host, and is silent, not merely unasked, where what is wrong is put right."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runner
+from runner.execution import gotchas, inspect
+from runner.execution.facts import machine
+from runner.execution.session import Settings
+from runner.execution.workspace import Workspace
+from runner.language import document, library
+from runner.planning.preflight import Verdict
+from tests.servers.modelhub import modelhub
+from tests.support import Space
+
+HOME = library.home()
+RULES = [rule.id for rule in gotchas.load().rules]
+ONLY_ITS_PROVIDER_KNOWS = {"offer-ends-early", "secrets-on-strangers-machines"}
+"""Rules about what no driver tells yet: until when a machine may be had, and whether its owner is known.  Judged in tests/unit/test_preflight.py."""
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 8192}
+SEVEN = LLAMA | {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}
+SEVEN |= {"vocab_size": 152064}
+SEVENTY = LLAMA | {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672}
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+MODELS: dict[str, dict[str, object]] = {
+    "llama": {"config.json": LLAMA, "tokenizer_config.json": TOKENS},
+    "seven": {"config.json": SEVEN, "tokenizer_config.json": TOKENS},
+    "seventy": {"config.json": SEVENTY, "tokenizer_config.json": TOKENS},
+    "plain": {"config.json": LLAMA, "tokenizer_config.json": TOKENS | {"chat_template": None}},
+    "twice": {"config.json": LLAMA, "tokenizer_config.json": TOKENS | {"add_bos_token": True}},
+    "vision": {"config.json": LLAMA | {"vision_config": {}}, "tokenizer_config.json": TOKENS},
+    "flux": {"model_index.json": {"_class_name": "FluxPipeline"}},
+    "sdxl": {"model_index.json": {"_class_name": "StableDiffusionXLPipeline"}},
+}
+
+
+@cache
+def scenes() -> dict[str, dict[str, Any]]:
+    value = document.read(HOME / "fixtures" / "gotchas" / "scenes.yaml").value
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    with modelhub() as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def test_every_rule_has_a_scene_that_fires_and_one_that_does_not() -> None:
+    assert set(scenes()) == set(RULES) - ONLY_ITS_PROVIDER_KNOWS
+    assert [id for id, scene in scenes().items() if not {"fires", "silent"} <= set(scene) or scene["fires"] == scene["silent"]] == []
+
+
+@pytest.mark.parametrize("id", scenes())
+def test_the_rule_fires_where_it_should(id: str, tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = played(id, "fires", tmp_path, hub, monkeypatch)
+    assert id in {finding.rule.id for finding in verdict.findings}, {each.rule.id: each.why for each in verdict.unchecked}.get(id, "silent")
+
+
+@pytest.mark.parametrize("id", scenes())
+def test_the_rule_was_asked_and_is_silent_where_it_should_be(id: str, tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = played(id, "silent", tmp_path, hub, monkeypatch)
+    assert [finding.message for finding in verdict.findings if finding.rule.id == id] == []
+    assert [each.why for each in verdict.unchecked if each.rule.id == id] == []
+
+
+def played(id: str, part: str, root: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+    """What `recipe check` finds in a scene."""
+    whole = scenes()[id]
+    scene = {**{key: value for key, value in whole.items() if key not in ("fires", "silent")}, **whole[part]}
+    scene["write"] = {**whole.get("write", {}), **whole[part].get("write", {})}
+    space = Space(root / "space")
+    files(space, scene)
+    inputs = scene.get("inputs", {})
+    if "hub" in scene:
+        for name, value in {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub, "HF_TOKEN": scene["hub"]}.items():
+            monkeypatch.setenv(name, value)
+        told_address(monkeypatch, hub)
+    recipe = scene.get("library") or "./recipe.yaml"
+    if recipe.startswith("./"):
+        space.recipe(recipe_of(scene))
+    if "earlier" in scene:
+        program(space.root / "trl", f"#!/bin/sh\n{scene['earlier']}\n")
+        assert space.attempt(inputs, settings=Settings(allow=("all",))) == ["train"]
+        if "again" in scene:
+            space.recipe(recipe_of({**scene, "step": scene["again"]}))
+    found = runner.plan(recipe, {**inputs, **scene.get("then", {})}, workspace=space.root, python="current" if scene.get("current") else None)
+    host = machine.facts(scene.get("name", "box"), "\n".join(map(str, scene.get("host", ["cpus=2"]))).encode())
+    driver = "ssh" if "host" in scene else "local"
+    with Workspace.open(space.root) as ws:
+        return inspect.check(ws, found, range(len(found.plan.nodes)), driver=driver, host=host, current_python=scene.get("current", False))
+
+
+def recipe_of(scene: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe of one step that keeps checkpoints."""
+    step: dict[str, Any] = {
+        "state": {"checkpoints": {"checkpoint": "checkpoint-*"}},
+        "outputs": {"o": "o.txt"},
+        "code": ["*.py", *(["trl"] if "earlier" in scene else [])],
+    }
+    step |= {key: scene[key] for key in ("run", "accelerate") if key in scene} | scene.get("step", {})
+    inputs = {name: {"type": KINDS[type(value)], "default": value} for name, value in scene.get("inputs", {}).items()}
+    if "continues" in scene:
+        inputs[scene["continues"]]["continues"] = True
+    python = {"python": {"lock": "lock.txt"}} if scene.get("lock") else {}
+    return {"inputs": inputs, **python, "steps": {"train": {key: value for key, value in step.items() if value is not None}}}
+
+
+KINDS: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def files(space: Space, scene: Mapping[str, Any]) -> None:
+    space.write("train.py", "")
+    for name, content in MODELS.get(scene.get("model", ""), {}).items():
+        space.write(f"base/{name}", json.dumps(content))
+    if scene.get("model") in ("llama", "seven"):
+        space.write("base/tokenizer.json", (HOME / "fixtures" / "tiny-llama" / "tokenizer.json").read_text())
+    if "lock" in scene:
+        space.write("lock.txt", "".join(f"{line} --hash=sha256:{'0' * 64}\n" for line in scene["lock"]))
+    if "rows" in scene:
+        space.write(
+            "rows.jsonl",
+            "".join(json.dumps({k: v * row.get("times", 1) if k == "completion" else v for k, v in row.items()}) + "\n" for row in scene["rows"]),
+        )
+    for name, content in scene["write"].items():
+        if isinstance(content, int):
+            os.truncate(space.write(name, ""), content * 10**9)
+        elif name.endswith(".png"):
+            space.write(name, "").write_bytes(png(6 if content == "see-through" else 2))
+        else:
+            space.write(name, content)
+
+
+def png(kind: int) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, kind, 0, 0, 0)) + chunk(b"IEND", b"")
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def told_address(monkeypatch: pytest.MonkeyPatch, hub: str) -> None:
+    """The library of the Hub reads its environment once, at its import."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "ENDPOINT", hub)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
