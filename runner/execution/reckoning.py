@@ -70,7 +70,7 @@ class Reckoned:
     @property
     def brief(self) -> str:
         """One line about one kind of GPU: whether it fits there, how long it takes and what it costs, as far as that is known."""
-        parts = [self.verdict or "memory not known"]
+        parts: list[str] = [self.verdict or "memory not known"]
         if self.seconds is not None:
             low, high = (span(each) for each in self.seconds)
             parts.append(f"{low if low == high else f'{low} to {high}'} of training")
@@ -206,8 +206,8 @@ def _reckoned(
     seen = trainings.picture(recipe, inputs, address)
     if seen is not None:
         count = trainings.samples(inputs)
-        work = count * seen.resolution**2 if count is not None else None
-        took = _by_speed(ws, recipe, _past(ws, recipe, step, gpu), work, devices)
+        pixels = float(count) * seen.resolution**2 if count is not None else None
+        took = _by_speed(ws, recipe, _past(ws, recipe, step, gpu), pixels, devices)
         return _from_table(step, inputs, seen, devices, gpu, shown, usable, took)
     config = config_of(ws, kind, address)
     if config is None:

@@ -44,6 +44,8 @@ class Sheet:
     data: Sequence[Data] = ()
     locks: Mapping[str, str] = field(default_factory=dict)
     """What each lock that the recipe names holds, in a few words."""
+    reckoned: Mapping[str | None, Sequence[str]] = field(default_factory=dict)
+    """By preset, what its training is reckoned to take on the kinds of GPU that it means, a line each."""
 
 
 # -- the facts --------------------------------------------------------------------------------------------------------------------------------------
@@ -61,6 +63,11 @@ def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
             made = recipe.steps.get(made.select.step)
         found.append((name, step, next((each for each in made.outputs if each.name == output), None) if made else None))
     return found
+
+
+def choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
+    """The recipe without a preset, and each with one."""
+    return [(None, None), *recipe.presets.items()]
 
 
 def machine(recipe: Recipe, preset: Preset | None) -> Resources:
@@ -139,8 +146,9 @@ def described(sheet: Sheet) -> dict[str, Any]:
             for name, step, output in results(recipe)
         },
         "resources": _resources(recipe.resources),
-        "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in _choices(recipe)},
+        "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)},
         "limits": _limits(recipe, None),
+        "reckoned": {name or "": list(lines) for name, lines in sheet.reckoned.items()},
         "took": {name or "": {"seconds": list(took.seconds), "memory": took.memory} for name, took in sheet.took.items()},
         "environment": dict(_environment(sheet)),
         "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
@@ -239,8 +247,8 @@ _BARE: Final = "no preset"
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
     yield "what you get", [_result(recipe, name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
-    yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in _choices(recipe)]
-    yield _LONG, [*((name or _BARE, _took(sheet.took.get(name))) for name, _ in _choices(recipe)), *_limited(recipe)]
+    yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in choices(recipe)]
+    yield _LONG, [*((name or _BARE, _took(sheet.took.get(name)), *sheet.reckoned.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
     if recipe.inputs:
         yield "inputs", [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
     if recipe.presets:
@@ -260,11 +268,6 @@ def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tupl
     if output is None:
         return (name, made)
     return (name, f"{_path(output)} ({'a folder, ' if output.directory else ''}{made})", output.doc)
-
-
-def _choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
-    """The recipe without a preset, and each with one."""
-    return [(None, None), *recipe.presets.items()]
 
 
 def _machine(recipe: Recipe, preset: Preset | None) -> str:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import datasheet
 
     recipe = parse.load(library.find(args.recipe, args.workspace))
-    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe))
+    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), reckoned(args.workspace, recipe))
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
         return 0
@@ -75,6 +75,32 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     except (RecipeError, OSError):
         return {}  # a store that cannot be read is no reason not to show a recipe
     return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
+
+
+def reckoned(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
+    """What the training of each preset is reckoned to take on the GPUs that it means; nothing where too little is given, or known."""
+    from ...execution.reckoning import of_values, suiting
+    from ...execution.workspace import Workspace
+    from ...language import inputs
+    from .. import datasheet
+
+    found: dict[str | None, list[str]] = {}
+    for name, preset in datasheet.choices(recipe):
+        wants = datasheet.machine(recipe, preset)
+        set_there = {} if preset is None else preset.inputs
+        # Any path stands for the data: what a training takes does not depend on it.
+        missing = [spec for spec in recipe.inputs.values() if spec.required and not spec.has_default and spec.name not in set_there]
+        if wants.gpus == 0 or any(spec.type not in ("file", "dataset", "secret") for spec in missing):
+            continue
+        try:
+            values = inputs.bind(recipe, {spec.name: "./data" for spec in missing if spec.type != "secret"}, preset=name)
+            with Workspace.open(root, read_only=True) as ws:
+                kinds = [of_values(ws, recipe.id, values, gpu, wants.gpus or 1) for gpu in suiting(wants.gpu, wants.gpu_memory)]
+        except (RecipeError, OSError):
+            continue  # `recipe validate` and `recipe plan` say what is wrong
+        if lines := [each.brief for each in kinds if each.found is not None or each.seconds is not None]:
+            found[name] = lines
+    return found
 
 
 def library_sheets() -> list[Sheet]:
