@@ -58,3 +58,11 @@ def test_a_step_names_the_programs_that_it_needs_and_no_others(name: str, step: 
 def test_every_program_is_of_use() -> None:
     used = {Path(path).name for recipe in RECIPES.values() for step in recipe["steps"].values() for path in step.get("code", [])}
     assert {file.name for file in TRAINERS.glob("*.py")} == used
+
+
+def test_no_program_takes_what_another_keeps_to_itself() -> None:
+    for file in sorted(TRAINERS.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and (TRAINERS / f"{node.module}.py").exists():
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert not private, f"{file.name} takes {', '.join(private)} from {node.module}.py"
