@@ -72,8 +72,8 @@ def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
     return Breakdown(count, whole / count, {name: totals[name] / count for name in PARTS if totals.get(name)})
 
 
-def judge(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement:
-    """What the parts say.  `inputs` are those of the recipe: what to change is said in their names."""
+def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgement:
+    """What the parts say, by the first rule that holds.  `inputs` are the recipe's: what to change is said in their names.  `gpu`: it had one."""
     if found.share("tool") > TOOL:
         why = f"tools, rewards and environments take {found.share('tool'):.0%} of a step (more than {TOOL:.0%})"
         advice = (
@@ -93,7 +93,9 @@ def judge(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement:
         return Judgement("DATA-BOUND", why, advice)
     work = found.share("generation", *TRAINING)
     if work > WORK:
-        return Judgement("THROUGHPUT-BOUND", f"generation and training take {work:.0%} of a step (more than {WORK:.0%})", _throughput(found, inputs))
+        return Judgement(
+            "THROUGHPUT-BOUND", f"generation and training take {work:.0%} of a step (more than {WORK:.0%})", _throughput(found, inputs, gpu)
+        )
     largest = max(found.parts, key=lambda name: found.parts[name])
     advice = (f"the largest part is {PARTS[largest]}, {found.share(largest):.0%}",)
     for part, limit, name, remedy in (
@@ -107,8 +109,10 @@ def judge(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement:
     return Judgement("BALANCED", "no part stands out", advice)
 
 
-def _throughput(found: Breakdown, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple[str, ...]:
     """What makes arithmetic faster, for the greatest of generation, communication and the rest."""
+    if not gpu:
+        return ("it ran without a GPU: one does this arithmetic many times faster",)
     if found.share("generation") > found.share(*TRAINING):
         return (
             "write answers with an engine made for it (vLLM), on GPUs of its own or the same",
@@ -120,8 +124,9 @@ def _throughput(found: Breakdown, inputs: Mapping[str, Any]) -> tuple[str, ...]:
             f"adding up over processes takes {found.share('communication'):.0%}: fewer, larger GPUs, or a faster link between them",
             *_raise(inputs, "global_batch", "fewer updates for the same data"),
         )
+    whole = inputs.get("micro_batch") is not None and inputs.get("micro_batch") == inputs.get("global_batch")
     return (
-        *_raise(inputs, "micro_batch", "larger batches fill a GPU better, while memory lasts"),
+        *(() if whole else _raise(inputs, "micro_batch", "larger batches fill a GPU better, while memory lasts")),
         *(("checkpoint_activations=false, where memory allows: a quarter less arithmetic",) if inputs.get("checkpoint_activations") is True else ()),
         "a faster GPU, or more of them: this is arithmetic, and the rest costs little",
     )

@@ -45,7 +45,52 @@ def test_a_report_tells_steps_and_where_a_trainings_time_went(space: Space, reci
     assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB of main memory" in lines
     assert any(line.split()[:2] == ["model", "75%"] for line in lines)
     assert "  THROUGHPUT-BOUND: generation and training take 90% of a step (more than 80%)" in lines
+    assert "    - it ran without a GPU: one does this arithmetic many times faster" in lines
+    space.recipe(TRAIN.replace('cat "{{ inputs.gate }}"', "cat").replace('"memory_gb"', '"gpu": "NVIDIA L4", "memory_gb"'))
+    space.run()
+    lines = recipe("report").out.splitlines()
+    assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB on NVIDIA L4" in lines
     assert "    - raise micro_batch (micro_batch is 2): larger batches fill a GPU better, while memory lasts" in lines
+
+
+WORKS = """
+import hashlib, json, os, sys, time
+
+with open(os.environ["RECIPE_METRICS"], "a") as told:
+    for step in (1, 2, 3):
+        line, begun = {"step": step}, time.perf_counter()
+        for part, work in json.loads(sys.argv[1]).items():
+            before = time.perf_counter()
+            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10_000 * work)
+            line["time_" + part] = time.perf_counter() - before
+        print(json.dumps({**line, "time_step": time.perf_counter() - begun}), file=told)
+open("done.txt", "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "parts", "advice"),
+    [
+        ("LATENCY-BOUND", {"generation": 1, "tool": 9, "model": 1}, "call tools for all answers of a step at once"),
+        ("DATA-BOUND", {"data": 7, "model": 3}, "raise workers (workers is 2)"),
+        ("THROUGHPUT-BOUND", {"data": 1, "generation": 9, "model": 8, "optimizer": 2}, "it ran without a GPU"),
+        ("BALANCED", {"model": 5, "evaluation": 5}, "look at held-out data less often (eval_every is 10)"),
+    ],
+)
+def test_each_verdict_comes_of_what_a_trainer_really_did(verdict: str, parts: dict[str, int], advice: str, space: Space, recipe: Recipe) -> None:
+    space.write("works.py", WORKS)
+    space.recipe(f"""
+inputs: {{workers: {{type: integer, default: 2}}, eval_every: {{type: integer, default: 10}}}}
+steps:
+  train:
+    run: [python, works.py, '{json.dumps(parts)}']
+    code: [works.py]
+    outputs: {{done: done.txt}}
+    metrics: true
+""")
+    space.run()
+    training = json.loads(recipe("report", "--json").out)["steps"][0]["training"]
+    assert training["verdict"] == verdict and any(advice in line for line in training["advice"]), training
 
 
 def test_a_report_for_programs_has_every_number(space: Space, recipe: Recipe) -> None:

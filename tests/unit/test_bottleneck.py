@@ -13,10 +13,10 @@ def steps(count: int = 3, **seconds: float) -> list[dict[str, float]]:
     return [{"step": n + 1, **{f"time_{name}": value for name, value in seconds.items()}} for n in range(count)]
 
 
-def verdict(inputs: dict[str, Any] | None = None, **seconds: float) -> tuple[str, str]:
+def verdict(inputs: dict[str, Any] | None = None, gpu: bool = True, **seconds: float) -> tuple[str, str]:
     found = breakdown(steps(**seconds))
     assert found is not None
-    said = judge(found, inputs or {})
+    said = judge(found, inputs or {}, gpu=gpu)
     return said.word, "\n".join((said.why, *said.advice))
 
 
@@ -31,6 +31,7 @@ def verdict(inputs: dict[str, Any] | None = None, **seconds: float) -> tuple[str
         ("THROUGHPUT-BOUND", {"step": 10, "communication": 4, "model": 4.1}),
         ("BALANCED", {"step": 10, "generation": 4, "model": 4}),
         ("BALANCED", {"step": 10, "model": 5, "checkpoint": 5}),
+        ("LATENCY-BOUND", {"step": 10, "tool": 5.5, "data": 3.5, "model": 1}),  # both hold: the greater comes first
     ],
 )
 def test_a_verdict_is_by_shares_of_a_step(word: str, seconds: dict[str, float]) -> None:
@@ -79,3 +80,10 @@ def test_advice_is_in_the_names_and_values_of_the_recipes_inputs() -> None:
     assert "fewer updates" in verdict({"global_batch": 8}, step=10, model=6, communication=3)[1]
     assert "asynchronous" in verdict(step=10, tool=9)[1]
     assert "does not say where 70%" in verdict(step=10, model=3)[1]
+
+
+def test_a_batch_that_is_whole_is_not_raised_and_without_a_gpu_one_is_what_helps() -> None:
+    assert "micro_batch" not in verdict({"micro_batch": 8, "global_batch": 8}, step=10, model=9)[1]
+    assert "raise micro_batch" in verdict({"micro_batch": 4, "global_batch": 8}, step=10, model=9)[1]
+    word, said = verdict({"micro_batch": 4, "global_batch": 8}, gpu=False, step=10, model=9)
+    assert word == "THROUGHPUT-BOUND" and "it ran without a GPU" in said and "micro_batch" not in said

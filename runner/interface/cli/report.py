@@ -142,7 +142,7 @@ def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
         "advice": [],
     }
     if found is not None:
-        said = bottleneck.judge(found, inputs)
+        said = bottleneck.judge(found, inputs, gpu=training["gpu"] is not None)
         parts = {name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)} for name, seconds in found.parts.items()}
         training |= {"step_seconds": round(found.seconds, 6), "parts": parts, "verdict": said.word, "why": said.why, "advice": list(said.advice)}
     return {**told, "training": training}
