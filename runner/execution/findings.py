@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Location, Problem
 from ..planning.preflight import Finding, Verdict
 from ..planning.settings import Origin
+from . import gotchas
 from .facts import contents
 
 if TYPE_CHECKING:
@@ -45,23 +47,37 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     typed: dict[str, object] = {}
     written: list[str] = []
     step = _written_as(finding.step)
-    used = "/" in finding.step
+    names = gotchas.load(gotchas.beside(found)).names
+    file = next((origin for origin in finding.origins.values() if origin.kind == "file"), None)
     for name, value in finding.fix.get("settings", {}).items():
-        origin = finding.origins.get(name)
-        if origin is not None and origin.kind == "input" and used:
+        # What nobody says yet is said as tools call it, where the rest is said.
+        called = next(iter(names.get(name, ())), name)
+        origin = finding.origins.get(name) or (replace(file, name=called) if file else Origin("argument", f"--{called}"))
+        if origin.kind == "input" and "/" in finding.step:
             written.append(f"in step {step}: with: {{{origin.name}: {json.dumps(value)}}}")
-        elif origin is not None and origin.kind == "input" and origin.name in found.plan.inputs:
+        elif origin.kind == "input" and origin.name in found.plan.inputs:
             typed[origin.name] = value
-        elif origin is not None and origin.kind == "file":
-            written.append(f"in {origin.file} of step {step}: {origin.name}: {json.dumps(value)}")
         else:
-            option = origin.name if origin is not None else f"--{name}"
-            written.append(f"in the command of step {step}: {option} {value if isinstance(value, str) else json.dumps(value)}")
+            for key, says in _said(origin.name, value):
+                if origin.kind == "file":
+                    written.append(f"in {origin.file}{'' if origin.lies else f' of step {step}'}: {key}: {json.dumps(says)}")
+                else:
+                    written.append(f"in the command of step {step}: {key} {says if isinstance(says, str) else json.dumps(says)}")
     for kind in ("env", "resources"):
         if values := finding.fix.get(kind):
             said = ", ".join(f"{name}: {json.dumps(value) if kind == 'env' else value}" for name, value in values.items())
             written.append(f"in step {step}: {kind}: {{{said}}}")
     return typed, written
+
+
+def _said(name: str, value: object) -> list[tuple[str, object]]:
+    """A setting as a tool says it that has a switch for each of its values: `bf16: true` is a precision."""
+    head, dot, switch = name.rpartition(".")
+    plain = switch.lstrip("-")
+    dashes = switch[: len(switch) - len(plain)]
+    if plain in ("bf16", "fp16") and isinstance(value, str):
+        return [(name, False), (f"{head}{dot}{dashes}{value}", True)]
+    return [(name, False)] if plain in ("flash_attention", "flash_attn") else [(name, value)]
 
 
 def _where(finding: Finding, source: Document) -> Location | None:

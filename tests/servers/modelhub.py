@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ACCEPTED = "hf_good"
 """The token of an account that has accepted the licence of the gated model."""
+EXPIRED = "hf_expired"
+"""A token that is one no longer."""
 
 
 @contextmanager
@@ -25,7 +27,9 @@ class _Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = self.path.partition("?")[0]
         told = self.headers.get("authorization", "")
-        if name == "/api/models/open/model":
+        if told.endswith(EXPIRED):
+            self._say(401, {}, **{"X-Error-Message": "Invalid credentials in Authorization header"})
+        elif name == "/api/models/open/model":
             weights = {"rfilename": "model.safetensors", "size": 2_000_000_000}
             self._say(200, {"id": "open/model", "sha": "0" * 40, "gated": False, "siblings": [weights]})
         elif name == "/api/models/gated/model":

@@ -132,6 +132,17 @@ def test_a_finding_points_at_what_says_it_in_the_recipe_or_in_a_file(space: Spac
     assert f"{finding['path']}:{finding['line']}:{finding['column']}".endswith(place), finding
 
 
+def test_fix_speaks_as_the_file_does_that_says_it(space: Space) -> None:
+    space.write("a.yml", "load_in_4bit: true\nbf16: true\nfsdp: [full_shard]\nflash_attention: true\nsave_steps: 9\nmax_steps: 9\n")
+    space.recipe(
+        "recipe: ax@1\nsummary: x\nresources: {gpus: 1, gpu: T4}\nsteps:\n  train:\n    run: [axolotl, train, a.yml]\n    deps: [a.yml]\n"
+        "    state: {checkpoints: {checkpoint: 'checkpoint-*'}}\n    outputs: {o: o.txt}\n"
+    )
+    written = [line for line in check(space, "--fix")[1].splitlines() if line.startswith("write: in a.yml: ")]
+    said = {line.removeprefix("write: in a.yml: ") for line in written}
+    assert said == {"bf16: false", "fp16: true", "flash_attention: false", 'bnb_4bit_quant_storage: "bfloat16"', "save_steps: 2"}
+
+
 def test_an_unknown_rule_cannot_be_allowed(space: Space) -> None:
     code, _, err = check(space, "--allow", "checkpoints-too-rar")
     assert code == 3 and 'there is no rule "checkpoints-too-rar"' in err and 'did you mean "checkpoints-too-rare"?' in err

@@ -109,8 +109,9 @@ def _ask_hub(name: str) -> dict[str, object]:
         return {"exists": True, "gated": True, "access": "refused" if _has_token() else "no token"}
     except RepositoryNotFoundError:
         return {"exists": False}
-    except Exception:  # its HTTP client has its own ways to say that there is no network
-        return {}
+    except Exception as error:  # its HTTP client has its own ways to say that there is no network
+        refused = getattr(getattr(error, "response", None), "status_code", None) == 401
+        return {"access": "unknown token"} if refused and _has_token() else {}
     found: dict[str, object] = {"exists": True, "gated": bool(info.gated), "access": "granted"}
     sizes = [each.size for each in info.siblings or () if each.size and each.rfilename.endswith((".safetensors", ".bin"))]
     if sizes:
