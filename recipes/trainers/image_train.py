@@ -1,9 +1,8 @@
 """Step `train` of flux-lora and sdxl-lora: learn a LoRA adapter from latents and text embeddings, one optimizer step after another.
 
 What is trained depends on the settings and the global batch, not on how many processes share it: each image of a step draws its noise and its time
-from the seed, the step and its place in the batch.  A training that was killed and resumed ends in the same bits as one that was not: gradients are
-added up in one flat buffer and not by DistributedDataParallel, whose buckets are laid out anew after its first step.  Knows latents and embeddings,
-not pixels and words.
+from the seed, the step and its place in the batch.  A training that was killed and resumed ends in the same bits as one that was not.  Knows latents
+and embeddings, not pixels and words.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import precision
 import torch
+from descent import CLIP, add_up, begin, restore, tensors
 from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, rows, stored
 from loop import Checkpoints, Ending, draw, fail
 from safetensors.torch import load_file, save_file
-from telemetry import TRACKERS, Telemetry
+from telemetry import TRACKERS, Telemetry, require
 from tokens import order
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
-CLIP = 1.0  # the norm that the gradient of a step may have
 GLANCE = 64  # held-out images that a look at them takes
 LOOKS = 4  # noise levels at which each of them is looked at
-MOMENTS = ("exp_avg", "exp_avg_sq")
 SETTINGS = (
     "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
     "base_storage",
@@ -38,6 +36,7 @@ SETTINGS = (
 
 def main() -> None:
     options = _options()
+    require(options.tracker)
     ending = Ending()
     accelerator = precision.start(options.precision)
     world, me = accelerator.num_processes, accelerator.process_index
@@ -55,10 +54,10 @@ def main() -> None:
     history: list[str] = []
     done = 0
     if options.resume:
-        done, tensors, history = checkpoints.load(options.resume)
+        done, found, history = checkpoints.load(options.resume)
         if done > options.max_steps:
             fail(f"cannot resume from {options.resume}: it is at step {done}, beyond max_steps {options.max_steps}")
-        training.restore(tensors)
+        training.restore(found)
         _say(me, f"resumed at step {done}")
 
     def due(step: int) -> bool:
@@ -161,9 +160,7 @@ class Training:
         for weight in self._learned.values():
             weight.data = weight.data.float()
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=options.learning_rate, weight_decay=0.0)
-        # Now and not at its first step, which a scaler may leave out: a checkpoint always has the same parts.
-        for weight in self._learned.values():
-            self._optimizer.state[weight] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(weight) for key in MOMENTS}}
+        begin(self._optimizer, self._learned)
         self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=arithmetic == "fp16")
         told = "" if options.base_storage == "same" else f", the base in {options.base_storage}"
         count = sum(weight.numel() for weight in self._learned.values())
@@ -192,7 +189,7 @@ class Training:
                 weight.grad = torch.zeros_like(weight)
         if world > 1:
             with telemetry.phase("communication"):
-                summed, stop = self._add_up(weights, summed, stop)
+                stop = add_up(weights, summed, stop)
         with telemetry.phase("optimizer"):
             self._scaler.unscale_(self._optimizer)
             norm = torch.nn.utils.clip_grad_norm_(weights, CLIP)
@@ -229,17 +226,6 @@ class Training:
         each = (said - target).square().flatten(1).mean(1)
         return (each * weights).sum()
 
-    def _add_up(self, weights: list[torch.nn.Parameter], loss: torch.Tensor, stop: bool) -> tuple[torch.Tensor, bool]:
-        grads = [weight.grad for weight in weights if weight.grad is not None]
-        told = torch.stack([loss, torch.tensor(float(stop), device=loss.device)])
-        flat = torch.cat([*(grad.reshape(-1) for grad in grads), told])
-        torch.distributed.all_reduce(flat)
-        at = 0
-        for weight, grad in zip(weights, grads, strict=True):
-            weight.grad = flat[at : at + grad.numel()].view_as(weight)
-            at += grad.numel()
-        return flat[-2], bool(flat[-1] > 0)
-
     def glance(self, images: Images) -> float:
         """The mean unweighted loss over the first held-out images, each at the same LOOKS levels of the same noise every time: no luck in it."""
         me, world = self._accelerator.process_index, self._accelerator.num_processes
@@ -259,28 +245,10 @@ class Training:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that the next step depends on, but for its number."""
-        found: dict[str, torch.Tensor] = {}
-        for name, weight in self._learned.items():
-            found[f"weight.{name}"] = weight
-            for key in MOMENTS:
-                found[f"{key}.{name}"] = self._optimizer.state[weight][key]
-        # With fp16 a step whose gradient overflowed is left out, so the optimizer's count is not ours.
-        found["optimizer.step"] = next(iter(self._optimizer.state.values()))["step"]
-        if self._scaler.is_enabled():
-            state = self._scaler.state_dict()
-            found["scaler"] = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
-        return found
+        return tensors(self._optimizer, self._learned, self._scaler)
 
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, weight in self._learned.items():
-                weight.copy_(tensors[f"weight.{name}"])
-                self._optimizer.state[weight]["step"].copy_(tensors["optimizer.step"])
-                for key in MOMENTS:
-                    self._optimizer.state[weight][key].copy_(tensors[f"{key}.{name}"])
-        if self._scaler.is_enabled():
-            scale, growth = tensors["scaler"].tolist()
-            self._scaler.load_state_dict({**self._scaler.state_dict(), "scale": scale, "_growth_tracker": int(growth)})
+    def restore(self, found: dict[str, torch.Tensor]) -> None:
+        restore(self._optimizer, self._learned, found, self._scaler)
 
     def export(self, file: Path) -> None:
         """Write the adapter as `load_lora_weights` reads it, in the precision of the training, in bytes that depend on the training only.
