@@ -20,7 +20,7 @@ def test_it_beats_chance_and_length(results: Path) -> None:
     report = json.loads((results / "report" / "report.json").read_text())
     # Of 40 pairs about 6 topics that were never seen, when this was written: 97.5 %, loss 0.039; by length alone 55 %.
     assert report["pairs"] >= 30
-    assert report["accuracy"] > 0.75
+    assert report["accuracy"] > 0.85  # a head without training is right in 65 %
     assert report["accuracy"] > report["accuracy_of_length"] + 0.15
     assert report["loss"] < 0.6931 - 0.25
     assert report["mean_chosen"] > report["mean_rejected"] + 1
