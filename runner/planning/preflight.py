@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from ..errors import did_you_mean
 from ..language.template import TemplateError, evaluate, expressions, has, references
 from .settings import Origin, Settings, Unknown
 
@@ -30,6 +31,45 @@ NEEDS: Final[Mapping[str, str]] = {
     "memory": "the model's config.json and the memory of the GPU",
 }
 """Namespaces that may be unknown, and what they are known from."""
+
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "recipe": ("id", "hours"),
+    "step": (
+        *(
+            "id",
+            "tools",
+            "launcher",
+            "method",
+            "gpus",
+            "gpu",
+            "gpu_memory",
+            "processes",
+            "nodes",
+            "state",
+            "retries",
+            "env",
+            "secrets",
+            "image",
+            "git",
+        ),
+        *("remote", "imports", "keywords", "config_sections", "config_kind", "config_faults"),
+    ),
+    "model": (
+        *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),
+        *("pad", "eos", "chat_template", "template_bos", "adds_bos"),
+    ),
+    "data": (
+        *("size", "rows", "sampled", "columns", "conversational", "truncated", "longest", "limit", "images", "captions_missing", "alpha"),
+        *("stems_twice", "odd_formats"),
+    ),
+    "gpu": ("name", "capability", "cuda_max", "memory"),
+    "host": ("name", "gpus", "gpu", "gpu_memory", "memory", "disk", "shm", "driver", "cuda", "capability", "rented", "auto_tmux"),
+    "offer": ("provider", "ssh", "auto_tmux", "hours_left", "verified"),
+    "kept": ("checkpoint", "newest", "processes", "max_steps", "torch", "said"),
+    "memory": ("verdict", "low", "high", "usable", "gpu", "terms"),
+}
+"""What each namespace has: a rule that asks for something else is mistyped.  Those of inputs, settings and environment are other people's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +224,7 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
 def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
     """Every template of a rule that cannot be read, with its place below the rule."""
     places: list[tuple[tuple[str | int, ...], object]] = [((name,), rule.get(name)) for name in ("when", "each", "message", "remedy")]
+    places += [(("given", n), "{{ " + name + " }}") for n, name in enumerate(rule.get("given", ()))]
     places += [(("fix", kind, name), value) for kind, values in rule.get("fix", {}).items() for name, value in values.items()]
     for where, text in places:
         if isinstance(text, str):
@@ -194,10 +235,14 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
                         if reference.path[0] not in (*ALWAYS, *NEEDS):
                             names = ", ".join((*ALWAYS, *NEEDS))
                             raise TemplateError(f"there is no `{reference.path[0]}`", reference.offset, reference.length, f"there is: {names}")
+                        fields = FIELDS.get(reference.path[0])
+                        if fields is not None and reference.path[1:] and str(reference.path[1]) not in fields:
+                            known = did_you_mean(str(reference.path[1]), fields) or f"there is: {', '.join(fields)}"
+                            raise TemplateError(f"`{reference.path[0]}` has no `{reference.path[1]}`", reference.offset, reference.length, known)
                 if where[0] in ("when", "each") and (len(found) != 1 or found[0].length != len(text)):
                     raise TemplateError("this must be one expression", 0, len(text), 'write "{{ … }}" and nothing else')
             except TemplateError as error:
-                yield where, error
+                yield where, TemplateError(str(error), 0, len(text) - 6, error.fix) if where[0] == "given" else error
 
 
 _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')

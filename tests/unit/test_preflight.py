@@ -90,6 +90,13 @@ def test_the_page_of_rules_is_what_the_rules_say() -> None:
     assert rulebook.refreshed(page) == page, "write it anew: python -m docs.generate"
 
 
+def test_the_page_tells_every_name_that_a_rule_may_ask_for() -> None:
+    page = (HOME / "docs" / "preflight.md").read_text("utf-8")
+    for namespace, fields in preflight.FIELDS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{namespace}` |"))
+        assert [name for name in fields if f"`{name}`" not in row] == [], namespace
+
+
 def test_a_finding_of_several_steps_is_said_once() -> None:
     one = judged("rendezvous-ports", {"step": {"nodes": 2}})
     assert len(preflight.together([one, one]).findings) == 1
@@ -122,6 +129,10 @@ rules:
         ("    remedy: wait for a day\n", "", "rules.0 says no remedy"),
         ("settings.day == 'monday'", "setting.day == 'monday'", "there is no `setting`"),
         ("settings.day == 'monday'", "settings.day ==", "not an expression"),
+        ("settings.day == 'monday'", "step.gpu_count == 1", "`step` has no `gpu_count`"),
+        ("    remedy:", "    given: [setting.day]\n    remedy:", "there is no `setting`"),
+        ("    remedy:", "    given: [model.vocab]\n    remedy:", "`model` has no `vocab`"),
+        ("    remedy:", "    fix: {settings: {day: '{{ data.colums }}'}}\n    remedy:", "`data` has no `colums`"),
         ("settings.day == 'monday' }}", "settings.day }} x", "this must be one expression"),
         ("    evidence: [", "    proof: [", 'has no key "proof"'),
         ("no-mondays", "No Mondays", "rules.0.id cannot be"),
