@@ -153,6 +153,7 @@ def test_new_for_a_gpu_writes_a_recipe_that_is_valid_and_fits(space: Space, reci
     said = recipe("new", "mine", "--from", "sft@2", "--gpu", "rtx4090", "base=./qwen")
     assert said.code == 0 and said.out == "./mine.yaml\n"
     assert "memory: about 17-23 GB, FITS on rtx4090 (24 GB)" in said.err and "now: recipe plan ./mine.yaml dataset=…" in said.err
+    assert "of training on rtx4090 (24 GB) (a guess from its arithmetic)" in said.err
     assert recipe("validate", "mine.yaml").code == 0
     plan = json.loads(recipe("plan", "./mine.yaml", "dataset=./d.jsonl", "--python", "current", "--json").out)
     train = next(step for step in plan["steps"] if step["id"] == "sft/train")

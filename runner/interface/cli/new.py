@@ -124,7 +124,7 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     words = [f"{each}=…" for each in made.needed]
     return {path.name: made.text}, [
         *(f"chosen: {note}" for note in made.notes),
-        made.reckoned.memory,
+        *made.reckoned.lines,
         f"now: recipe plan {' '.join([_shown(path), *words])}",
     ]
 
