@@ -268,7 +268,8 @@ def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[
     have = set(declared)
     for word in re.findall(r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")):
         name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
-        inside = any(name.startswith(f"{folder}/") for folder in have)
+        # A program may call what it was given by its last name: inputs/dataset/rows.csv is rows.csv to it.
+        inside = any(name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have)
         if not name.startswith(("/", "..", ".recipe")) and name != "." and name not in have and not inside and (workspace / name).exists():
             return name
     return None
