@@ -571,7 +571,8 @@ class Executor:
         if not self.fleet.away or node.flags & LOCAL:
             return self.fleet.here
         absent = self._absent(node)
-        return next((site for site in self.fleet.sites if site.has_room(wants) and all(holds(site, content) for content in absent)), None)
+        sites = [site for site in self.fleet.sites if site.has_room(wants) and all(holds(site, content) for content in absent)]
+        return next((site for site in sites if not site.silent), sites[0] if sites else None)
 
     def _absent(self, node: Node) -> list[str]:
         """What a step takes of earlier ones and that is not here: `temporary` outputs, which stayed on their host."""
@@ -778,6 +779,8 @@ class Executor:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
                 reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, running.log)
+                if exit.reason == "lost" and running.site is not self.fleet.here:
+                    words += f" ({running.site.name} was restarted, or it was killed there)"
                 if reason == "exit":
                     where = "" if running.site is self.fleet.here else running.site.name
                     if where and exit.code == 127 and not image:

@@ -77,6 +77,8 @@ class Site:
         self.ws, self.name, self.host, self.machine, self.slots, self.python = ws, name, host, machine, slots, python
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
+        self.silent = False
+        """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
         self._running = 0
         self._used: dict[str, float] = {}
 
@@ -193,7 +195,7 @@ class Away(Site):
         self.depot = depot
         self._path, self._say = path, say
         self._here: set[str] = set()  # contents that lie there for certain
-        self._silent = 0.0  # since when it has not answered
+        self._silent_since = 0.0
         self._spent: list[str] = []  # paths there that nobody needs any more
         self._clearing = asyncio.Lock()
 
@@ -457,17 +459,17 @@ class Away(Site):
                 await asyncio.sleep(error.after.total_seconds())
             except Unreachable as error:
                 now = time.monotonic()
-                if not self._silent:
-                    self._silent = now
+                if not self.silent:
+                    self.silent, self._silent_since = True, now
                     self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
-                if now - self._silent > OUT_OF_SIGHT:
+                if now - self._silent_since > OUT_OF_SIGHT:
                     raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
                 await asyncio.sleep(pause)
                 pause = min(30.0, pause * 2)
             else:
-                if self._silent:
+                if self.silent:
                     self._say(f"{self.name} answers again")
-                    self._silent = 0.0
+                    self.silent = False
                 return answer
 
 

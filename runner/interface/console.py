@@ -470,7 +470,8 @@ class _Story:
             if data.get("adopted"):
                 told.append((f"{name}: was left running, goes on", "odd"))
             if self._verbose:
-                told.append((f"{name}: started", "dim"))
+                where = f" on {shown(str(site))}" if (site := data.get("site")) else ""
+                told.append((f"{name}: started{where}", "dim"))
             if self._commands:
                 told += [(f"{name}: $ {shown(line)}", "dim") for line in self._command(event.id).splitlines()]
             return told

@@ -398,6 +398,15 @@ def test_a_host_that_cannot_be_reached_for_a_while_costs_nothing(space: Space) -
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
 
 
+def test_a_step_starts_where_somebody_answers_as_long_as_there_is_such_a_place(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    loopback(space, hosts=2, slots=2)
+    monkeypatch.setattr(sites_module.Away, "silent", property(lambda site: site.name.endswith("host-1"), lambda _site, _value: None), raising=False)
+    space.recipe("steps:\n  s: {matrix: {i: [1, 2, 3]}, run: 'echo {{ matrix.i }} > {{ matrix.i }}.txt', outputs: {o: '{{ matrix.i }}.txt'}}\n")
+    space.run(settings=LOOPBACK)
+    where = list(sites(space.events).values())
+    assert where == ["loopback host-2", "loopback host-1", "loopback host-1"]  # three places were taken, one of them there
+
+
 def test_no_place_is_one_clear_error(space: Space) -> None:
     space.write("recipe.toml", "[drivers.loopback]\nfaults = {no_offers = 100}\n")
     chain(space)

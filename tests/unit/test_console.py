@@ -113,6 +113,7 @@ def test_a_note_on_a_start_is_said_and_a_command_when_asked_for() -> None:
     before = overview(command={"train": "python 'a b.py'\necho done"}.__getitem__)
     assert told(start, commands=True, before=before)[1:] == ["train: $ python 'a b.py'", "train: $ echo done"]
     assert told(start, verbose=1)[1:] == ["train: started"]
+    assert told(move("train", "QUEUED", "RUNNING", site="ssh me@gpu1"), verbose=1) == ["train: started on ssh me@gpu1"]
 
 
 def test_why_a_step_runs_is_said_when_asked_for() -> None:
