@@ -66,3 +66,25 @@ def test_no_program_takes_what_another_keeps_to_itself() -> None:
             if isinstance(node, ast.ImportFrom) and node.module and (TRAINERS / f"{node.module}.py").exists():
                 private = [alias.name for alias in node.names if alias.name.startswith("_")]
                 assert not private, f"{file.name} takes {', '.join(private)} from {node.module}.py"
+
+
+OWN = [name for name in RECIPES if name not in RELEASED | {"axolotl@1", "unsloth@1", "prime-rl@1"}]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_recipe_with_a_trainer_of_ours_keeps_the_promises_of_the_house(name: str) -> None:
+    """Started by accelerate, resumable, measured, watched with TensorBoard and trackers, pushed when asked, precise as the GPU can be."""
+    recipe = RECIPES[name]
+    inputs, (train,) = recipe["inputs"], [step for step in recipe["steps"].values() if "accelerate" in step]
+    given = train["accelerate"]["args"]
+    assert train["state"]["checkpoints"]["checkpoint"] and given["resume"] == "{{ state.checkpoints.latest }}" and train["metrics"] is True
+    assert train["retries"] == {"failure": 1, "preemption": 10} and inputs["max_steps"]["continues"] is True
+    assert "tensorboard" in train["outputs"] and given["tracker"] == "{{ inputs.tracker }}" and inputs["tracker"]["key"] is False
+    assert inputs["precision"]["default"] == "auto" and train["accelerate"]["mixed_precision"].count("auto") == 1
+    assert {"global-batch", "micro-batch", "seed", "save-every"} <= given.keys()
+    assert name == "ppo@1" or given["checkpoint-activations"] == "{{ inputs.checkpoint_activations }}"  # trl's has none for its two models in one
+    publish = recipe["steps"]["publish"]
+    assert publish["when"] == "{{ inputs.push_to != '' }}" and publish["secrets"] == ["hf_token"] and inputs["push_private"]["default"] is True
+    smoke = recipe["presets"]["smoke"]
+    assert smoke["resources"]["gpus"] == 0 and smoke["env"]["OMP_NUM_THREADS"] == "1"
+    assert any(preset.get("resources", {}).get("gpus", recipe["resources"]["gpus"]) for preset in recipe["presets"].values() if preset is not smoke)
