@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import NotFound
 from ..planning import hardware, trainings
 from ..planning.hardware import Gpu, Hardware
-from ..planning.memory import Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read
+from ..planning.memory import CONTEXT, Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read
 from . import metrics
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 200
 """Earlier runs of a recipe that are looked at."""
-COUNTED = "counted, not measured: docs/memory.md"
-"""The name of a figure of the table of diffusion trainings that nobody has published."""
+PUBLISHED, COUNTED = "the published figure", "the counted figure"
+"""Names of a figure of the table of diffusion trainings."""
 LEARNED_FROM = 20
 """Of those, the latest whose speed counts."""
 SPREAD = 0.15
@@ -60,11 +60,9 @@ class Reckoned:
         """As `recipe plan` shows it."""
         lines = [self.memory]
         if self.seconds is not None:
-            low, high = (span(each) for each in self.seconds)
-            lines.append(f"time: {low if low == high else f'{low} to {high}'} of training on {self.gpu} ({self.basis})")
+            lines.append(f"time: {_between(*map(span, self.seconds))} of training on {self.gpu} ({self.basis})")
         if self.usd is not None:
-            low, high = (f"{each:.2f}" for each in self.usd)
-            lines.append(f"cost: about {low if low == high else f'{low} to {high}'} USD, at {self.price:g} USD an hour")
+            lines.append(f"cost: about {_between(*(f'{each:.2f}' for each in self.usd))} USD, at {self.price:g} USD an hour")
         return [*lines, *(f"on {each.brief}" for each in self.choices)]
 
     @property
@@ -72,11 +70,9 @@ class Reckoned:
         """One line about one kind of GPU: whether it fits there, how long it takes and what it costs, as far as that is known."""
         parts: list[str] = [self.verdict or "memory not known"]
         if self.seconds is not None:
-            low, high = (span(each) for each in self.seconds)
-            parts.append(f"{low if low == high else f'{low} to {high}'} of training")
+            parts.append(f"{_between(*map(span, self.seconds))} of training")
         if self.usd is not None:
-            low, high = (f"{each:.2f}" for each in self.usd)
-            parts.append(f"{low if low == high else f'{low} to {high}'} USD")
+            parts.append(f"{_between(*(f'{each:.2f}' for each in self.usd))} USD")
         return f"{self.gpu}: {', '.join(parts)}" + (f" ({self.basis})" if self.seconds is not None else "")
 
     @property
@@ -112,7 +108,7 @@ class Reckoned:
             return f"memory: not known ({self.unknown})"
         notes = [note for note in (self.found.measured, self.source and f"as published: {self.source}") if note]
         if not notes and COUNTED in dict(self.found.terms):
-            notes = [COUNTED]
+            notes = ["counted, not measured: docs/memory.md"]
         notes = notes or [", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest(self.found))]
         on = f", {self.verdict} on {self.gpu}" if self.verdict is not None else ""
         return f"memory: {self.found}{on} ({'; '.join(notes)})"
@@ -124,6 +120,10 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {word}"
     return f"{max(1, round(seconds))} s"
+
+
+def _between(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def largest(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
@@ -205,10 +205,7 @@ def _reckoned(
     kind, address = place("base")
     seen = trainings.picture(recipe, inputs, address)
     if seen is not None:
-        count = trainings.samples(inputs)
-        pixels = float(count) * seen.resolution**2 if count is not None else None
-        took = _by_speed(ws, recipe, _past(ws, recipe, step, gpu), pixels, devices)
-        return _from_table(step, inputs, seen, devices, gpu, shown, usable, took)
+        return _of_images(ws, step, recipe, inputs, seen, address, devices, gpu, shown, usable)
     config = config_of(ws, kind, address)
     if config is None:
         where = f"the config.json of {address} is not here yet" if address else "no input `base` names a model"
@@ -232,16 +229,22 @@ def _reckoned(
     return Reckoned(step, _learned(ws, found, recipe, past), "", shown, usable, seconds, basis)
 
 
-def _from_table(
-    step: str, inputs: Mapping[str, Any], seen: trainings.Picture, devices: int, gpu: Gpu | None, shown: str, usable: int | None,
-    took: tuple[tuple[float, float], str] | None,
+def _of_images(
+    ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], seen: trainings.Picture, address: str, devices: int, gpu: Gpu | None,
+    shown: str, usable: int | None,
 ) -> Reckoned:  # fmt: skip
-    seconds, basis = took or (None, "")
+    """A diffusion training: what runs measured of the same case, else what the table says of it."""
+    past = _past(ws, recipe, step, gpu)
     count = trainings.samples(inputs)
+    pixels = seen.resolution**2
+    seconds, basis = _by_speed(ws, recipe, past, float(count) * pixels if count is not None else None, devices) or (None, "")
     if seconds is None and gpu is not None and count is not None:
-        each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=seen.resolution**2, devices=devices)
+        each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=pixels, devices=devices)
         seconds = (count * each[0], count * each[1]) if each is not None else None
         basis = _guess("what others published", gpu) if seconds is not None else ""
+    measured = _measured(recipe, past, seen, address)
+    if measured is not None:
+        return Reckoned(step, measured, "", shown, usable, seconds, basis)
     row = hardware.fitting(figures().diffusion, seen)
     if row is None:
         return Reckoned(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
@@ -250,6 +253,18 @@ def _from_table(
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
     found = Estimate(size, round(size * 0.98), round(size * 1.1), tuple((name, each) for name, each in terms.items() if each))
     return Reckoned(step, found, "", shown, usable, seconds, basis, source=row.source)
+
+
+def _measured(recipe: str, past: Sequence[_Past], seen: trainings.Picture, address: str) -> Estimate | None:
+    """What trainings of this very case took, on a base of the same name; None where there was none."""
+    alike = [each for each in past if os.path.basename(str(each.inputs.get("base", ""))) == os.path.basename(address)]
+    alike = [each for each in alike if trainings.picture(recipe, each.inputs, address) == seen]
+    sizes = [size for each in alike if (size := each.number("gpu_memory_gb", "memory_gb")) is not None]
+    if not sizes:
+        return None
+    held = round(max(sizes) * 1e9)
+    size = held + CONTEXT
+    return Estimate(size, round(size * 0.95), round(size * 1.05), (("as measured", held), ("CUDA", CONTEXT)), _told(sizes, alike[-1].kind))
 
 
 def _guess(what: str, gpu: Gpu) -> str:
@@ -300,9 +315,11 @@ def fetched(address: object) -> bool:
     if not isinstance(address, str) or not address.startswith("hf://") or os.environ.get("HF_HUB_OFFLINE") == "1":
         return False
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         name, _, revision = address.removeprefix("hf://").partition("@")
+        # Asked once and in silence: a download tries again for half a minute where there is no network, and tells each time.
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision or None), timeout=5)
         hf_hub_download(name, "config.json", revision=revision or None, etag_timeout=5)
     except Exception:  # whatever the network, the Hub and its client raise: the config is not here
         return False
@@ -390,8 +407,12 @@ def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past])
         kinds.append(each.kind)
     if not ratios:
         return found
+    return calibrated(found, sum(ratios) / len(ratios), len(ratios), _told(sizes, kinds[-1]))
+
+
+def _told(sizes: Sequence[float], kind: str) -> str:
     held = f"{min(sizes):.1f}" if max(sizes) - min(sizes) < 0.05 else f"{min(sizes):.1f}-{max(sizes):.1f}"
-    return calibrated(found, sum(ratios) / len(ratios), len(ratios), f"measured {held} GB on {kinds[-1]} in {_runs(len(ratios))}")
+    return f"measured {held} GB on {kind} in {_runs(len(sizes))}"
 
 
 def _work(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:

@@ -115,6 +115,24 @@ def test_cost_is_told_where_a_price_is_known(trains: Space, recipe: Recipe) -> N
     assert said.code == 3 and 'prices.rtx4090 cannot be "half a dollar"' in said.err
 
 
+def test_a_diffusion_training_that_was_measured_here_is_known_from_that(space: Space, recipe: Recipe) -> None:
+    space.write("flux/config.json", "{}")
+    drawn = TRAIN.replace("default: ./qwen", "default: ./flux").replace(
+        "max_length: {type: integer, default: 1024}", "resolution: {type: integer, default: 1024}"
+    )
+    space.recipe(drawn.replace("inputs.max_length", "inputs.resolution"))
+    assert memory(recipe)["source"].startswith("https://") and memory(recipe)["verdict"] == "NO"
+    told = {"step": 1, "gpu": "NVIDIA GeForce RTX 4090", "memory_gb": 19.0, "samples_per_second": 0.5}
+    space.run({"told": json.dumps(told), "max_steps": 3, "rank": 17}, preset="measured")
+    assert memory(recipe)["verdict"] == "NO"  # another rank is another case
+    space.run({"told": json.dumps(told), "max_steps": 4}, preset="measured")
+    space.write("flux/other.json", "{}")  # something to do again
+    found = memory(recipe)
+    assert found["measured"] == "measured 19.0 GB on NVIDIA GeForce RTX 4090 in 1 run" and found["verdict"] == "FITS" and not found["source"]
+    assert found["seconds"][0] < 3200 < found["seconds"][1] and found["seconds_from"] == "by 2 runs on NVIDIA GeForce RTX 4090"
+    assert "nobody has published" in memory(recipe, "resolution=2048")["unknown"]
+
+
 def test_where_only_a_size_is_asked_for_each_gpu_that_has_a_price_and_is_large_enough_is_told(trains: Space, recipe: Recipe) -> None:
     trains.recipe(TRAIN.replace("gpu: RTX 4090, ", ""))
     assert "of training" not in recipe("plan").out
@@ -184,10 +202,27 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
     assert "precision=fp16: t4 has no bf16" in said.err and "max_length=512: longer text is cut" in said.err
 
 
-def test_a_diffusion_recipe_is_put_where_the_table_says_that_it_fits(space: Space, recipe: Recipe) -> None:
-    said = recipe("new", "mine", "--from", "sdxl-lora@1", "--gpu", "rtx4090")
-    assert said.code == 0 and "GB, FITS on rtx4090 (24 GB) (" in said.err
+def test_a_diffusion_recipe_is_put_where_others_have_seen_it_fit(space: Space, recipe: Recipe) -> None:
+    said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "a100-40gb")
+    assert said.code == 0 and "FITS on a100-40gb (40 GB) (as published: https://github.com/bghira/SimpleTuner" in said.err
     assert recipe("validate", "mine.yaml").code == 0
+
+
+def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, recipe: Recipe) -> None:
+    said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "rtx4090")
+    assert said.code == 0 and 'chosen: base_storage="fp8": the base lies in memory in 8 bits' in said.err
+    assert "FITS on rtx4090 (24 GB) (counted, not measured: docs/memory.md)" in said.err
+    assert recipe("validate", "mine.yaml").code == 0
+    space.write("images/one.txt", "a thing")
+    checked = recipe("check", "mine.yaml", "dataset=./images")
+    assert checked.code == 0 and "nothing is known to go wrong" in checked.out
+    told = recipe("check", "mine.yaml", "dataset=./images", "base_storage=same")
+    assert told.code == 3 and "takes about 29.4 to 33.0 GB" in told.out and "base_storage=fp8, a smaller resolution" in told.out
+    # What is given stays, and a card that is too small for all is refused with those that are not.
+    said = recipe("new", "other", "--from", "flux-lora@1", "--gpu", "rtx4090", "base_storage=same", "resolution=1024")
+    assert said.code == 2 and "does not fit rtx4090, whatever is given up" in said.err and "it fits" in said.err
+    said = recipe("new", "other", "--from", "flux-lora@1", "--gpu", "t4")
+    assert said.code == 2 and "does not fit t4" in said.err and "rtx4090" not in said.err.partition("it fits")[0]
 
 
 @pytest.mark.parametrize(
