@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..planning import preflight
+from ..planning.judge import RESTORE
 from ..planning.preflight import Facts, Verdict
 from ..planning.settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
 from . import gotchas
-from .facts import GB, LARGE, contents, data, machine, model, packages, program
+from .facts import GB, LARGE, contents, data, machine, model, needs, packages, program
 
 if TYPE_CHECKING:
     from .survey import Survey
@@ -168,6 +169,7 @@ class _Looks:
                 "config_sections": sections,
                 "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
                 "config_faults": list(broken),
+                "missing": {} if self._found.verdicts[n].answer == RESTORE or "select" in detail else dict(needs.missing(self._ws, self._found, n)),
             },
             gather=code,
         )
@@ -225,15 +227,15 @@ class _Looks:
 
     def _environment(self, n: int) -> Mapping[str, object]:
         node = self._found.plan.nodes[n]
-        needs = preflight.NEEDS["environment"]
+        unknown = preflight.NEEDS["environment"]
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
-            return Facts({}, gather=partial(packages.locked, path)) if path.is_file() else Facts({}, needs)
+            return Facts({}, gather=partial(packages.locked, path)) if path.is_file() else Facts({}, unknown)
         if self._found.plan.details()[n]["image"]:
-            return Facts({}, needs)
+            return Facts({}, unknown)
         if self._driver in _HERE:
             return packages.Installed()
-        return Facts({}, needs)
+        return Facts({}, unknown)
 
     def _kept(self, n: int) -> dict[str, object]:
         """What earlier attempts of this step left here: the state that it would go on from, and what the last one said if it failed."""

@@ -306,8 +306,10 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or "select" in details[n]:
             continue
+        from .facts.needs import missing
+
         detail, id = details[n], found.plan.nodes[n].id
-        gone += [f"{id} needs {path}, which {why}" for path, why in _gone(ws, found, n)]
+        gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
         nodes = _nodes(detail)
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
@@ -391,26 +393,6 @@ def _nodes(detail: Mapping[str, Any]) -> Any:
         return evaluate(detail["nodes"], {"inputs": detail["scope"]["inputs"], "matrix": detail["scope"]["matrix"]})
     except TemplateError:
         return detail["nodes"]
-
-
-def _gone(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
-    """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
-    from .sources import wanted
-
-    node, facts = found.plan.nodes[n], found.facts
-    absent = "does not exist"
-    wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
-    wrong += [(pattern, "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
-    if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
-        wrong.append((node.lock, absent))
-    for _, kind, address, *only in node.takes:
-        if kind == "path" and facts.takes.get((kind, address, *only)) is None:
-            wrong.append((address, absent))
-        elif kind == "path" and only and ws.absolute(address).is_dir() and not wanted(str(ws.absolute(address)), only):
-            wrong.append((address, f"holds no {' or '.join(only)}"))
-        elif kind == "path" and (path := ws.absolute(address)).is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
-            wrong.append((address, "is an empty folder"))
-    return wrong
 
 
 def asked(request: Request) -> dict[str, Any]:

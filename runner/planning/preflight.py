@@ -53,7 +53,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "image",
             "git",
         ),
-        *("remote", "imports", "keywords", "config_sections", "config_kind", "config_faults"),
+        *("remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing"),
     ),
     "model": (
         *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),
@@ -273,6 +273,8 @@ def _finding(rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[
     names += [item] if isinstance(item := scope.get("item"), str) else []
     settings = scope.get("settings")
     places = {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
+    if isinstance(item, str) and isinstance(settings, Settings):
+        places[item] = places.get(item) or settings.saying(item)
     origins = {name: place for name, place in places.items() if place is not None}
     return Finding(rule, _said(rule.message, scope, rule.title), _said(rule.remedy, scope, ""), step, fix, origins)
 

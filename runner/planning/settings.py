@@ -62,6 +62,10 @@ class Settings(Mapping[str, object]):
         found = self.told(name) or next((self._found[each] for each in (name, *self._names.get(name, ())) if each in self._found), None)
         return found.origin if found is not None else None
 
+    def saying(self, value: str) -> Origin | None:
+        """Where this value is said, whatever the setting: an input before an argument that hands it on."""
+        return min((each.origin for each in self._found.values() if each.value == value), key=lambda each: each.kind != "input", default=None)
+
     def __getitem__(self, name: str) -> object:
         found = self.told(name)
         if found is None:

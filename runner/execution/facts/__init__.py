@@ -1,6 +1,6 @@
 """What preflight rules ask about, a module for each thing that is looked at.  No rule is known here; what cannot be told is left out: unknown.
 
-`program` is what a step starts, `packages` what it will find installed, `model` and `data` what it is given, `machine` what it runs on.
+`program` is what a step starts, `packages` what it will find installed, `needs`, `model` and `data` what it is given, `machine` what it runs on.
 """
 
 from __future__ import annotations
