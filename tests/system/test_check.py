@@ -100,6 +100,8 @@ def test_fix_says_what_to_type_and_what_is_left_then(space: Space) -> None:
     code, out, _ = check(space, "--fix", "--strict")
     assert code == 0
     assert "type: recipe run ./recipe.yaml often=25\nwith that nothing is left\n" in out
+    out = check(space, "--fix", "--driver", "loopback", "--allow", "resume-true", "--python", "current")[1]
+    assert "type: recipe run ./recipe.yaml --python current --driver loopback --allow resume-true often=25\n" in out
     before = space.read("recipe.yaml")
     space.write("recipe.yaml", before.replace('[--save_steps, "{{ inputs.often }}"]', "[--save_steps, 500]\n      - --save_only_model"))
     code, out, _ = check(space, "--fix")

@@ -110,6 +110,8 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
     flags = [*([f"--preset {request.preset}"] if request.preset else []), *(["--python current"] if request.current_python else [])]
+    flags += [*([f"--driver {args.driver}"] if args.driver != "local" else []), *(f"--host {shlex.quote(host)}" for host in args.hosts or ())]
+    flags += [f"--allow {rule}" for rule in args.allow]
     print(shown(" ".join(["type: recipe run", shlex.quote(request.recipe), *flags, *map(shlex.quote, words)])), file=out)
     again = replace(request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}})
     after, left = _asked(ws, again, args, host)
