@@ -13,9 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,14 +64,13 @@ class Ceph:
         self._do("ceph-mon", "-i", "a", "--mkfs", "--monmap", str(place / "monmap"))
         self._serve("ceph-mon", "-i", "a")
         self._serve("ceph-mgr", "-i", "x")
-        until(lambda: self._said("ceph", "-s"))
+        self._do("ceph", "-s")  # waits for the monitor
         self._do("ceph", "osd", "new", osd)
         (place / "osd" / "type").write_text("memstore\n")
         self._do("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
         self._serve("ceph-osd", "-i", "0")
-        until(lambda: "1 up" in self._said("ceph", "osd", "stat"))
-        self._serve("radosgw", "-n", "client.rgw")
-        assert answers(self.endpoint, seconds=60)
+        self._serve("radosgw", "-n", "client.rgw")  # waits for the OSD
+        assert answers(self.endpoint, seconds=180)
         self._do("radosgw-admin", "user", "create", "--uid=t", "--display-name=t", f"--access-key={KEY}", f"--secret-key={SECRET}")
         nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
         self.environ = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1", **nothing}
@@ -96,22 +93,8 @@ class Ceph:
 
     def _do(self, *argv: str) -> None:
         config = () if argv[0] == "monmaptool" else ("-c", str(self._conf))
-        done = subprocess.run([argv[0], *config, *argv[1:]], capture_output=True, timeout=60)
+        done = subprocess.run([argv[0], *config, *argv[1:]], capture_output=True, timeout=180)
         assert done.returncode == 0, (argv, done.stderr[-2000:])
-
-    def _said(self, *argv: str) -> str:
-        try:
-            done = subprocess.run([argv[0], "-c", str(self._conf), *argv[1:]], capture_output=True, timeout=5, text=True)
-        except subprocess.TimeoutExpired:
-            return ""
-        return done.stdout if done.returncode == 0 else ""
-
-
-def until(true: Callable[[], object], *, seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "Ceph does not start"
-        time.sleep(0.2)
 
 
 CONF = """\

@@ -95,7 +95,8 @@ def test_a_worker_killed_again_and_again_gets_on(space: Space) -> None:
     assert left(space) == []
 
 
-def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: Space) -> None:
+def killed_while_b_waits(space: Space) -> Path:
+    """A chain whose worker is dead, while its second step goes on waiting at the gate."""
     gate = space.root / "gate"
     os.mkfifo(gate)
     chain(space, slow=f"read go < {gate};")
@@ -103,6 +104,11 @@ def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: 
     until(lambda: starts(space, "b") == 1 and "a" in recorded(space))
     worker.kill()
     worker.communicate()
+    return gate
+
+
+def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: Space) -> None:
+    gate = killed_while_b_waits(space)
     after = space.start("run")
     opened = os.open(gate, os.O_WRONLY)
     os.write(opened, b"go\n")
@@ -115,13 +121,7 @@ def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: 
 
 
 def test_a_step_that_ended_while_nobody_watched_is_collected(space: Space) -> None:
-    gate = space.root / "gate"
-    os.mkfifo(gate)
-    chain(space, slow=f"read go < {gate};")
-    worker = space.start("run")
-    until(lambda: starts(space, "b") == 1 and "a" in recorded(space))
-    worker.kill()
-    worker.communicate()
+    gate = killed_while_b_waits(space)
     gate.write_text("go\n")
     until(lambda: '"code": 0' in (space.root / ".recipe/local/journal").read_text().splitlines()[-1])
     space.run()
