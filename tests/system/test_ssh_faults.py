@@ -533,6 +533,23 @@ def test_a_place_whose_time_is_over_is_free(server: Sshd, tmp_path: Path) -> Non
     run(meet())
 
 
+def test_a_server_whose_clock_is_days_off_gives_no_place_twice(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/date").write_text(f'#!/bin/sh\nexec {shutil.which("date")} -d "+3 days" "$@"\n')
+    (tmp_path / "bin/date").chmod(0o755)
+    environment = f"SetEnv PATH={tmp_path / 'bin'}:{os.environ['PATH']} HOME={tmp_path / 'sshd/home'}"
+
+    async def meet(server: Sshd) -> None:
+        async with hosted(server.settings(), "one") as host:
+            assert int(await said(host, "date", "+%s")) > time.time() + 200_000
+            async with contextlib.AsyncExitStack() as stack:
+                with pytest.raises(NoCapacity):
+                    await stack.enter_async_context(hosted(server.settings(), "another"))
+
+    with Sshd(tmp_path / "sshd", options=[environment]) as server:
+        run(meet(server))
+
+
 def test_a_server_that_cannot_be_asked_is_left_out_with_the_reason_and_makes_the_list_of_leases_fail(server: Sshd, tmp_path: Path) -> None:
     with Sshd(tmp_path / "sshd") as other:
         other.trust((server.place / "client.pub").read_text())
