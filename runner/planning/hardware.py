@@ -32,10 +32,6 @@ class Gpu:
     def bf16(self) -> bool:
         return self.capability >= 8.0
 
-    @property
-    def fp8(self) -> bool:
-        return self.capability >= 8.9
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -118,14 +114,17 @@ def operations(model: Model, training: Training, tokens: float) -> float:
     """Floating-point operations to learn from `tokens` tokens.
 
     Two for each weight that a token meets forwards, as many back to the activations, as many for the gradients of those that learn (Kaplan et al.,
-    https://arxiv.org/abs/2001.08361, section 2.1), and the forward pass once more where activations are computed again.
+    https://arxiv.org/abs/2001.08361, section 2.1), and the forward pass once more where activations are computed again.  Attention meets half of the
+    sequence at the mean, with two products for each of its width, and has twice that to do backwards.
     """
     # Of experts, a token meets those it is sent to; `intermediate` is what it goes through.
     feed = (3 if model.gated else 2) * model.hidden * model.intermediate
     attention = 2 * model.hidden * (model.attention + model.keys)
     met = model.layers * (feed + attention) + model.vocabulary * model.hidden
     learned = met if training.method == "full" else trained_weights(model, training)
-    return tokens * (2.0 * met * (3 if training.checkpointing else 2) + 2.0 * learned)
+    again = 1 if training.checkpointing else 0
+    scores = 2.0 * model.layers * training.length * model.attention
+    return tokens * (2.0 * met * (2 + again) + 2.0 * learned + scores * (3 + again))
 
 
 def seconds(hardware: Hardware, gpu: Gpu, work: float, devices: int = 1) -> tuple[float, float]:

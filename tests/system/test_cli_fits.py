@@ -58,7 +58,7 @@ def memory(recipe: Recipe, *words: str) -> dict[str, Any]:
 def test_a_plan_says_what_a_training_takes_and_whether_it_fits(trains: Space, recipe: Recipe) -> None:
     lines = [line.strip() for line in recipe("plan").out.splitlines()]
     assert any(line.startswith("memory: about 17-23 GB, FITS on rtx4090 (24 GB) (frozen weights of linear layers 13.1") for line in lines)
-    assert any(line.startswith("time: 12 min to ") and line.endswith("(a guess from its arithmetic)") for line in lines)
+    assert any(line.startswith("time: 11 min to ") and line.endswith("(a guess from its arithmetic)") for line in lines)
     assert memory(recipe, "max_length=8192")["verdict"] == "NO"
     told = memory(recipe)
     assert told["low"] < told["bytes"] < told["high"] and sum(told["terms"].values()) == told["bytes"] and told["usable"] > 24e9
@@ -160,7 +160,7 @@ def test_time_and_cost_are_by_earlier_trainings_on_such_a_gpu_and_by_what_is_to_
     assert after["seconds_from"] == "by 1 run on NVIDIA GeForce RTX 4090" and after["usd"] == pytest.approx([least / 7200, most / 7200])
     assert "time: 11 min to 15 min of training on rtx4090 (24 GB) (by 1 run on NVIDIA GeForce RTX 4090)" in recipe("plan").out
     assert memory(recipe, "max_steps=200")["seconds"] == pytest.approx([2 * least, 2 * most])
-    assert memory(recipe, "max_length=512")["seconds"] == pytest.approx([least / 2, most / 2])
+    assert memory(recipe, "max_length=512")["seconds"] == pytest.approx([least / 2, most / 2], rel=0.02)  # attention is less than half
     trains.run({"told": json.dumps(told | {"gpu": "NVIDIA GeForce RTX 4090", "gpus": 2}), "rank": 5}, preset="measured")
     assert memory(recipe)["seconds"][1] > 1.5 * most  # two of them were as fast as one
 
