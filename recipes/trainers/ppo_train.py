@@ -76,6 +76,9 @@ def main() -> None:
     tokenizer = _tokenizer(options, policy)
     reward_model, value_model = (classifier(options.reward_model, options.reward_init, options.seed, dtype) for dtype in (options.precision, "no"))
     _fits(options, tokenizer, reward_model)
+    if options.checkpoint_activations:
+        for model in (policy, value_model):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # TRL's own reference, the policy without its adapter, is lost below DistributedDataParallel.
     separate = options.method == "full" or world > 1
 

@@ -82,7 +82,7 @@ def test_a_recipe_with_a_trainer_of_ours_keeps_the_promises_of_the_house(name: s
     assert "tensorboard" in train["outputs"] and given["tracker"] == "{{ inputs.tracker }}" and inputs["tracker"]["key"] is False
     assert inputs["precision"]["default"] == "auto" and train["accelerate"]["mixed_precision"].count("auto") == 1
     assert {"global-batch", "micro-batch", "seed", "save-every"} <= given.keys()
-    assert name == "ppo@1" or given["checkpoint-activations"] == "{{ inputs.checkpoint_activations }}"  # trl's has none for its two models in one
+    assert given["checkpoint-activations"] == "{{ inputs.checkpoint_activations }}"
     publish = recipe["steps"]["publish"]
     assert publish["when"] == "{{ inputs.push_to != '' }}" and publish["secrets"] == ["hf_token"] and inputs["push_private"]["default"] is True
     smoke = recipe["presets"]["smoke"]

@@ -109,10 +109,10 @@ def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, t
 
 
 def test_two_processes_resume_to_the_same_bits(python: Path, prompts: Path, tmp_path: Path) -> None:
-    """The policy learned whole, beside a reference of its own."""
+    """The policy learned whole, beside a reference of its own; the second time with activations computed again, which changes no bit either."""
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "step-000002"))):
+    for out, more in ((whole, ()), (resumed, ("--checkpoint-activations", "--resume", whole / "checkpoints" / "step-000002"))):
         words = training(python, prompts, out, "--method", "full", "--max-steps", 4, "--save-every", 2, *more)
         done = run([python, *launch, "--dynamo_backend", "no", "--main_process_port", "0", *words[1:]], RECIPE_WORLD_SIZE="2")
         assert done.returncode == 0, done.stderr
