@@ -6,6 +6,7 @@ has, and, where that is not forbidden (HF_HUB_OFFLINE), the Hub itself; what it 
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -192,10 +193,14 @@ class _Looks:
                     add(path, tree.encode())
             elif path.endswith(program.CONFIGS):
                 found.append((tree, path, ""))
+        brought = [(self._ws.root, node.deps), (self._ws.root, list(self._takes(node.prefix).values()))]
+        brought.append((Path(self._found.plan.homes[node.home]), node.code))
         for name in dict.fromkeys(named):
             if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in detail["files"]:
-                for place in (self._ws.root, Path(self._found.plan.homes[node.home])):
-                    if (data := contents(place / name, LARGE)) is not None:
+                for place, patterns in brought:
+                    # A step sees what is brought to it, and no other file that happens to lie here under that name.
+                    there = os.path.isabs(name) or any(fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/") for each in patterns)
+                    if there and (data := contents(place / name, LARGE)) is not None:
                         add(name, data, str(place / name))
                         break
         return found, broken

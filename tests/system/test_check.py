@@ -301,6 +301,9 @@ def test_a_configuration_file_is_read_as_the_tool_would(space: Space) -> None:
     rules = found(space)
     assert set(rules) == {"prime-rl-seq-len", "forbidden-sampling", "prime-rl-unknown-section"}
     assert 'no section "wandb"' in rules["prime-rl-unknown-section"]["message"]
+    space.write("recipe.yaml", space.read("recipe.yaml").replace("deps: [rl.toml]", "env: {A: b}"))
+    assert set(found(space)) == {"no-checkpoints"}, "a file that the step does not get is not its configuration"
+    space.write("recipe.yaml", space.read("recipe.yaml").replace("env: {A: b}", "deps: ['*.toml']"))
     space.write("rl.toml", "seq_len = \n")
     assert "rl.toml: Invalid value" in found(space)["config-unreadable"]["message"]
 
