@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import runner
+from runner.execution.session import Settings
 from tests.library.smoke import smoke
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +121,8 @@ def test_the_smoke_preset_prepares_data_and_says_what_is_missing(ran: Path) -> N
 
 
 def test_a_real_run_without_axolotl_fails_and_says_how_to_get_it(tmp_path: Path) -> None:
-    summary = runner.run("axolotl@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path)
+    past_preflight = Settings(allow=("wrapped-tool-missing",))
+    summary = runner.run("axolotl@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path, settings=past_preflight)
     assert summary.state == "FAILED"
     assert [failure.id for failure in summary.failed] == ["prepare"]
     assert b"axolotl is not installed in the Python of this step" in summary.failed[0].tail

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import runner
+from runner.execution.session import Settings
 from tests.library.smoke import smoke
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,8 @@ def test_the_smoke_preset_prepares_data_and_says_what_is_missing(tmp_path: Path)
 
 
 def test_a_real_run_without_unsloth_fails_and_says_how_to_get_it(tmp_path: Path) -> None:
-    summary = runner.run("unsloth@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path)
+    past_preflight = Settings(allow=("wrapped-tool-missing",))
+    summary = runner.run("unsloth@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path, settings=past_preflight)
     assert summary.state == "FAILED" and b"unsloth is not installed in the Python of this step" in summary.failed[0].tail
 
 
