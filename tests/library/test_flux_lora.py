@@ -70,7 +70,7 @@ def test_the_file_says_where_it_comes_from(results: Path) -> None:
 
 @pytest.mark.usefixtures("results")
 def test_over_a_base_in_8_bits_it_learns_and_draws_too(results: Path, workspace: Path) -> None:
-    """The whole of it but for what is prepared, which does not depend on how the base is stored.  3.36 to 2.25 when this was written."""
+    """The whole of it but for what is prepared, which does not depend on how the base is stored.  3.36 to 2.24 when this was written."""
     before = json.loads((results / "report.json").read_text())
     inputs = {"base_storage": "fp8", "checkpoint_activations": True}
     assert redone(workspace, **inputs) == {"train", "samples", "plot", "export"}
