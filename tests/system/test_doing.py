@@ -198,7 +198,7 @@ def test_a_file_that_was_not_declared_is_named_in_the_error(space: Space) -> Non
 
 def test_an_input_that_a_program_calls_by_its_last_name_is_not_taken_for_a_file_that_was_not_declared(space: Space) -> None:
     space.write("rows.csv", "1\n")
-    space.recipe("inputs: {rows: {type: dataset}}\nsteps:\n  read: {run: 'echo \"rows.csv:1: no header\" >&2; test -d \"{{ inputs.rows }}\"'}\n")
+    space.recipe('inputs: {rows: {type: dataset}}\nsteps:\n  read: {run: \'echo "rows.csv:1: no header" >&2; test -d "{{ inputs.rows }}"\'}\n')
     space.attempt({"rows": "rows.csv"})
     assert "not declared" not in failure(space, "read")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
+from pathlib import Path
 
 from tests.support import RECIPE, Space, until
 
@@ -41,6 +43,13 @@ def hear(worker: subprocess.Popen[str], words: str) -> None:
         if words in line:
             return
     raise AssertionError(f"never said {words!r}")
+
+
+def waits(pid: int) -> bool:
+    """Whether a worker whose words nobody hears has dealt with every signal, and waits for what is next."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    where = Path(f"/proc/{pid}/wchan").read_text()  # 0 where the kernel does not say
+    return not re.search(r"(SigPnd|ShdPnd):\s*\S*[1-9a-f]", status) and ("poll" in where or where == "0")
 
 
 def test_one_interrupt_finishes_what_runs_and_starts_nothing(space: Space) -> None:
@@ -102,7 +111,7 @@ def test_an_interrupt_of_a_pipeline_drains_though_its_reader_is_gone(space: Spac
     done = space.root / "done"
     words = " ".join(RECIPE)
     pipeline = subprocess.Popen(
-        ["bash", "-c", f"trap : INT; ({words} run 2>&1; echo $? > {done}) | cat"],
+        ["bash", "-c", f"trap : INT; ((echo $BASHPID > worker; exec {words} run 2>&1); echo $? > {done}) | cat"],
         cwd=space.root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -111,6 +120,7 @@ def test_an_interrupt_of_a_pipeline_drains_though_its_reader_is_gone(space: Spac
     )
     until(lambda: starts(space) == ["one"])
     os.killpg(pipeline.pid, signal.SIGINT)
+    until(lambda: waits(int(space.read("worker"))))
     gate = open_gate(space)
     pipeline.wait(timeout=30)
     os.close(gate)
