@@ -68,8 +68,8 @@ class Ceph:
         self._do("ceph", "osd", "new", osd)
         (place / "osd" / "type").write_text("memstore\n")
         self._do("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
-        self._serve("ceph-osd", "-i", "0")
-        self._serve("radosgw", "-n", "client.rgw")  # waits for the OSD
+        self._serve_osd()
+        self._serve("radosgw", "-n", "client.rgw")
         assert answers(self.endpoint, seconds=180)
         self._do("radosgw-admin", "user", "create", "--uid=t", "--display-name=t", f"--access-key={KEY}", f"--secret-key={SECRET}")
         nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
@@ -84,17 +84,27 @@ class Ceph:
         secrets = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
         return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", config=plain, **secrets)
 
-    def _serve(self, *argv: str) -> None:
+    def _serve_osd(self) -> None:
+        """On a busy machine it may speak to the monitor before it knows the cluster's id, is told "wrong fsid", and gives up: begun again, it is well."""
+        for _ in range(5):
+            osd = self._serve("ceph-osd", "-i", "0")
+            while osd.poll() is None:
+                if b"1 up" in self._do("ceph", "osd", "stat"):  # takes most of a second to ask
+                    return
+        raise AssertionError("the OSD gives up, again and again")
+
+    def _serve(self, *argv: str) -> subprocess.Popen[bytes]:
         """In the foreground, so that it ends with us and is ended by its process."""
         with (self._place / "log" / f"{argv[0]}.out").open("ab") as out:
-            self._processes.append(
-                subprocess.Popen([argv[0], "-c", str(self._conf), "-f", *argv[1:]], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-            )
+            process = subprocess.Popen([argv[0], "-c", str(self._conf), "-f", *argv[1:]], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        self._processes.append(process)
+        return process
 
-    def _do(self, *argv: str) -> None:
+    def _do(self, *argv: str) -> bytes:
         config = () if argv[0] == "monmaptool" else ("-c", str(self._conf))
         done = subprocess.run([argv[0], *config, *argv[1:]], capture_output=True, timeout=180)
         assert done.returncode == 0, (argv, done.stderr[-2000:])
+        return done.stdout
 
 
 CONF = """\
