@@ -48,8 +48,9 @@ def hear(worker: subprocess.Popen[str], words: str) -> None:
 def waits(pid: int) -> bool:
     """Whether a worker whose words nobody hears has dealt with every signal, and waits for what is next."""
     status = Path(f"/proc/{pid}/status").read_text()
-    where = Path(f"/proc/{pid}/wchan").read_text()  # 0 where the kernel does not say
-    return not re.search(r"(SigPnd|ShdPnd):\s*\S*[1-9a-f]", status) and ("poll" in where or where == "0")
+    heard = not re.search(r"(SigPnd|ShdPnd):\s*\S*[1-9a-f]", status)
+    where = Path(f"/proc/{pid}/wchan").read_text()  # 0 where the kernel does not tell
+    return heard and "State:\tS" in status and ("poll" in where or where == "0")
 
 
 def test_one_interrupt_finishes_what_runs_and_starts_nothing(space: Space) -> None:
