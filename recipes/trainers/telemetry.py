@@ -66,7 +66,7 @@ class Telemetry:
             return
         told = os.environ.get("RECIPE_METRICS")
         self._metrics = Metrics(Path(told) if told else None)
-        self._tracker = _tracker(tracker, project, settings or {})
+        self._tracker, alone = _tracker(tracker, project, settings or {}, tensorboard)
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -74,6 +74,9 @@ class Telemetry:
             # The files of an attempt that was killed are gone with it: a resumed one draws the curves from their beginning.
             for line in self.history:
                 self._draw(json.loads(line))
+        for line in self.history if alone else ():
+            values = json.loads(line)
+            self._tracker.log(values, step=values.pop("step"))
         self._since = self._mark()
         self._began = time.perf_counter()
 
@@ -188,16 +191,23 @@ def _cuda_is_used() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def _tracker(name: str, project: str, settings: Mapping[str, object]) -> Any:
-    """wandb or trackio, which have the same face.  One run of ours is one of theirs, however often it was resumed."""
+def _tracker(name: str, project: str, settings: Mapping[str, object], folder: Path | None) -> tuple[Any, bool]:
+    """wandb or trackio, which have the same face, and whether it knows nothing of what an attempt before us told it.
+
+    One run of ours is one of theirs, however often it was resumed.  Offline, wandb writes files for `wandb sync`; they go into `folder`, which is kept.
+    """
     if name == "none":
-        return None
+        return None, False
     require(name)
     tracker = importlib.import_module(name)
     run = os.environ.get("RECIPE_RUN")
     words = {"id": f"{run}-{os.environ.get('RECIPE_STEP', 'train').replace('/', '-')}"} if run and name == "wandb" else {}
+    alone = name == "wandb" and os.environ.get("WANDB_MODE") in ("offline", "dryrun")
+    if alone and folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        words["dir"] = str(folder)
     try:
         tracker.init(project=project, name=run, config=dict(settings), resume="allow", **words)
     except Exception as error:  # whatever a service and its client may raise; the user's remedy is one
         fail(f"tracker {name} did not start: {error}; check its key (WANDB_API_KEY for wandb), or say tracker=none")
-    return tracker
+    return tracker, alone

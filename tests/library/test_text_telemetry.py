@@ -129,30 +129,53 @@ def test_a_tracker_that_is_not_there_is_said_so(name: str, trainers: types.Simpl
         trainers.telemetry.Telemetry(None, tracker=name)
 
 
-def test_a_tracker_gets_every_number_and_resumes_its_run(trainers: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tracker(types.ModuleType):
-        began: dict[str, object]
-        lines: list[tuple[int, dict[str, float]]]
+class Tracker(types.ModuleType):
+    """What wandb was told."""
 
-        def init(self, **words: object) -> None:
-            self.began, self.lines = words, []
+    began: dict[str, object]
+    lines: list[tuple[int, dict[str, float]]]
 
-        def log(self, values: dict[str, float], step: int) -> None:
-            self.lines.append((step, values))
+    def init(self, **words: object) -> None:
+        self.began, self.lines = words, []
 
-        def finish(self) -> None:
-            self.lines.append((0, {}))
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.lines.append((step, values))
 
+    def finish(self) -> None:
+        self.lines.append((0, {}))
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    """Stands in for wandb in the step `sft/train` of run r7."""
     tracker = Tracker("wandb")
     monkeypatch.setitem(sys.modules, "wandb", tracker)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("RECIPE_RUN", "r7")
     monkeypatch.setenv("RECIPE_STEP", "sft/train")
+    return tracker
+
+
+def test_a_tracker_gets_every_number_and_resumes_its_run(trainers: types.SimpleNamespace, tracker: Tracker) -> None:
     telemetry = trainers.telemetry.Telemetry(None, tracker="wandb", project="sft", settings={"rank": 8})
     telemetry.step(4, samples=2, loss=1.5)
     telemetry.close()
     assert tracker.began == {"project": "sft", "name": "r7", "config": {"rank": 8}, "resume": "allow", "id": "r7-sft-train"}
     assert [step for step, _ in tracker.lines] == [4, 0]
     assert tracker.lines[0][1]["loss"] == 1.5 and "time_step" in tracker.lines[0][1]
+
+
+def test_what_wandb_writes_offline_is_kept_and_is_whole_after_a_resume(
+    trainers: types.SimpleNamespace, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    board = tmp_path / "tensorboard"
+    history = ['{"step": 1, "loss": 2.0}\n']
+    telemetry = trainers.telemetry.Telemetry(board, tracker="wandb", history=history)
+    telemetry.step(2, samples=1, loss=1.5)
+    telemetry.close()
+    assert tracker.began["dir"] == str(board) and board.is_dir()
+    assert [(step, values.get("loss")) for step, values in tracker.lines[:2]] == [(1, 2.0), (2, 1.5)]
 
 
 @pytest.mark.parametrize(
