@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from tests.library import forks
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 BASE = ROOT / "fixtures" / "tiny-llama"
@@ -31,8 +33,15 @@ def environment(**more: str) -> dict[str, str]:
     return {**keep, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **more}
 
 
+def launched(argv: Sequence[str], processes: int = 1) -> list[str]:
+    """A trainer's command line as the engine makes it from a recipe."""
+    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
+    launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    return [argv[0], *launch, "--dynamo_backend", "no", *several, *argv[1:]]
+
+
 def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, env=environment(**env), capture_output=True, text=True, timeout=120, check=False)
+    return forks.run(argv, env=environment(**env), timeout=120)
 
 
 def prepare(data: Path, out: Path, *more: object) -> subprocess.CompletedProcess[str]:
@@ -40,22 +49,17 @@ def prepare(data: Path, out: Path, *more: object) -> subprocess.CompletedProcess
 
 
 def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
-    """The command line as the engine makes it from the recipe."""
-    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
-    launch = [
-        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
-        "--dynamo_backend", "no", *several,
-    ]  # fmt: skip
-    return launch + program(
+    alone = program(
         "sft_train.py", "--data", tokens, "--base", BASE, "--adapter", out / "adapter", "--history", out / "history.jsonl",
         "--checkpoints", out / "checkpoints", "--init", "random", "--max-steps", max_steps, "--rank", 8, "--alpha", 16, "--global-batch", 16,
         "--micro-batch", 8, "--save-every", 10, "--learning-rate", 0.01, "--warmup-steps", 5, "--eval-every", 10, "--train-embeddings", *more,
-    )[1:]  # fmt: skip
+    )  # fmt: skip
+    return launched(alone, processes) if processes > 1 else alone
 
 
 def signal_at(line: str, argv: Sequence[str], number: signal.Signals, env: dict[str, str], *, whole: bool = True) -> str:
     """Run until it prints `line`, then send the signal to every process of it, or to the launcher alone.  What it printed after that."""
-    job = subprocess.Popen(argv, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = forks.start(argv, env=environment(**env), stderr=subprocess.STDOUT)
     assert job.stdout is not None
     said = []
     for text in job.stdout:
@@ -92,7 +96,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One training that nobody disturbed."""
     out = tmp_path_factory.mktemp("trained")
-    done = run(training(tokens, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+    done = run(launched(training(tokens, out)), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
     assert done.returncode == 0, done.stderr
     return out
 
@@ -149,7 +153,8 @@ def test_a_killed_training_ends_in_the_same_bits(processes: int, tokens: Path, t
 
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
-    said = signal_at("step 3/", training(tokens, tmp_path, "--save-every", 1000), signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    argv = launched(training(tokens, tmp_path, "--save-every", 1000))
+    said = signal_at("step 3/", argv, signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
     (saved,) = checkpoints(tmp_path)
     step = json.loads((saved / "checkpoint.json").read_text())["step"]
     assert 3 <= step < STEPS
@@ -167,14 +172,14 @@ def test_fewer_processes_than_asked_for_are_refused(processes: int, tokens: Path
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_half_precision_of_a_gpu_is_refused_on_a_cpu() -> None:
-    done = run([sys.executable, "-c", "from loop import start; start()"], PYTHONPATH=str(TRAINERS), ACCELERATE_MIXED_PRECISION="fp16")
+def test_half_precision_of_a_gpu_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    (tmp_path / "start.py").write_text("from loop import start; start()")
+    done = run([sys.executable, str(tmp_path / "start.py")], PYTHONPATH=str(TRAINERS), ACCELERATE_MIXED_PRECISION="fp16")
     assert (done.returncode, done.stderr) == (1, "train: precision fp16 needs a GPU; on a CPU use bf16 or no\n")
 
 
 def test_a_loss_that_is_no_number_ends_the_training(tokens: Path, tmp_path: Path) -> None:
-    alone = training(tokens, tmp_path, "--learning-rate", 1e38)
-    done = run([sys.executable, *alone[alone.index(str(TRAINERS / "sft_train.py")) :]])
+    done = run(training(tokens, tmp_path, "--learning-rate", 1e38))
     assert done.returncode == 1
     assert "the loss is nan at step 2; a smaller learning_rate" in done.stderr
     assert not checkpoints(tmp_path)
@@ -233,12 +238,15 @@ Checkpoints(Path(sys.argv[1]), {}).save(10, {"weight": torch.ones(4)}, ["{}"])
 
 @pytest.mark.parametrize("at", ["sync", "rename"])
 def test_a_save_that_was_killed_leaves_no_checkpoint(at: str, tmp_path: Path) -> None:
-    save = [sys.executable, "-c", SAVE, str(tmp_path)]
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (tmp_path / "save.py").write_text(SAVE)
+    save = [sys.executable, str(tmp_path / "save.py"), str(folder)]
     assert run([*save, at], PYTHONPATH=str(TRAINERS)).returncode == -signal.SIGKILL
-    assert list(tmp_path.iterdir()) and not list(tmp_path.glob("step-*"))
+    assert list(folder.iterdir()) and not list(folder.glob("step-*"))
     for _ in range(2):  # over what the kill left, then over itself
         assert run(save, PYTHONPATH=str(TRAINERS)).returncode == 0
-        assert [path.name for path in tmp_path.iterdir()] == ["step-000010"]
+        assert [path.name for path in folder.iterdir()] == ["step-000010"]
 
 
 @pytest.mark.usefixtures("sibling")
