@@ -194,7 +194,7 @@ def _cuda_is_used() -> bool:
 def _tracker(name: str, project: str, settings: Mapping[str, object], folder: Path | None) -> tuple[Any, bool]:
     """wandb or trackio, which have the same face, and whether it knows nothing of what an attempt before us told it.
 
-    One run of ours is one of theirs, however often it was resumed.  Offline, wandb writes files for `wandb sync`; they go into `folder`, which is kept.
+    One run of ours is one of theirs, however often it was resumed.  Offline, wandb writes files for `wandb sync`: into `folder`, which is kept.
     """
     if name == "none":
         return None, False
