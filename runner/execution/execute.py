@@ -890,7 +890,7 @@ class Executor:
         image = {"author": detail["author"], "world": running.world}
         self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
         self._tidy(running, detail, success=False)
-        self._fail(id, reason, words, hint, tail, log, self._left(running))
+        self._fail(id, reason, words, hint, outcomes.words(tail), log, self._left(running))
 
     def _left(self, running: Running) -> str:
         """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""

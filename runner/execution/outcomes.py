@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,12 @@ NOTHING_LEFT = 16 << 10
 """Free bytes at which a disk is full: not even a log grows any more."""
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
+
+_LAUNCHER = re.compile(
+    rb'^Traceback \(most recent call last\):\n(?:  .*\n)*?  File "[^"\n]*/accelerate/commands/launch\.py".*\n(?:  .*\n)*'
+    rb"(?:subprocess\.CalledProcessError: |torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: )(?s:.*)",
+    re.MULTILINE,
+)
 
 
 def reason(exit: Exit) -> str:
@@ -74,6 +81,11 @@ def tail(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def words(tail: bytes) -> bytes:
+    """The end of a log without accelerate's own traceback, which follows whatever a program that it launched said and says only that it failed."""
+    return _LAUNCHER.sub(b"", tail)
 
 
 def keep(log: str, measured: str, kept: str, secrets: Sequence[Secret], scrap: Scrap) -> str:

@@ -1,0 +1,32 @@
+"""What is shown of a failed program's log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.execution import outcomes
+
+SCRIPT = "import sys\nprint('first', flush=True)\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
+
+
+@pytest.mark.parametrize(("launcher", "raising"), [(["--num_processes", "1"], False), (["--multi_gpu", "--num_processes", "2"], True)])
+def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(launcher: list[str], raising: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(raising=raising))
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    env = {"PATH": "/usr/bin:/bin", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
+    ran = subprocess.run([*accelerate, *launcher, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, check=False)
+    assert ran.returncode == 1
+    told = outcomes.words(ran.stdout)
+    assert b"launch.py" in ran.stdout and b"launch.py" not in told
+    assert told.startswith(b"first\n") and b"row 3 is no number\n" in told
+    assert told.count(b"Traceback") == 2 * raising  # each process has its own
+
+
+def test_a_programs_own_traceback_stays() -> None:
+    own = b"Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n    run()\nsubprocess.CalledProcessError: Command 'x' failed\n"
+    assert outcomes.words(own) == own
