@@ -20,6 +20,8 @@ VERSION: Final = 1
 """Of the key itself.  Raising it makes every step run again once; see docs/design.md."""
 
 World: TypeAlias = list[list[object]]
+_Part: TypeAlias = tuple[str, str]
+"""How a part is called, and what it belongs to: what was read when the plan was compiled and what is read late may have one name."""
 
 
 def author_digest(author: Mapping[str, object]) -> Digest:
@@ -56,30 +58,30 @@ class Change:
 def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
     """Every part that differs between two pre-images (`{"author": …, "world": …}`), in a fixed order; empty when their keys are equal."""
     old, new = dict(_parts(before)), dict(_parts(after))
-    return [Change(part, old.get(part), new.get(part)) for part in sorted(old.keys() | new.keys()) if _form(old, part) != _form(new, part)]
+    return [Change(part[0], old.get(part), new.get(part)) for part in sorted(old.keys() | new.keys()) if _form(old, part) != _form(new, part)]
 
 
-def _form(parts: Mapping[str, object], part: str) -> bytes | None:
+def _form(parts: Mapping[_Part, object], part: _Part) -> bytes | None:
     """A part as it is hashed: `1`, `1.0` and `true` are equal in Python and in no key."""
     return canonical(parts[part]) if part in parts else None
 
 
-def _parts(image: Mapping[str, object]) -> Iterable[tuple[str, object]]:
+def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
     author = image["author"]
     assert isinstance(author, dict)
     for name, value in author.items():
         if name == "reads":
-            yield from value.items()
+            yield from (((read, name), v) for read, v in value.items())
         elif isinstance(value, dict) and value:
             # Templates read `outputs.x` too: what is declared about it goes by another name.
             head = "output " if name == "outputs" else f"{name}."
-            yield from ((f"{head}{inner}", v) for inner, v in value.items())
+            yield from (((f"{head}{inner}", name), v) for inner, v in value.items())
         else:
-            yield name, value
+            yield (name, name), value
     world = image["world"]
     assert isinstance(world, Sequence)
     for kind, name, value in world:
-        yield (str(name) if kind == "value" else f"{kind} {name}"), value
+        yield (str(name) if kind == "value" else f"{kind} {name}", f"world {kind}"), value
 
 
 def _short(value: object) -> str:

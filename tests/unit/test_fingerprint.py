@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runner.planning.fingerprint import author_digest, explain, key
@@ -26,6 +26,7 @@ def image(author: dict[str, Any], world: list[list[object]]) -> dict[str, object
 
 
 @given(AUTHORS, WORLDS, AUTHORS, WORLDS)
+@example({"reads": {}}, [("value", "a", False)], {"reads": {"a": None}}, [("value", "a", False)])
 def test_what_differs_is_told_and_what_is_told_differs(one: dict[str, Any], here: Any, other: dict[str, Any], there: Any) -> None:
     first, second = [list(e) for e in here], [list(e) for e in there]
     same = key(author_digest(one), first) == key(author_digest(other), second)
