@@ -8,25 +8,23 @@ uses                the other recipe's steps, ids `outer/inner`, keys as if it h
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import posixpath
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from ..digest import Digest, of_value
-from ..errors import Invalid, Problem, did_you_mean
+from ..errors import Invalid, Problem
 from ..language.recipe import Resources
-from .fingerprint import author_digest
+from .assemble import assemble
+from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
 from .mentions import Near, escapes, heads, is_glob, may_make, ordered, reaches, steps_of, templates, walk
-from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Node, Pending, Plan
+from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Input, Limits, Output, Recipe, Step, Tree, Uses, Where
+    from ..language.recipe import Input, Output, Recipe, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -35,19 +33,6 @@ LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "nodes": ("count", "addresses"),
     "host": ("gpus", "cpus"),
 }
-
-
-class PathValue(str):
-    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step."""
-
-    name: str
-    kind: str
-    address: Any
-
-    def __new__(cls, name: str, kind: str, address: Any) -> PathValue:
-        self = super().__new__(cls, name)
-        self.name, self.kind, self.address = name, kind, address
-        return self
 
 
 def compile_plan(
@@ -68,58 +53,12 @@ def compile_plan(
     """
     compiler = _Compiler(used, globs, bind, kind_of)
     compiler.add(recipe, values, prefix="", preset=preset)
-    return compiler.finish(recipe, values, digest, recipe.presets[preset].limits if preset else None)
+    return assemble(compiler.sketch, recipe, values, digest, recipe.presets[preset].limits if preset else None)
 
 
 _NONE: Final[list[Any]] = []
 _NOTHING: Final[dict[str, Any]] = {}
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A node being made; producers are drafts until numbers are known."""
-
-    id: str
-    step: Step
-    recipe: Recipe
-    home: int
-    prefix: str
-    inputs: dict[str, Any]
-    matrix: dict[str, Any]
-    outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
-    upstream: dict[str, tuple[_Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
-    takes: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
-    late: dict[tuple[str, str], _Draft] = field(default_factory=dict)
-    asked: dict[tuple[str, str], _Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
-    after: list[_Draft] = field(default_factory=list)
-    wants: list[list[_Draft]] = field(default_factory=list)  # each a step that it mentions or needs: one skipped whole skips this too
-    author: dict[str, Any] = field(default_factory=dict)
-    detail: dict[str, Any] = field(default_factory=dict)
-    deps: list[str] = field(default_factory=list)
-    code: list[str] = field(default_factory=list)
-    lock: str = ""
-    flags: int = 0
-    number: int = -1
-    order: int = 0
-
-
 _UNSAID: Final = Resources()
-
-
-class _Scope:
-    """The namespace of one recipe while it is compiled: what `steps.x` means there."""
-
-    def __init__(self, recipe: Recipe, inputs: dict[str, Any], prefix: str, home: int, asked: Resources, named: bool) -> None:
-        self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
-        self.asked = asked  # resources that stand beside `uses`
-        self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
-        self.groups: dict[str, list[_Draft]] = {}  # plain, matrix and select steps
-        self.results: dict[str, dict[str, Any]] = {}  # step id -> output name -> PathValue or list of them
-        self.pending: set[str] = set()  # steps that wait for an expansion
-        self.many: set[str] = set()
-        self.inner: dict[str, list[_Draft]] = {}  # uses steps: every draft below
-        self.makers: dict[str, tuple[str, str]] = {}
-        self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
 
 
 class _Compiler:
@@ -127,11 +66,7 @@ class _Compiler:
         self, used: Mapping[str, Recipe], globs: Mapping[str, tuple[str, ...]], bind: Callable[..., dict[str, Tree]], kind_of: Callable[[str], str]
     ) -> None:
         self.used, self.globs, self.bind, self.kind_of = used, globs, bind, kind_of
-        self.drafts: list[_Draft] = []
-        self.problems: list[Problem] = []
-        self.pending: list[Pending] = []
-        self.homes: list[str] = []
-        self.top: _Scope | None = None
+        self.sketch = Sketch()
         self.depth: list[str] = []
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
@@ -139,20 +74,20 @@ class _Compiler:
     def add(
         self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
         asked: Resources = _UNSAID, named: bool = False,
-    ) -> _Scope:  # fmt: skip
+    ) -> Scope:  # fmt: skip
         home = posixpath.dirname(recipe.document.name) or "."
-        if home not in self.homes:
-            self.homes.append(home)
-        scope = _Scope(recipe, self._take(recipe, values), prefix, self.homes.index(home), asked, named)
+        if home not in self.sketch.homes:
+            self.sketch.homes.append(home)
+        scope = Scope(recipe, self._take(recipe, values), prefix, self.sketch.homes.index(home), asked, named)
         scope.variables.update(variables or {})
-        if self.top is None:
-            self.top = scope
+        if self.sketch.top is None:
+            self.sketch.top = scope
         chosen = recipe.presets.get(preset) if preset else None
         self.depth.append(recipe.id)
         order, loops = ordered(recipe)
         for loop in loops:
             path = " -> ".join(loop)
-            self._problem(
+            self.sketch.problem(
                 recipe,
                 "cycle",
                 f"steps need each other: {path}",
@@ -161,13 +96,13 @@ class _Compiler:
                 key=True,
             )
         if not loops:
-            begun = len(self.drafts)
+            begun = len(self.sketch.drafts)
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
-            made = {d.prefix + path: (d, output) for d in self.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
+            made = {d.prefix + path: (d, output) for d in self.sketch.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
             inside = {folder: path for path in made for folder in heads(path)[1:]}
             near = Near(made)
-            for draft in self.drafts[begun:]:
+            for draft in self.sketch.drafts[begun:]:
                 if draft.recipe is recipe and draft.prefix == prefix:
                     self._deps(scope, draft, made, inside, near)
         self.depth.pop()
@@ -201,7 +136,7 @@ class _Compiler:
         whole = value if kind == "path" else value.split("@")[0]
         return PathValue(f"{folder}/{posixpath.basename(posixpath.normpath(whole)) or spec.name}", kind, (value, spec.only))
 
-    def _step(self, scope: _Scope, step: Step, chosen: Any, preset: str | None) -> None:
+    def _step(self, scope: Scope, step: Step, chosen: Any, preset: str | None) -> None:
         if step.uses:
             self._uses(scope, step, step.uses, preset)
         elif step.select:
@@ -211,14 +146,14 @@ class _Compiler:
 
     # -- steps with a command --------------------------------------------------------------------------------------------------------------------
 
-    def _plain(self, scope: _Scope, step: Step, chosen: Any) -> None:
+    def _plain(self, scope: Scope, step: Step, chosen: Any) -> None:
         recipe = scope.recipe
-        known = self._mentions_known(scope, step)
+        known = self.sketch.mentions_known(scope, step)
         if isinstance(step.run, str) and "{{" in step.run:
             from ..language import shell
 
             for error in shell.errors(step.run, bash=step.shell == "bash"):
-                self._template_problem(scope, error, (*step.origin, "run"))
+                self.sketch.template_problem(scope, error, (*step.origin, "run"))
         waits = [name for name in steps_of(step) if name in scope.pending]
         waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.deps)]
         axes = self._axes(scope, step)
@@ -227,10 +162,17 @@ class _Compiler:
             return
         drafts = []
         for combination in axes:
-            draft = _Draft(
-                self._name(scope, step.id, combination), step, recipe, scope.home, scope.prefix, scope.inputs, combination, order=len(self.drafts)
+            draft = Draft(
+                self._name(scope, step.id, combination),
+                step,
+                recipe,
+                scope.home,
+                scope.prefix,
+                scope.inputs,
+                combination,
+                order=len(self.sketch.drafts),
             )
-            self.drafts.append(draft)
+            self.sketch.drafts.append(draft)
             drafts.append(draft)
             self._outputs(scope, draft)
             self._fill(scope, draft, chosen, known=known)
@@ -241,13 +183,13 @@ class _Compiler:
         else:
             scope.results[step.id] = {o.name: self._made(drafts[0], o.name) for o in step.outputs}
 
-    def _name(self, scope: _Scope, id: str, combination: Mapping[str, Any]) -> str:
+    def _name(self, scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
         return f"{scope.prefix}{id}" + (f"[{','.join(f'{k}={_encoded(v)}' for k, v in combination.items())}]" if combination else "")
 
-    def _made(self, draft: _Draft, output: str) -> PathValue:
+    def _made(self, draft: Draft, output: str) -> PathValue:
         return PathValue(draft.outputs[output][0], "step", (draft, output))
 
-    def _axes(self, scope: _Scope, step: Step) -> list[dict[str, Any]] | None:
+    def _axes(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
         """Every combination of the matrix, one empty one without; None while an axis is not known."""
         if step.matrix is None:
             return [{}]
@@ -259,12 +201,12 @@ class _Compiler:
                 if values is None:
                     return None
             else:
-                unread = len(self.problems)
-                value = self._evaluate(scope, axis, {"inputs": scope.inputs, "steps": _Results(scope)}, where)
+                unread = len(self.sketch.problems)
+                value = self.sketch.evaluate(scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where)
                 if not isinstance(value, list):
-                    if len(self.problems) > unread:
+                    if len(self.sketch.problems) > unread:
                         return []
-                    self._problem(
+                    self.sketch.problem(
                         scope.recipe,
                         "matrix-axis",
                         f'axis "{name}" of "{step.id}" is not a list',
@@ -274,30 +216,30 @@ class _Compiler:
                     return []
                 values = value
             if len({_encoded(v) for v in values}) < len(values):
-                self._problem(
+                self.sketch.problem(
                     scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where, fix="values must differ as text"
                 )
                 return []
             axes[name] = values
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
-    def _glob(self, scope: _Scope, step: Step, axis: str, pattern: str, where: Where) -> list[Any] | None:
+    def _glob(self, scope: Scope, step: Step, axis: str, pattern: str, where: Where) -> list[Any] | None:
         maker = None
         text = pattern
         if "{{" in pattern:
-            value = self._evaluate(scope, pattern, {"inputs": scope.inputs, "steps": _Results(scope)}, where)
+            value = self.sketch.evaluate(scope, pattern, {"inputs": scope.inputs, "steps": Results(scope)}, where)
             text = str(value) if value is not None else ""
         for path, (id, output) in scope.makers.items():
             if text.startswith(path + "/"):
                 maker = (id, output, text[len(path) + 1 :], path)
         if maker is None:
             if escapes(text):
-                self._problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
+                self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
                 return []
             return [PathValue(match, "dep", match) for match in self.globs.get(text, ())]
         id, output, below, path = maker
         if id in scope.pending or len(scope.groups.get(id, ())) != 1:
-            self._problem(
+            self.sketch.problem(
                 scope.recipe,
                 "matrix-axis",
                 f'the axis "{axis}" looks below an output of "{id}", which is itself a matrix',
@@ -308,20 +250,20 @@ class _Compiler:
         producer = scope.groups[id][0]
         known = self.globs.get(f"{producer.id}/{output}:{below}")
         if known is None:
-            self.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
+            self.sketch.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
             return None
         return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known]
 
-    def _outputs(self, scope: _Scope, draft: _Draft) -> None:
+    def _outputs(self, scope: Scope, draft: Draft) -> None:
         step = draft.step
         names = {"inputs": draft.inputs, "matrix": draft.matrix}
         for n, output in enumerate(step.outputs):
             where = (*step.origin, "outputs", output.name)
             raw = output.path
-            unread = len(self.problems)
-            late = [ref for ref in self._references(scope, raw, where) if ref.path[0] in LATE_NAMES]
+            unread = len(self.sketch.problems)
+            late = [ref for ref in self.sketch.references(scope, raw, where) if ref.path[0] in LATE_NAMES]
             for ref in late:
-                self._problem(
+                self.sketch.problem(
                     scope.recipe,
                     "late-name",
                     f'"{".".join(ref.path)}" is not known before an attempt; an output path may not depend on it',
@@ -329,14 +271,14 @@ class _Compiler:
                     offset=ref.offset,
                     length=ref.length,
                 )
-            value = self._evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
+            value = self.sketch.evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
             path = posixpath.normpath(str(value)) if value else ""
-            if len(self.problems) > unread:
+            if len(self.sketch.problems) > unread:
                 path = f"invalid/{step.id}/{n}"
             elif path.split("/")[0] == ".recipe":
-                self._problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
+                self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
             elif not path or path == "." or escapes(path):
-                self._problem(
+                self.sketch.problem(
                     scope.recipe,
                     "path-escape",
                     f'output "{output.name}" of "{step.id}" is "{value}", which leaves the attempt directory',
@@ -347,7 +289,7 @@ class _Compiler:
             draft.outputs[output.name] = (path, _output_flags(output))
             scope.makers[path] = (step.id, output.name)
 
-    def _fill(self, scope: _Scope, draft: _Draft, chosen: Any, *, known: bool) -> None:
+    def _fill(self, scope: Scope, draft: Draft, chosen: Any, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
         resources = step.resources.over(recipe.resources)
         preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
@@ -375,17 +317,17 @@ class _Compiler:
             author["resources"] = _resources(resources)
         if not step.outputs:
             # Whoever has no outputs is there for its effect: two steps that say the same are two effects.
-            assert self.top is not None
-            author["id"] = [self.top.recipe.name, draft.id]
+            assert self.sketch.top is not None
+            author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}
-        state = {s.name: str(self._evaluate(scope, s.path, places, (*step.origin, "state", s.name))) for s in step.state}
+        state = {s.name: str(self.sketch.evaluate(scope, s.path, places, (*step.origin, "state", s.name))) for s in step.state}
         git = [c for c in code if not isinstance(c, str)]
         if git:
             author["git"] = [[c.url, c.commit, c.at] for c in git]
 
         names: dict[str, Any] = {
             "inputs": draft.inputs,
-            "steps": _Results(scope),
+            "steps": Results(scope),
             "outputs": {n: p for n, (p, _) in draft.outputs.items()},
             "state": {n: {"latest": None} for n in state},
             "matrix": draft.matrix,
@@ -398,7 +340,7 @@ class _Compiler:
             late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
         for value in draft.matrix.values():
             self._world(draft, value)
-        author["reads"] = {name: _plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}
+        author["reads"] = {name: plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}
         draft.author = author
 
         for id in step.needs:
@@ -426,10 +368,10 @@ class _Compiler:
             "image": image,
             "git": author.get("git", _NONE),
             "scope": {
-                "inputs": {k: _plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
+                "inputs": {k: plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
                 "steps": mentioned or _NOTHING,
                 "outputs": names["outputs"] or _NOTHING,
-                "matrix": {k: _plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
+                "matrix": {k: plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
             },
             "sync": [[output.name, output.sync] for output in step.outputs if output.sync is not None] or _NONE,
             "state": [[s.name, state[s.name], s.checkpoint, s.every, s.keep] for s in step.state] or _NONE,
@@ -447,8 +389,8 @@ class _Compiler:
 
     def _read(
         self,
-        scope: _Scope,
-        draft: _Draft,
+        scope: Scope,
+        draft: Draft,
         leaf: str,
         where: Where,
         names: dict[str, Any],
@@ -465,29 +407,29 @@ class _Compiler:
         try:
             found = references(leaf)
         except TemplateError as error:
-            self._template_problem(scope, error, where)
+            self.sketch.template_problem(scope, error, where)
             return False
         for ref in found:
             root, rest = ref.path[0], ref.path[1:]
             if root in LATE_NAMES:
                 late = True
                 if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
-                    self._unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in LATE_NAMES[root]], where, ref)
+                    self.sketch.unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in LATE_NAMES[root]], where, ref)
             elif root == "steps" and len(rest) >= 2:
                 late |= self._mention(scope, draft, rest, reads, mentioned, keyed=keyed)
             elif root == "state":
                 if not rest or rest[0] not in state:
-                    self._unknown(scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref)
+                    self.sketch.unknown(scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref)
                 elif rest[1:] == ("latest",):
                     late = True
                 elif rest[1:]:
-                    self._unknown(scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref)
+                    self.sketch.unknown(scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref)
                 else:
                     reads[f"state.{rest[0]}"] = state[rest[0]]
             elif root in ("inputs", "outputs", "matrix"):
                 known = names[root]
                 if root == "inputs" and rest and (spec := scope.recipe.inputs.get(rest[0])) is not None and spec.type == "secret":
-                    self._problem(
+                    self.sketch.problem(
                         scope.recipe,
                         "secret",
                         f'"{rest[0]}" is a secret and may not be mentioned',
@@ -497,7 +439,7 @@ class _Compiler:
                         fix=f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}",
                     )
                 elif rest and rest[0] not in known:
-                    self._unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref)
+                    self.sketch.unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref)
                 elif not keyed:
                     continue
                 elif rest:
@@ -509,10 +451,10 @@ class _Compiler:
                         reads.setdefault(f"{root}.{name}", value)
                         self._world(draft, value)
             elif root not in ("steps",):
-                self._unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
+                self.sketch.unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
         return late
 
-    def _nulls(self, scope: _Scope, draft: _Draft, names: Mapping[str, Any], leaves: Iterable[tuple[Where, str]]) -> None:
+    def _nulls(self, scope: Scope, draft: Draft, names: Mapping[str, Any], leaves: Iterable[tuple[Where, str]]) -> None:
         """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
         from ..language import shell
         from ..language.template import Place, TemplateError, evaluate
@@ -525,7 +467,7 @@ class _Compiler:
         for where, leaf in leaves:
             if where[len(step.origin)] not in ("run", "accelerate", "files", "env"):
                 continue
-            found = self._references(scope, leaf, where)
+            found = self.sketch.references(scope, leaf, where)
             if any(ref.path[0] not in scene or ref.path[2:3] == ("metrics",) for ref in found):
                 continue
             nulls = [ref for ref in found if ref.path[2:] == ("latest",) or (len(ref.path) > 1 and ref.path[1] in absent.get(ref.path[0], ()))]
@@ -539,12 +481,12 @@ class _Compiler:
             except TemplateError as error:
                 name = ".".join(nulls[0].path)
                 message = f"{name} {'is null on the first attempt' if nulls[0].path[0] == 'state' else 'is null here'}: {error}"
-                self._problem(scope.recipe, "template", message, where, fix=error.fix, offset=error.offset, length=error.length)
+                self.sketch.problem(scope.recipe, "template", message, where, fix=error.fix, offset=error.offset, length=error.length)
 
     def _mention(
         self,
-        scope: _Scope,
-        draft: _Draft,
+        scope: Scope,
+        draft: Draft,
         rest: tuple[str, ...],
         reads: dict[str, Any],
         mentioned: dict[str, dict[str, Any]],
@@ -563,7 +505,7 @@ class _Compiler:
             return True
         value = scope.results.get(id, {}).get(name)
         if value is not None:
-            mentioned.setdefault(id, {})[name] = _plain_value(value)
+            mentioned.setdefault(id, {})[name] = plain_value(value)
             if keyed:
                 # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
                 reads[f"steps.{id}.{name}"] = value
@@ -572,7 +514,7 @@ class _Compiler:
                 draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         return False
 
-    def _world(self, draft: _Draft, value: Any) -> None:
+    def _world(self, draft: Draft, value: Any) -> None:
         if isinstance(value, list):
             for item in value:
                 self._world(draft, item)
@@ -588,7 +530,7 @@ class _Compiler:
             else:
                 draft.takes[value.name] = (value.kind, *value.address)
 
-    def _deps(self, scope: _Scope, draft: _Draft, made: Mapping[str, tuple[_Draft, str]], inside: Mapping[str, str], near: Near) -> None:
+    def _deps(self, scope: Scope, draft: Draft, made: Mapping[str, tuple[Draft, str]], inside: Mapping[str, str], near: Near) -> None:
         """Turn `deps` into edges and files of the workspace.
 
         `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any, and `near` those
@@ -597,12 +539,12 @@ class _Compiler:
         step = draft.step
         for n, raw in enumerate(step.deps):
             where = (*step.origin, "deps", n)
-            value = self._evaluate(scope, raw, {"inputs": draft.inputs, "matrix": draft.matrix}, where) if "{{" in raw else raw
+            value = self.sketch.evaluate(scope, raw, {"inputs": draft.inputs, "matrix": draft.matrix}, where) if "{{" in raw else raw
             if value is None:
                 continue
             path = posixpath.normpath(str(value))
             if escapes(path):
-                self._problem(
+                self.sketch.problem(
                     scope.recipe,
                     "path-escape",
                     f'"{raw}" leaves the workspace',
@@ -610,8 +552,8 @@ class _Compiler:
                     fix="use a path below the workspace, or an input of type file or dataset",
                 )
                 continue
-            if scope.prefix or scope is not self.top:
-                self._problem(
+            if scope.prefix or scope is not self.sketch.top:
+                self.sketch.problem(
                     scope.recipe,
                     "library-deps",
                     f'"{step.id}" has deps, which a recipe used by another may not have',
@@ -627,7 +569,7 @@ class _Compiler:
                 makers = [head for head in heads(path) if head in made]
                 if path in inside:
                     maker = made[inside[path]][0].id
-                    self._problem(
+                    self.sketch.problem(
                         scope.recipe,
                         "deps-hold-output",
                         f'"{path}" holds "{inside[path]}", which "{maker}" makes: it would not be the same before and after',
@@ -639,42 +581,33 @@ class _Compiler:
             if not makers or is_glob(path):
                 draft.deps.append(path)
 
-    def _when(self, scope: _Scope, draft: _Draft, names: dict[str, Any]) -> None:
+    def _when(self, scope: Scope, draft: Draft, names: dict[str, Any]) -> None:
         step = draft.step
         if step.when is None:
             return
         where = (*step.origin, "when")
-        if any(ref.path[0] == "steps" and ref.path[2:3] == ("metrics",) for ref in self._references(scope, step.when, where)):
+        if any(ref.path[0] == "steps" and ref.path[2:3] == ("metrics",) for ref in self.sketch.references(scope, step.when, where)):
             draft.flags |= WHEN_LATE
             return
         if self._condition(scope, step, names) is False:
             draft.flags |= SKIP
 
-    def _condition(self, scope: _Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
+    def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
         """The value of a `when` that is known by now; None with a problem."""
         where = (*step.origin, "when")
-        unread = len(self.problems)
-        value = self._evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
+        unread = len(self.sketch.problems)
+        value = self.sketch.evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
         if isinstance(value, bool):
             return value
-        if len(self.problems) == unread:
-            self._problem(
+        if len(self.sketch.problems) == unread:
+            self.sketch.problem(
                 scope.recipe,
                 "when",
-                f'`when` of "{step.id}" is {json.dumps(_plain_value(value))}, not true or false',
+                f'`when` of "{step.id}" is {json.dumps(plain_value(value))}, not true or false',
                 where,
                 fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
             )
         return None
-
-    def _skipped(self, drafts: Iterable[_Draft]) -> None:
-        """What needs a skipped step is skipped: one, or all instances of a matrix.  `drafts` are in topological order."""
-        for draft in drafts:
-            groups: dict[int, list[_Draft]] = {}
-            for producer, _, _ in draft.upstream.values():
-                groups.setdefault(id(producer.step), []).append(producer)
-            if not draft.flags & SKIP and any(all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]):
-                draft.flags |= SKIP
 
     def _unkeyed(self, recipe: Recipe, name: str) -> bool:
         root, _, rest = name.partition(".")
@@ -683,16 +616,16 @@ class _Compiler:
 
     # -- select and uses -------------------------------------------------------------------------------------------------------------------------
 
-    def _select(self, scope: _Scope, step: Step) -> None:
+    def _select(self, scope: Scope, step: Step) -> None:
         assert step.select is not None
         if step.select.step in scope.pending:
             scope.pending.add(step.id)
             return
         source = scope.groups.get(step.select.step, [])
-        draft = _Draft(
-            f"{scope.prefix}{step.id}", step, scope.recipe, scope.home, scope.prefix, scope.inputs, {}, flags=SELECT, order=len(self.drafts)
+        draft = Draft(
+            f"{scope.prefix}{step.id}", step, scope.recipe, scope.home, scope.prefix, scope.inputs, {}, flags=SELECT, order=len(self.sketch.drafts)
         )
-        self.drafts.append(draft)
+        self.sketch.drafts.append(draft)
         scope.groups[step.id] = [draft]
         if not source:
             scope.results[step.id] = {}
@@ -709,7 +642,7 @@ class _Compiler:
                 draft.late[(d.id, step.select.metric)] = d
         draft.after = [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
         draft.wants = [source, *([d] for d in draft.after)]
-        if step.when is not None and self._condition(scope, step, {"inputs": scope.inputs, "steps": _Results(scope)}) is False:
+        if step.when is not None and self._condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)}) is False:
             draft.flags |= SKIP
         draft.author = {"select": [step.select.metric, step.select.best]}
         draft.detail = {
@@ -723,7 +656,7 @@ class _Compiler:
         }
         scope.results[step.id] = {name: self._made(draft, name) for name in draft.outputs}
 
-    def _uses(self, scope: _Scope, step: Step, uses: Uses, preset: str | None) -> None:
+    def _uses(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
         recipe = scope.recipe
         other = self.used.get(uses.recipe)
         where = (*step.origin, "uses")
@@ -731,9 +664,9 @@ class _Compiler:
         if other is None:
             return  # reported by whoever looked for it
         if other.id in self.depth:
-            self._problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
+            self.sketch.problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
             return
-        if not self._mentions_known(scope, step):
+        if not self.sketch.mentions_known(scope, step):
             return
         axes = self._axes(scope, step)
         if axes is None or any(name in scope.pending for name in steps_of(step)):
@@ -741,9 +674,9 @@ class _Compiler:
             return
         inner_preset = uses.preset or (preset if preset in other.presets else None)
         results: list[dict[str, Any]] = []
-        below: list[_Draft] = []
+        below: list[Draft] = []
         for combination in axes:
-            names = {"inputs": scope.inputs, "steps": _Results(scope), "matrix": combination}
+            names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
             given: dict[str, Any] = {}
             variables: dict[str, str] = {}
             for name, leaf in uses.given.items():
@@ -752,9 +685,9 @@ class _Compiler:
                 if spec is not None and spec.type == "secret":
                     variables |= self._handed(scope, name, leaf, place)
                     continue
-                for ref in self._references(scope, leaf, place):
+                for ref in self.sketch.references(scope, leaf, place):
                     if (ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)) or ref.path[0] in LATE_NAMES:
-                        self._problem(
+                        self.sketch.problem(
                             recipe,
                             "late-name",
                             f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
@@ -763,10 +696,10 @@ class _Compiler:
                             length=ref.length,
                             fix="use it in a step of this recipe",
                         )
-                given[name] = value = self._evaluate(scope, leaf, names, place)
+                given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
                 addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
-                if addresses and not _is_path_value(value) and self._names_paths(scope, leaf, names, place):
-                    self._problem(
+                if addresses and not is_path_value(value) and self._names_paths(scope, leaf, names, place):
+                    self.sketch.problem(
                         recipe,
                         "path-in-text",
                         f'"{name}" takes a whole output or input, not a place inside one',
@@ -775,9 +708,13 @@ class _Compiler:
                     )
             when: bool | None = True
             if step.when is not None:
-                late = [r for r in self._references(scope, step.when, (*step.origin, "when")) if r.path[0] == "steps" and r.path[2:3] == ("metrics",)]
+                late = [
+                    r
+                    for r in self.sketch.references(scope, step.when, (*step.origin, "when"))
+                    if r.path[0] == "steps" and r.path[2:3] == ("metrics",)
+                ]
                 for ref in late:
-                    self._problem(
+                    self.sketch.problem(
                         recipe,
                         "late-name",
                         f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
@@ -787,27 +724,27 @@ class _Compiler:
                         fix="use it in the `when` of a step with a command",
                     )
                 when = None if late else self._condition(scope, step, names)
-            if self.problems:
+            if self.sketch.problems:
                 return
             try:
                 values = self.bind(other, given, preset=inner_preset)
             except Invalid as error:
-                self.problems += [
+                self.sketch.problems += [
                     Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or recipe.document.locate((*step.origin, "with")), p.fix)
                     for p in error.problems
                 ]
                 return
-            start = len(self.drafts)
+            start = len(self.sketch.drafts)
             inner = self.add(
                 other,
-                {**values, **{k: v for k, v in given.items() if _is_path_value(v)}},
+                {**values, **{k: v for k, v in given.items() if is_path_value(v)}},
                 prefix=self._name(scope, step.id, combination) + "/",
                 preset=inner_preset,
                 variables=variables,
                 asked=step.resources.over(scope.asked),
                 named=uses.preset is not None,
             )
-            mine = self.drafts[start:]
+            mine = self.sketch.drafts[start:]
             below += mine
             for draft in mine:
                 if when is False:
@@ -824,26 +761,26 @@ class _Compiler:
             scope.many.add(step.id)
             scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
 
-    def _names_paths(self, scope: _Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
+    def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
         """Whether a leaf mentions a path in the attempt directory."""
         for _, text in walk(leaf, where):
-            for ref in self._references(scope, text, where):
+            for ref in self.sketch.references(scope, text, where):
                 value: Any = names
                 for part in ref.path:
                     value = value.get(part) if isinstance(value, Mapping) else None
-                if _is_path_value(value):
+                if is_path_value(value):
                     return True
         return False
 
-    def _handed(self, scope: _Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
+    def _handed(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
         """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
-        refs = self._references(scope, leaf, where)
+        refs = self.sketch.references(scope, leaf, where)
         if len(refs) == 1 and refs[0].path[0] == "inputs" and len(refs[0].path) == 2 and refs[0].path[1] in scope.variables:
             return {name: scope.variables[refs[0].path[1]]}
-        self._problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
+        self.sketch.problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
         return {}
 
-    def _exported(self, inner: _Scope, other: Recipe, prefix: str) -> dict[str, Any]:
+    def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
         """A used recipe's outputs, found by the outer recipe below `prefix`."""
         found: dict[str, Any] = {}
         if other.outputs is None:
@@ -851,7 +788,7 @@ class _Compiler:
                 found |= made
         else:
             for name, leaf in other.outputs.items():
-                value = self._evaluate(inner, leaf, {"inputs": inner.inputs, "steps": _Results(inner)}, ("outputs", name))
+                value = self.sketch.evaluate(inner, leaf, {"inputs": inner.inputs, "steps": Results(inner)}, ("outputs", name))
                 if value is not None:
                     found[name] = value
         moved: dict[str, Any] = {}
@@ -861,297 +798,6 @@ class _Compiler:
             elif isinstance(value, list):
                 moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
         return moved
-
-    # -- the whole -------------------------------------------------------------------------------------------------------------------------------
-
-    def finish(self, recipe: Recipe, values: Mapping[str, Tree], digest: Digest, replaced: Limits | None) -> Plan:
-        self._collisions()
-        publish = self._publish(recipe)
-        drafts = self._sorted()
-        if self.problems:
-            raise Invalid(self.problems)
-        self._skipped(drafts)
-        publish = [item for item in publish if not item[0].flags & SKIP]
-        nodes = []
-        for d in drafts:
-            nodes.append(
-                Node(
-                    d.id,
-                    author_digest(d.author),
-                    list(dict.fromkeys(d.deps)),
-                    d.code,
-                    d.home,
-                    [[name, kind, address, *only] for name, (kind, address, only) in d.takes.items()],
-                    [[p.number, output, name, below] for name, (p, output, below) in _apart(d.upstream).items()],
-                    [
-                        *([p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()),
-                        *([p.number, metric, ""] for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
-                    ],
-                    sorted({p.number for p in d.after}),
-                    [[name, path, flags] for name, (path, flags) in d.outputs.items()],
-                    d.prefix,
-                    d.lock,
-                    d.flags,
-                )
-            )
-        details = [d.detail for d in drafts]
-        limits = {
-            "time": recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
-            "cost": recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
-        }
-        settings = {
-            "setup": list(recipe.setup),
-            "cleanup": list(recipe.cleanup),
-            "limits": limits,
-            "health": [recipe.health.run, recipe.health.every] if recipe.health else None,
-        }
-        shown = {k: _plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
-        return Plan(
-            recipe.id,
-            digest,
-            self.homes,
-            nodes,
-            [[d.number, output, path, name] for d, output, path, name in publish],
-            self.pending,
-            shown,
-            lambda: details,
-            settings,
-        )
-
-    def _publish(self, recipe: Recipe) -> list[tuple[_Draft, str, str, str]]:
-        assert self.top is not None
-        found: list[tuple[_Draft, str, str, str]] = []
-        if recipe.outputs is None:
-            makers = [d for d in self.drafts if not d.flags & (SELECT | SKIP)]
-            return [(d, name, d.prefix + path, "") for d in makers for name, (path, flags) in d.outputs.items() if not flags & TEMPORARY]
-        for name, leaf in recipe.outputs.items():
-            where = ("outputs", name)
-            refs = self._references(self.top, leaf, where)
-            if any(r.path[0] == "steps" and len(r.path) > 1 and r.path[1] in self.top.pending for r in refs):
-                continue
-            if not all(self._step_name(self.top, r, where) for r in refs):
-                continue
-            value = self._evaluate(self.top, leaf, {"inputs": self.top.inputs, "steps": _Results(self.top)}, where)
-            for item in value if isinstance(value, list) else [value]:
-                if not isinstance(item, PathValue) or item.kind != "step":
-                    self._problem(recipe, "output", f'output "{name}" is not an output of a step', where, fix='name one: "{{ steps.train.model }}"')
-                    continue
-                draft, output = item.address
-                if not draft.flags & SKIP and not (output in draft.outputs and draft.outputs[output][1] & TEMPORARY):
-                    found.append((draft, output, item.name, name))
-        return found
-
-    def _collisions(self) -> None:
-        """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
-        seen: dict[str, tuple[_Draft, str, str]] = {}
-        told: set[tuple[int, str]] = set()
-        for draft in self.drafts:
-            if draft.flags & SELECT:
-                continue
-            for output, (path, _) in draft.outputs.items():
-                whole = (draft.prefix + path).casefold()
-                other = seen.get(whole)
-                if other is not None:
-                    if (id(draft.step), output) not in told:
-                        self._two_makers(draft, output, path, other[0])
-                    told.add((id(draft.step), output))
-                else:
-                    seen[whole] = (draft, output, path)
-        for whole, (draft, output, path) in seen.items():
-            at = whole.rfind("/")
-            while at > 0:
-                other = seen.get(whole[:at])
-                if other is not None:
-                    self._problem(
-                        draft.recipe,
-                        "two-makers",
-                        f'"{path}" of "{draft.id}" lies inside "{other[2]}", which "{other[0].id}" makes',
-                        (*draft.step.origin, "outputs", output),
-                        fix="give one of them another path",
-                    )
-                at = whole.rfind("/", 0, at)
-
-    def _two_makers(self, draft: _Draft, output: str, path: str, other: _Draft) -> None:
-        where = (*draft.step.origin, "outputs", output)
-        if other.step is draft.step and draft.matrix:
-            used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
-            missing = [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", used)]
-            self._problem(
-                draft.recipe,
-                "two-makers",
-                f'instances of "{draft.step.id}" make the same path "{path}"',
-                where,
-                fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it" if missing else "its axes must differ in it",
-            )
-        else:
-            self._problem(
-                draft.recipe, "two-makers", f'"{path}" is made by both "{other.id}" and "{draft.id}"', where, fix="give one of them another path"
-            )
-
-    def _sorted(self) -> list[_Draft]:
-        """Topological order, otherwise as written."""
-        waiting = {id(d): {id(p) for p in _producers(d)} for d in self.drafts}
-        above: dict[int, list[_Draft]] = {}
-        for d in self.drafts:
-            for p in waiting[id(d)]:
-                above.setdefault(p, []).append(d)
-        heap = [(d.order, d) for d in self.drafts if not waiting[id(d)]]
-        heapq.heapify(heap)
-        out: list[_Draft] = []
-        while heap:
-            _, d = heapq.heappop(heap)
-            d.number = len(out)
-            out.append(d)
-            for consumer in above.get(id(d), ()):
-                left = waiting[id(consumer)]
-                left.discard(id(d))
-                if not left:
-                    heapq.heappush(heap, (consumer.order, consumer))
-        if len(out) < len(self.drafts) and not self.problems:
-            stuck = [d for d in self.drafts if waiting[id(d)]]
-            loop = _loop({d.id: [p.id for p in _producers(d) if waiting[id(p)]] for d in stuck})
-            self._problem(
-                stuck[0].recipe,
-                "cycle",
-                f"steps need each other: {' -> '.join(loop)}",
-                stuck[0].step.origin,
-                fix="remove one of these mentions, `deps` or `needs`",
-                key=True,
-            )
-        return out
-
-    # -- problems --------------------------------------------------------------------------------------------------------------------------------
-
-    def _problem(
-        self,
-        recipe: Recipe,
-        code: str,
-        message: str,
-        where: Where,
-        *,
-        fix: str = "",
-        key: bool = False,
-        offset: int | None = None,
-        length: int | None = None,
-    ) -> None:
-        problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=offset, length=length)
-        if problem not in self.problems:
-            self.problems.append(problem)
-
-    def _template_problem(self, scope: _Scope, error: Any, where: Where) -> None:
-        self._problem(scope.recipe, "template", str(error), where, fix=error.fix, offset=error.offset, length=error.length)
-
-    def _unknown(self, scope: _Scope, name: str, known: list[str], where: Where, ref: Any) -> None:
-        fix = did_you_mean(name, known) or (f"known here: {', '.join(sorted(known)[:8])}" if known else "")
-        self._problem(scope.recipe, "unknown-name", f'nothing is called "{name}" here', where, fix=fix, offset=ref.offset, length=ref.length)
-
-    def _references(self, scope: _Scope, leaf: Any, where: Where) -> tuple[Any, ...]:
-        from ..language.template import TemplateError, references
-
-        if not isinstance(leaf, str) or "{{" not in leaf:
-            return ()
-        try:
-            return references(leaf)
-        except TemplateError as error:
-            self._template_problem(scope, error, where)
-            return ()
-
-    def _evaluate(self, scope: _Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> Any:
-        if isinstance(leaf, list):
-            return [self._evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
-        if isinstance(leaf, dict):
-            return {k: self._evaluate(scope, item, names, (*where, k)) for k, item in leaf.items()}
-        if not isinstance(leaf, str) or "{{" not in leaf:
-            return leaf
-        from ..language.template import TemplateError, evaluate
-
-        try:
-            return evaluate(leaf, names)
-        except TemplateError as error:
-            self._template_problem(scope, error, where)
-            return None
-
-    def _mentions_known(self, scope: _Scope, step: Step) -> bool:
-        """Every step and output that a step mentions exists."""
-        good = True
-        for where, leaf in templates(step, step.env):
-            for ref in self._references(scope, leaf, where):
-                good &= self._step_name(scope, ref, where)
-        return good
-
-    def _step_name(self, scope: _Scope, ref: Any, where: Where) -> bool:
-        if ref.path[0] != "steps":
-            return True
-        if len(ref.path) < 2:
-            self._problem(
-                scope.recipe,
-                "unknown-name",
-                "a step is named as it is written; which one may not depend on a value",
-                where,
-                fix="write steps.NAME.OUTPUT",
-                offset=ref.offset,
-                length=ref.length,
-            )
-            return False
-        steps = scope.recipe.steps
-        target = steps.get(ref.path[1])
-        if target is None:
-            self._unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
-            return False
-        if len(ref.path) == 2:
-            # The items of a plain list of paths are named by these, which no mention can spell.
-            outputs = [f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()]
-            no_names = "give its outputs names, as in `outputs: {model: model.bin}`, or list it in `needs`" if target.outputs else ""
-            self._problem(
-                scope.recipe,
-                "unknown-name",
-                f'"steps.{target.id}" is a step, not a value',
-                where,
-                fix=f"name one of its outputs: {', '.join(outputs[:8])}" if outputs else no_names or "to come after it, list it in `needs`",
-                offset=ref.offset,
-                length=ref.length,
-            )
-            return False
-        if target.uses:
-            known = list(scope.results.get(target.id, {}))
-            if not known or target.id in scope.pending:
-                return True  # what it gives is not known yet, or it has problems of its own
-        else:
-            maker = scope.recipe.steps.get(target.select.step, target) if target.select else target
-            known = [o.name for o in maker.outputs]
-        if ref.path[2] in known or (ref.path[2] == "metrics" and not target.uses and not target.select):
-            return True
-        self._unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)
-        return False
-
-
-class _Results(Mapping[str, Any]):
-    """`steps` as templates see it."""
-
-    def __init__(self, scope: _Scope) -> None:
-        self._scope = scope
-
-    def __getitem__(self, id: str) -> Any:
-        return self._scope.results[id]
-
-    def __iter__(self) -> Any:
-        return iter(self._scope.results)
-
-    def __len__(self) -> int:
-        return len(self._scope.results)
-
-
-def _loop(edges: Mapping[str, list[str]]) -> list[str]:
-    at = next(iter(edges))
-    trail: list[str] = []
-    while at not in trail:
-        trail.append(at)
-        at = edges[at][0]
-    return [*trail[trail.index(at) :], at]
-
-
-def _producers(draft: _Draft) -> list[_Draft]:
-    return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.asked.values(), *draft.after]
 
 
 def _output_flags(output: Output) -> int:
@@ -1168,33 +814,10 @@ def _resources(resources: Resources) -> dict[str, Any]:
     return {**{n: v for n in named if (v := getattr(resources, n)) is not None}, **({"pools": dict(resources.pools)} if resources.pools else {})}
 
 
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, PathValue):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _plain_value(v) for k, v in value.items()}
-    return value
-
-
 def _encoded(value: Any) -> str:
     """One axis value in a step id: percent-encoded, long ones cut with a hash of the whole."""
     from ..language.template import text_of
 
-    plain = _plain_value(value)
+    plain = plain_value(value)
     text = quote(text_of(plain) if isinstance(plain, (str, int, float, bool)) else json.dumps(plain, sort_keys=True), safe="")
     return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"
-
-
-def _apart(upstream: dict[str, tuple[_Draft, str, str]]) -> dict[str, tuple[_Draft, str, str]]:
-    """Without the files of an output that the step also takes as a whole."""
-    if not any(below for _, _, below in upstream.values()):
-        return upstream
-    whole = {name for name, (_, _, below) in upstream.items() if not below}
-    return {name: entry for name, entry in upstream.items() if not entry[2] or whole.isdisjoint(heads(name))}
-
-
-def _is_path_value(value: Any) -> bool:
-    """Whether a value is a path of an attempt directory, or a list with one."""
-    return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))

@@ -1,0 +1,208 @@
+"""Put drafts together into a Plan: who makes what, in which order, what is published.  Knows no templates but those of the recipe's outputs."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ..digest import Digest
+from ..errors import Invalid
+from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
+from .fingerprint import author_digest
+from .mentions import heads
+from .plan import SELECT, SKIP, TEMPORARY, Node, Plan
+
+if TYPE_CHECKING:
+    from ..language.recipe import Limits, Recipe, Tree
+
+
+def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest: Digest, replaced: Limits | None) -> Plan:
+    """The plan of `recipe`, whose own limits `replaced` may replace.  Raises Invalid with every problem of the sketch, and those found here."""
+    _collisions(sketch)
+    publish = _publish(sketch, recipe)
+    drafts = _sorted(sketch)
+    if sketch.problems:
+        raise Invalid(sketch.problems)
+    _skip(drafts)
+    publish = [item for item in publish if not item[0].flags & SKIP]
+    nodes = []
+    for d in drafts:
+        nodes.append(
+            Node(
+                d.id,
+                author_digest(d.author),
+                list(dict.fromkeys(d.deps)),
+                d.code,
+                d.home,
+                [[name, kind, address, *only] for name, (kind, address, only) in d.takes.items()],
+                [[p.number, output, name, below] for name, (p, output, below) in _apart(d.upstream).items()],
+                [
+                    *([p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()),
+                    *([p.number, metric, ""] for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
+                ],
+                sorted({p.number for p in d.after}),
+                [[name, path, flags] for name, (path, flags) in d.outputs.items()],
+                d.prefix,
+                d.lock,
+                d.flags,
+            )
+        )
+    details = [d.detail for d in drafts]
+    limits = {
+        "time": recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
+        "cost": recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
+    }
+    settings = {
+        "setup": list(recipe.setup),
+        "cleanup": list(recipe.cleanup),
+        "limits": limits,
+        "health": [recipe.health.run, recipe.health.every] if recipe.health else None,
+    }
+    shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
+    return Plan(
+        recipe.id,
+        digest,
+        sketch.homes,
+        nodes,
+        [[d.number, output, path, name] for d, output, path, name in publish],
+        sketch.pending,
+        shown,
+        lambda: details,
+        settings,
+    )
+
+
+def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
+    """What is shown in the workspace: who makes it, as which output, its path, and its name among the recipe's outputs, empty where it lists none."""
+    assert sketch.top is not None
+    found: list[tuple[Draft, str, str, str]] = []
+    if recipe.outputs is None:
+        makers = [d for d in sketch.drafts if not d.flags & (SELECT | SKIP)]
+        return [(d, name, d.prefix + path, "") for d in makers for name, (path, flags) in d.outputs.items() if not flags & TEMPORARY]
+    for name, leaf in recipe.outputs.items():
+        where = ("outputs", name)
+        refs = sketch.references(sketch.top, leaf, where)
+        if any(r.path[0] == "steps" and len(r.path) > 1 and r.path[1] in sketch.top.pending for r in refs):
+            continue
+        if not all(sketch.step_name(sketch.top, r, where) for r in refs):
+            continue
+        value = sketch.evaluate(sketch.top, leaf, {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}, where)
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, PathValue) or item.kind != "step":
+                sketch.problem(recipe, "output", f'output "{name}" is not an output of a step', where, fix='name one: "{{ steps.train.model }}"')
+                continue
+            draft, output = item.address
+            if not draft.flags & SKIP and not (output in draft.outputs and draft.outputs[output][1] & TEMPORARY):
+                found.append((draft, output, item.name, name))
+    return found
+
+
+def _collisions(sketch: Sketch) -> None:
+    """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
+    seen: dict[str, tuple[Draft, str, str]] = {}
+    told: set[tuple[int, str]] = set()
+    for draft in sketch.drafts:
+        if draft.flags & SELECT:
+            continue
+        for output, (path, _) in draft.outputs.items():
+            whole = (draft.prefix + path).casefold()
+            other = seen.get(whole)
+            if other is not None:
+                if (id(draft.step), output) not in told:
+                    _two_makers(sketch, draft, output, path, other[0])
+                told.add((id(draft.step), output))
+            else:
+                seen[whole] = (draft, output, path)
+    for whole, (draft, output, path) in seen.items():
+        at = whole.rfind("/")
+        while at > 0:
+            other = seen.get(whole[:at])
+            if other is not None:
+                sketch.problem(
+                    draft.recipe,
+                    "two-makers",
+                    f'"{path}" of "{draft.id}" lies inside "{other[2]}", which "{other[0].id}" makes',
+                    (*draft.step.origin, "outputs", output),
+                    fix="give one of them another path",
+                )
+            at = whole.rfind("/", 0, at)
+
+
+def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Draft) -> None:
+    where = (*draft.step.origin, "outputs", output)
+    if other.step is draft.step and draft.matrix:
+        used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
+        missing = [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", used)]
+        sketch.problem(
+            draft.recipe,
+            "two-makers",
+            f'instances of "{draft.step.id}" make the same path "{path}"',
+            where,
+            fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it" if missing else "its axes must differ in it",
+        )
+    else:
+        sketch.problem(
+            draft.recipe, "two-makers", f'"{path}" is made by both "{other.id}" and "{draft.id}"', where, fix="give one of them another path"
+        )
+
+
+def _sorted(sketch: Sketch) -> list[Draft]:
+    """Topological order, otherwise as written."""
+    waiting = {id(d): {id(p) for p in producers(d)} for d in sketch.drafts}
+    above: dict[int, list[Draft]] = {}
+    for d in sketch.drafts:
+        for p in waiting[id(d)]:
+            above.setdefault(p, []).append(d)
+    heap = [(d.order, d) for d in sketch.drafts if not waiting[id(d)]]
+    heapq.heapify(heap)
+    out: list[Draft] = []
+    while heap:
+        _, d = heapq.heappop(heap)
+        d.number = len(out)
+        out.append(d)
+        for consumer in above.get(id(d), ()):
+            left = waiting[id(consumer)]
+            left.discard(id(d))
+            if not left:
+                heapq.heappush(heap, (consumer.order, consumer))
+    if len(out) < len(sketch.drafts) and not sketch.problems:
+        stuck = [d for d in sketch.drafts if waiting[id(d)]]
+        loop = _loop({d.id: [p.id for p in producers(d) if waiting[id(p)]] for d in stuck})
+        sketch.problem(
+            stuck[0].recipe,
+            "cycle",
+            f"steps need each other: {' -> '.join(loop)}",
+            stuck[0].step.origin,
+            fix="remove one of these mentions, `deps` or `needs`",
+            key=True,
+        )
+    return out
+
+
+def _skip(drafts: Iterable[Draft]) -> None:
+    """What needs a skipped step is skipped: one, or all instances of a matrix.  `drafts` are in topological order."""
+    for draft in drafts:
+        groups: dict[int, list[Draft]] = {}
+        for producer, _, _ in draft.upstream.values():
+            groups.setdefault(id(producer.step), []).append(producer)
+        if not draft.flags & SKIP and any(all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]):
+            draft.flags |= SKIP
+
+
+def _loop(edges: Mapping[str, list[str]]) -> list[str]:
+    at = next(iter(edges))
+    trail: list[str] = []
+    while at not in trail:
+        trail.append(at)
+        at = edges[at][0]
+    return [*trail[trail.index(at) :], at]
+
+
+def _apart(upstream: dict[str, tuple[Draft, str, str]]) -> dict[str, tuple[Draft, str, str]]:
+    """Without the files of an output that the step also takes as a whole."""
+    if not any(below for _, _, below in upstream.values()):
+        return upstream
+    whole = {name for name, (_, _, below) in upstream.items() if not below}
+    return {name: entry for name, entry in upstream.items() if not entry[2] or whole.isdisjoint(heads(name))}

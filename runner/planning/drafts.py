@@ -1,0 +1,224 @@
+"""What a plan is made of while it is compiled: nodes that have no numbers yet, the names of one recipe, and what is wrong.  Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Problem, did_you_mean
+from .mentions import templates
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Resources, Step, Where
+    from .plan import Pending
+
+
+class PathValue(str):
+    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step."""
+
+    name: str
+    kind: str
+    address: Any
+
+    def __new__(cls, name: str, kind: str, address: Any) -> PathValue:
+        self = super().__new__(cls, name)
+        self.name, self.kind, self.address = name, kind, address
+        return self
+
+
+@dataclass(slots=True)
+class Draft:
+    """A node being made; producers are drafts until numbers are known."""
+
+    id: str
+    step: Step
+    recipe: Recipe
+    home: int
+    prefix: str
+    inputs: dict[str, Any]
+    matrix: dict[str, Any]
+    outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
+    upstream: dict[str, tuple[Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
+    takes: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
+    late: dict[tuple[str, str], Draft] = field(default_factory=dict)
+    asked: dict[tuple[str, str], Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
+    after: list[Draft] = field(default_factory=list)
+    wants: list[list[Draft]] = field(default_factory=list)  # each a step that it mentions or needs: one skipped whole skips this too
+    author: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
+    deps: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+    lock: str = ""
+    flags: int = 0
+    number: int = -1
+    order: int = 0
+
+
+class Scope:
+    """The namespace of one recipe while it is compiled: what `steps.x` means there."""
+
+    def __init__(self, recipe: Recipe, inputs: dict[str, Any], prefix: str, home: int, asked: Resources, named: bool) -> None:
+        self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
+        self.asked = asked  # resources that stand beside `uses`
+        self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
+        self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
+        self.results: dict[str, dict[str, Any]] = {}  # step id -> output name -> PathValue or list of them
+        self.pending: set[str] = set()  # steps that wait for an expansion
+        self.many: set[str] = set()
+        self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
+        self.makers: dict[str, tuple[str, str]] = {}
+        self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
+
+
+class Sketch:
+    """All drafts of one plan, in the order in which they were made, and every problem so far."""
+
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+        self.problems: list[Problem] = []
+        self.pending: list[Pending] = []
+        self.homes: list[str] = []
+        self.top: Scope | None = None
+
+    def problem(
+        self,
+        recipe: Recipe,
+        code: str,
+        message: str,
+        where: Where,
+        *,
+        fix: str = "",
+        key: bool = False,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=offset, length=length)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def template_problem(self, scope: Scope, error: Any, where: Where) -> None:
+        self.problem(scope.recipe, "template", str(error), where, fix=error.fix, offset=error.offset, length=error.length)
+
+    def unknown(self, scope: Scope, name: str, known: list[str], where: Where, ref: Any) -> None:
+        fix = did_you_mean(name, known) or (f"known here: {', '.join(sorted(known)[:8])}" if known else "")
+        self.problem(scope.recipe, "unknown-name", f'nothing is called "{name}" here', where, fix=fix, offset=ref.offset, length=ref.length)
+
+    def references(self, scope: Scope, leaf: Any, where: Where) -> tuple[Any, ...]:
+        """What a leaf mentions; nothing, and a problem, when it is no template."""
+        from ..language.template import TemplateError, references
+
+        if not isinstance(leaf, str) or "{{" not in leaf:
+            return ()
+        try:
+            return references(leaf)
+        except TemplateError as error:
+            self.template_problem(scope, error, where)
+            return ()
+
+    def evaluate(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> Any:
+        """The value of a leaf, or of all in a list or mapping; None, and a problem, where there is none."""
+        if isinstance(leaf, list):
+            return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
+        if isinstance(leaf, dict):
+            return {k: self.evaluate(scope, item, names, (*where, k)) for k, item in leaf.items()}
+        if not isinstance(leaf, str) or "{{" not in leaf:
+            return leaf
+        from ..language.template import TemplateError, evaluate
+
+        try:
+            return evaluate(leaf, names)
+        except TemplateError as error:
+            self.template_problem(scope, error, where)
+            return None
+
+    def mentions_known(self, scope: Scope, step: Step) -> bool:
+        """Every step and output that a step mentions exists."""
+        good = True
+        for where, leaf in templates(step, step.env):
+            for ref in self.references(scope, leaf, where):
+                good &= self.step_name(scope, ref, where)
+        return good
+
+    def step_name(self, scope: Scope, ref: Any, where: Where) -> bool:
+        """Whether a mention, if it is of a step, is of one that exists and of something that it makes."""
+        if ref.path[0] != "steps":
+            return True
+        if len(ref.path) < 2:
+            self.problem(
+                scope.recipe,
+                "unknown-name",
+                "a step is named as it is written; which one may not depend on a value",
+                where,
+                fix="write steps.NAME.OUTPUT",
+                offset=ref.offset,
+                length=ref.length,
+            )
+            return False
+        steps = scope.recipe.steps
+        target = steps.get(ref.path[1])
+        if target is None:
+            self.unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
+            return False
+        if len(ref.path) == 2:
+            # The items of a plain list of paths are named by these, which no mention can spell.
+            outputs = [f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()]
+            no_names = "give its outputs names, as in `outputs: {model: model.bin}`, or list it in `needs`" if target.outputs else ""
+            self.problem(
+                scope.recipe,
+                "unknown-name",
+                f'"steps.{target.id}" is a step, not a value',
+                where,
+                fix=f"name one of its outputs: {', '.join(outputs[:8])}" if outputs else no_names or "to come after it, list it in `needs`",
+                offset=ref.offset,
+                length=ref.length,
+            )
+            return False
+        if target.uses:
+            known = list(scope.results.get(target.id, {}))
+            if not known or target.id in scope.pending:
+                return True  # what it gives is not known yet, or it has problems of its own
+        else:
+            maker = scope.recipe.steps.get(target.select.step, target) if target.select else target
+            known = [o.name for o in maker.outputs]
+        if ref.path[2] in known or (ref.path[2] == "metrics" and not target.uses and not target.select):
+            return True
+        self.unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)
+        return False
+
+
+class Results(Mapping[str, Any]):
+    """`steps` as templates see it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __getitem__(self, id: str) -> Any:
+        return self._scope.results[id]
+
+    def __iter__(self) -> Any:
+        return iter(self._scope.results)
+
+    def __len__(self) -> int:
+        return len(self._scope.results)
+
+
+def producers(draft: Draft) -> list[Draft]:
+    """All that come before a draft, some of them perhaps twice."""
+    return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.asked.values(), *draft.after]
+
+
+def plain_value(value: Any) -> Any:
+    """The same as JSON has it: a path is its name."""
+    if isinstance(value, PathValue):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [plain_value(v) for v in value]
+    if isinstance(value, dict):
+        return {k: plain_value(v) for k, v in value.items()}
+    return value
+
+
+def is_path_value(value: Any) -> bool:
+    """Whether a value is a path of an attempt directory, or a list with one."""
+    return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))
