@@ -83,6 +83,7 @@ class Attempts:
         self._top = str(ws.root)
         self._base: dict[tuple[object, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
         self._chores: dict[str, Chores] = {}
+        self._pythons: dict[tuple[str, str], str] = {}  # interpreters of environments, by place and lock
         self._boxes: dict[str, Containers] = {}
 
     @property
@@ -112,10 +113,15 @@ class Attempts:
         if node.lock and not self.survey.request.current_python:
             from .environments import built, python_of
 
-            content, chores = str(self.survey.facts.locks[node.home, node.lock]), self.chores_of(site)
-            if not await built(site, content):
-                self.ledger.say(f"installing the packages of {node.lock}{'' if site is self.fleet.here else f' on {site.name}'}, once")
-            return await python_of(chores, Path(self.survey.plan.homes[node.home], node.lock), content)
+            content = str(self.survey.facts.locks[node.home, node.lock])
+            if (site.name, content) not in self._pythons:
+                what = f"{node.lock}{'' if site is self.fleet.here else f' on {site.name}'}"
+                if not await built(site, content):
+                    self.ledger.say(f"installing the packages of {what}, once")
+                lock = Path(self.survey.plan.homes[node.home], node.lock)
+                python = await python_of(self.chores_of(site), lock, content, lambda words: self.ledger.say(f"{what}: {words}"))
+                self._pythons[site.name, content] = python
+            return self._pythons[site.name, content]
         return site.python
 
     def processes(self, detail: Mapping[str, Any], n: int, site: Site) -> int | None:

@@ -6,7 +6,7 @@ by the digest of its commands below our root on that host (here `.recipe/setup/D
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,10 @@ from .sites import Site
 
 GRACE = timedelta(seconds=10)
 FOREVER = timedelta(days=3650)
+INSTALL = "environment"
+"""The kind of chore that makes one."""
+LOOK = timedelta(seconds=5)
+"""Time between looks at what a chore prints that is listened to."""
 TAIL = 2 << 10
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
@@ -31,6 +35,7 @@ class Chores:
         self.site, self._run, self._settings = site, run, settings
         self._scope = {"inputs": inputs, "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}}
         self._doing: dict[str, Job] = {}
+        self._stopped: set[str] = set()
         self._count = 0
 
     async def setup(self) -> None:
@@ -69,15 +74,27 @@ class Chores:
         exit, _ = await self.do("health", command, seconds)
         return exit.code == 0
 
-    async def stop(self) -> None:
-        """End the chores that run, if any do."""
-        for job in list(self._doing.values()):
-            await self.site.host.stop(job, GRACE)
+    async def stop(self, kind: str = "") -> None:
+        """End the chores that run, if any do: all, or those of one kind."""
+        self._stopped.add(kind)
+        for name, job in list(self._doing.items()):
+            if name.startswith(kind):
+                await self.site.host.stop(job, GRACE)
+
+    def stopped(self, kind: str) -> bool:
+        """Whether chores of this kind were told to end: no more is begun."""
+        return not self._stopped.isdisjoint(("", kind))
 
     async def do(
-        self, kind: str, command: object, seconds: float | None = None, pass_env: Sequence[str] = (), files: Mapping[str, bytes] = NO_FILES
+        self,
+        kind: str,
+        command: object,
+        seconds: float | None = None,
+        pass_env: Sequence[str] = (),
+        files: Mapping[str, bytes] = NO_FILES,
+        hear: Callable[[bytes], None] | None = None,
     ) -> tuple[Exit, str]:
-        """Run one command to its end: how it ended, and the last of what it printed, indented."""
+        """Run one command to its end: how it ended, and the last of what it printed, indented.  `hear` is told each line soon after it is printed."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._count}"
         made = launch.render({"env": {}, "files": {}, "accelerate": None, "run": command, "shell": "sh"}, self._scope, python="python")
@@ -88,13 +105,25 @@ class Chores:
         try:
             job = await self.site.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)
             self._doing[name] = job
-            exit = await self.site.host.wait(job, FOREVER)
+            exit = await self.site.host.wait(job, FOREVER) if hear is None else await self._listen(job, hear)
             assert exit is not None
             said = (await self.site.host.log(job, 0)).decode(errors="resite")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
             self._doing.pop(name, None)
             await self.site.clear(paths)
+
+    async def _listen(self, job: Job, hear: Callable[[bytes], None]) -> Exit:
+        """Its end.  A host that is out of sight for a while is asked again: such a chore may take minutes."""
+        host, exit, heard, part = self.site.host, None, 0, b""
+        while exit is None:
+            exit = await self.site.insist(lambda: host.wait(job, LOOK))
+            while data := await self.site.insist(lambda: host.log(job, heard)):  # noqa: B023
+                heard += len(data)
+                *lines, part = (part + data).split(b"\n")
+                for line in lines:
+                    hear(line)
+        return exit
 
 
 def _shown(command: object) -> str:

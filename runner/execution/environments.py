@@ -1,23 +1,29 @@
-"""A Python environment made from a lock, once per digest.  Knows venv, pip and pylock.toml, not steps.
+"""A Python environment made from a lock, once per digest.  Knows where it lies and what a lock says; the builder, a program on the host, makes it.
 
-A hash-pinned requirements file goes to pip as it is; a pylock.toml (PEP 751) is first written as one, since few pips read it.
+A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) is first written as one, since few pips read it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
-import sys
 import tomllib
-from collections.abc import Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 from ..digest import of_value
 from ..errors import CannotRun
-from .chores import NO_FILES, Chores
+from ..language.units import duration_text, size_text
+from ..storage.locks import Lock
+from .chores import INSTALL, Chores
 from .sites import Site
+
+_PROGRAM = Path(__file__).with_name("_builder.py")
+LOOK = 0.2
+"""Seconds between looks whether another run has built it."""
 
 
 def name_of(content: str) -> str:
@@ -26,46 +32,65 @@ def name_of(content: str) -> str:
 
 
 async def built(site: Site, content: str) -> bool:
-    """Whether it is there already."""
-    return await site.noted(f"{_home(site, content)}/complete")
+    """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
+    home = _home(site, content)
+    return await site.noted(f"{home}/complete") and await site.noted(f"{home}/bin/python")
 
 
-async def python_of(chores: Chores, lock: Path, content: str) -> str:
-    """The interpreter of the environment that `lock` describes, built if it is not there.  Raises CannotRun with pip's last words."""
+async def python_of(chores: Chores, lock: Path, content: str, say: Callable[[str], None]) -> str:
+    """The interpreter of the environment that `lock` describes, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
     site = chores.site
     home = _home(site, content)
-    python = f"{site.root}/{home}/bin/python"
-    if await built(site, content):
-        await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
-        return python
-    with site.ws.locks.hold(f"env-{os.path.basename(home)}"):
-        if await built(site, content):
-            return python
+    if not await built(site, content):
         text = _requirements(lock).encode() if lock.suffix == ".toml" else lock.read_bytes()
-        # Our own pip, where we have one, works on the new environment from outside: giving it one of its own takes seconds.
-        ours = site.python == sys.executable and find_spec("pip") is not None
-        await _do(chores, [site.python, "-m", "venv", "--clear", *(["--without-pip"] if ours else []), f"{site.root}/{home}"], lock)
-        pip = [site.python, "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
-        wanted = {"requirements.txt": text}
-        await _do(chores, [*pip, "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", "requirements.txt"], lock, wanted)
-        await site.note(f"{home}/complete")
-    return python
+        with await _turn(chores, os.path.basename(home), say):
+            await _build(chores, lock, f"{site.root}/{home}", text, say)
+    await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+    return f"{site.root}/{home}/bin/python"
 
 
 def _home(site: Site, content: str) -> str:
-    """Two workspaces that use one host build there at the same time, and do not see each other's locks: each has its own."""
-    home = str(site.ws.home)
-    return name_of(content) if site.root == home else f"{name_of(content)}-{of_value('workspace', [gethostname(), home])[:8]}"
+    """On a host of several workspaces they share it, as far as they ask for the same Python there."""
+    return name_of(content) if site.root == str(site.ws.home) else f"{name_of(content)}-{of_value('python', site.python)[:8]}"
 
 
-async def _do(chores: Chores, argv: list[str], lock: Path, files: Mapping[str, bytes] = NO_FILES) -> None:
+async def _turn(chores: Chores, name: str, say: Callable[[str], None]) -> Lock:
+    """Hold the environment against `gc` and other runs here.  Raises CannotRun when we are stopped meanwhile."""
+    locks = chores.site.ws.locks
+    lock = locks.try_hold(f"env-{name}")
+    if lock is None:
+        say(f"{locks.holder(f'env-{name}')} is installing them; this run waits")
+    while lock is None and not chores.stopped(INSTALL):
+        await asyncio.sleep(LOOK)
+        lock = locks.try_hold(f"env-{name}")
+    if lock is None:
+        raise CannotRun("stopped while another run installed what it needs")
+    return lock
+
+
+async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callable[[str], None]) -> None:
     # pip finds its index, proxy, certificates and cache by the caller's environment; nothing of that gets into what it installs.
     inherited = list(os.environ) if chores.site.root == str(chores.site.ws.home) else []
-    exit, said = await chores.do("environment", argv, pass_env=inherited, files=files)
+    files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
+    last: dict[str, Any] = {}
+
+    def hear(line: bytes) -> None:
+        nonlocal last
+        with contextlib.suppress(ValueError):
+            last = json.loads(line)
+            if "says" in last:
+                say(last["says"])
+
+    argv = [chores.site.python, "-I", "builder.py", home, "requirements.txt"]
+    exit, said = await chores.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
-        errors = [line.strip() for line in said.splitlines() if "ERROR" in line]
-        words = " ".join(errors or said.split("\n")[-5:])
-        raise CannotRun(f"the environment of {lock} cannot be built: {words.strip() or exit.reason}", fix="correct the lock, or use --python current")
+        words = last.get("wrong") or " ".join(said.split()) or exit.reason
+        where = f" on {chores.site.name}" if chores.site.root != str(chores.site.ws.home) else ""
+        raise CannotRun(
+            f"the environment of {lock} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
+        )
+    if done := last.get("done"):
+        say(f"{done['packages']} packages, {size_text(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
 
 
 def _requirements(lock: Path) -> str:

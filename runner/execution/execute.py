@@ -38,6 +38,7 @@ from ..storage.files import Content
 from ..storage.locks import Lock
 from . import metrics, outcomes
 from .attempts import Attempts, Running, holds, wants
+from .chores import INSTALL
 from .fleet import Fleet
 from .ledger import Ledger
 from .leftovers import Leftovers
@@ -552,7 +553,12 @@ class Executor:
             if key is not None:
                 self.ledger.release_after_flush(key)
             trouble = no_space(error, error.filename or name) if isinstance(error, OSError) else error
-            self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
+            if self._out_of_time:
+                self._fail(id, LIMIT, f"stopped: the whole run may take {self.plan.settings['limits']['time']:g} s (`limits.time`)")
+            elif self._interrupts and isinstance(error, CannotRun):  # an install that we ended ourselves has not failed
+                self._fail(id, "stopped", "interrupted")
+            else:
+                self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
             return True
         self.running[id] = running
         running.site.enter(running.wants)
@@ -1016,6 +1022,8 @@ class Executor:
         # What is said may find its reader gone: it is said last.
         if self._interrupts == 1:
             self._record(self.scheduler.drain())
+            for chores in self.attempts.chores:
+                self._beside(chores.stop(INSTALL))  # what would be started in it is not
             self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
         elif self._interrupts == 2:
             self._terminate()

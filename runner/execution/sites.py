@@ -116,6 +116,10 @@ class Site:
     async def note(self, path: str) -> None:
         self.ws.write(Path(self.root, path), b"done\n")
 
+    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask until the host answers.  Ours does."""
+        return await ask()
+
     async def room(self) -> tuple[int, int | None]:
         """Bytes that are free where attempts run, and inodes where that is counted."""
         found = os.statvfs(f"{self.root}/attempts")
@@ -214,7 +218,7 @@ class Away(Site):
         from .transfer import Parcel
 
         parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
-        return Paths.at(await self._insist(lambda: self.depot.stage(name, parcel)))
+        return Paths.at(await self.insist(lambda: self.depot.stage(name, parcel)))
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         """What steps leave that follow each other closely goes in one go."""
@@ -231,7 +235,7 @@ class Away(Site):
                     await self.depot.remove(spent)
 
     async def noted(self, path: str) -> bool:
-        return bool(await self._insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
+        return bool(await self.insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
 
     async def note(self, path: str) -> None:
         call = self.host.call(("/bin/sh", "-c", 'mkdir -p -- "${1%/*}" && echo done >"$1"', "sh", f"{self.root}/{path}"))
@@ -257,11 +261,11 @@ class Away(Site):
         """Take an attempt there, run it, bring what it made.  Raises HostLost when the host is gone or out of sight for too long, RecipeError."""
         paths = self.paths(errand.attempt)
         if errand.job is None:
-            found = await self._insist(errand.keeper.restore) if errand.keeper is not None else {}
+            found = await self.insist(errand.keeper.restore) if errand.keeper is not None else {}
             command, script = errand.compose(found)
-            await self._insist(lambda: self._put(errand, script))
+            await self.insist(lambda: self._put(errand, script))
             crashpoint("attempt-carried")
-            errand.job = await self._insist(lambda: self._begin(command, errand.name))
+            errand.job = await self.insist(lambda: self._begin(command, errand.name))
             crashpoint("job-started")
         errand.began()
         job = errand.job
@@ -270,13 +274,13 @@ class Away(Site):
         finally:
             if errand.keeper is not None:
                 await errand.keeper.finish()
-        rest = self._insist(lambda: self._rest(errand, job, paths))
+        rest = self.insist(lambda: self._rest(errand, job, paths))
         if exit.code != 0 or exit.reason != "exit":
             await rest
             if exit.reason != "stopped":
                 await self._bring_remains(errand, paths)
             return Brought(exit)
-        brought, _ = await asyncio.gather(self._insist(lambda: self._bring(errand, exit, paths)), rest)
+        brought, _ = await asyncio.gather(self.insist(lambda: self._bring(errand, exit, paths)), rest)
         if brought.wrong:
             await self._bring_remains(errand, paths)
         return brought
@@ -336,7 +340,7 @@ class Away(Site):
         try:
             exit: Exit | None = None
             while exit is None:
-                exit = await self._insist(lambda: self.host.wait(job, FOREVER))
+                exit = await self.insist(lambda: self.host.wait(job, FOREVER))
         finally:
             for task in beside:
                 task.cancel()
@@ -449,7 +453,7 @@ class Away(Site):
         finally:
             delete(target)
 
-    async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again while the host cannot be seen: unreachable is not failed.  Raises HostLost when that takes too long."""
         pause = 0.5
         while True:

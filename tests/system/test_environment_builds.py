@@ -1,0 +1,231 @@
+"""The environment of a lock is built once, whoever asks and whoever dies; what keeps it from being built is said in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.execution import _builder
+from tests.servers.packages import Index
+from tests.support import Space, until
+
+STEP = "run: [python, -c, 'import sys, tinyword; print(tinyword.word, file=open(sys.argv[1], chr(119)))', '{{ outputs.o }}']"
+RECIPE = f"python: {{lock: lock.txt}}\nsteps:\n  one:\n    {STEP}\n    outputs: {{o: o.txt}}\n"
+BUILDER = Path(_builder.__file__)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    with Index(tmp_path) as index:
+        yield index
+
+
+def locked(space: Space, index: Index, *more: str) -> None:
+    space.recipe(RECIPE)
+    space.write("lock.txt", index.wheel("tinyword", "word = 'said'\n", bulk=100_000) + "".join(more))
+
+
+def home(space: Space) -> Path:
+    [found] = (space.root / ".recipe/envs").iterdir()
+    return found
+
+
+def builders(space: Space) -> list[int]:
+    """Processes that build below a workspace, pip and all."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"{space.root}/.recipe/envs/".encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+# -- once
+
+
+def test_an_environment_is_told_by_its_size_and_the_time_it_took_and_used_again(space: Space, index: Index) -> None:
+    locked(space, index)
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 0 and "lock.txt: 1 packages, " in said and "installed in" in said
+    assert space.read("o.txt") == "said\n"
+    assert not (home(space) / "fetched").exists()
+    code, _, said = space.command("run", "-B", env=index.environ)
+    assert code == 0 and "install" not in said
+    assert len(index.asked) == 1
+
+
+def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(space: Space, index: Index) -> None:
+    locked(space, index)
+    index.gate.clear()
+    first = space.start("run", env=index.environ)
+    until(lambda: index.asked)
+    first.kill()
+    first.communicate()
+    second = space.start("run", env=index.environ)
+    assert second.stderr is not None
+    said = [second.stderr.readline(), second.stderr.readline()]
+    assert "another run is installing them; this one waits" in said[1]
+    index.gate.set()
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 0, err
+    assert space.read("o.txt") == "said\n" and len(index.asked) == 1
+
+
+def test_an_install_that_was_killed_itself_is_begun_anew(space: Space, index: Index) -> None:
+    locked(space, index)
+    index.gate.clear()
+    first = space.start("run", env=index.environ)
+    until(lambda: index.asked)
+    first.kill()
+    first.communicate()
+    for process in builders(space):
+        os.kill(process, signal.SIGKILL)
+    until(lambda: not builders(space))
+    assert (home(space) / "fetched").exists() and not (home(space) / "complete").exists()
+    index.gate.set()
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 0, said
+    assert space.read("o.txt") == "said\n" and not (home(space) / "fetched").exists()
+
+
+def test_two_runs_that_want_one_environment_build_it_once(space: Space, index: Index) -> None:
+    locked(space, index)
+    space.recipe(RECIPE.replace("one:", "other:").replace("o.txt", "p.txt"), name="other.yaml")
+    index.gate.clear()
+    first = space.start("run", env=index.environ)
+    until(lambda: index.asked)
+    second = space.start("run", "./other.yaml", env=index.environ)
+    assert second.stderr is not None
+    second.stderr.readline()
+    waits = second.stderr.readline()
+    assert f"process {first.pid} (" in waits and "is installing them; this run waits" in waits
+    index.gate.set()
+    assert [process.communicate(timeout=60) and process.returncode for process in (first, second)] == [0, 0]
+    assert space.read("p.txt") == "said\n" and len(index.asked) == 1
+
+
+def test_ctrl_c_ends_an_install_at_once_and_costs_nothing_but_that(space: Space, index: Index) -> None:
+    locked(space, index)
+    index.gate.clear()
+    run = space.start("run", env=index.environ)
+    until(lambda: index.asked)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130 and "failed" not in err.replace("0 failed", "") and "Traceback" not in err, err
+    until(lambda: not builders(space))
+    index.gate.set()
+    assert space.command("run", env=index.environ)[0] == 0
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_the_install_of_another(space: Space, index: Index) -> None:
+    locked(space, index)
+    space.recipe(RECIPE.replace("one:", "other:").replace("o.txt", "p.txt"), name="other.yaml")
+    index.gate.clear()
+    first = space.start("run", env=index.environ)
+    until(lambda: index.asked)
+    second = space.start("run", "./other.yaml", env=index.environ)
+    assert second.stderr is not None
+    assert "this run waits" in second.stderr.readline() + second.stderr.readline()
+    second.send_signal(signal.SIGINT)
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 130 and "Traceback" not in err, err
+    index.gate.set()
+    assert first.communicate(timeout=60) and first.returncode == 0
+
+
+def test_an_environment_whose_python_is_gone_is_built_again(space: Space, index: Index) -> None:
+    locked(space, index)
+    space.command("run", env=index.environ)
+    python = home(space) / "bin/python"
+    python.unlink()
+    python.symlink_to("/nowhere/python3")
+    code, _, said = space.command("run", "-B", env=index.environ)
+    assert code == 0, said
+
+
+def test_a_python_without_pip_gives_the_environment_one_of_its_own(tmp_path: Path, index: Index) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    (tmp_path / "lock.txt").write_text(index.wheel("tinyword", "word = 'said'\n"))
+    made = subprocess.run(
+        [tmp_path / "bare/bin/python", "-I", BUILDER, tmp_path / "made", "lock.txt"],
+        cwd=tmp_path,
+        env={**os.environ, **index.environ, "PIP_TARGET": str(tmp_path / "elsewhere"), "PYTHONPATH": "/nowhere"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(made.stdout.splitlines()[-1])["done"]["packages"] == 1
+    assert subprocess.run([tmp_path / "made/bin/python", "-c", "import tinyword, pip"], check=False).returncode == 0
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_machine_builds_its_own_with_the_pip_that_it_has(space: Space, index: Index, tmp_path: Path) -> None:
+    locked(space, index)
+    words = " ".join(f"{name}={value}" for name, value in index.environ.items())
+    python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\n')
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 0 and "lock.txt on loopback host-1: 1 packages" in said
+    assert space.read("o.txt") == "said\n" and len(index.asked) == 1
+    assert not (space.root / ".recipe/envs").exists()
+    code, _, said = space.command("run", "-B", "--driver", "loopback")
+    assert code == 0 and "install" not in said
+
+
+# -- what keeps it from being built
+
+
+@pytest.mark.parametrize("driver", ["local", "loopback"])
+def test_an_index_that_does_not_answer_is_named_without_its_password(space: Space, index: Index, driver: str) -> None:
+    locked(space, index)
+    environ = {**index.environ, "PIP_INDEX_URL": "http://someone:secret@127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    words = " ".join(f"{name}={value}" for name, value in environ.items())
+    python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\n')
+    code, _, said = space.command("run", "--driver", driver, env=environ)
+    where = " on loopback host-1" if driver == "loopback" else ""
+    assert code == 2 and f"lock.txt cannot be built{where}: the package index (http://someone:****@127.0.0.1:9/simple) does not answer" in said
+    assert said.count("trying again") == 2 and "secret@" not in said and "Traceback" not in said
+
+
+def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(space: Space, index: Index) -> None:
+    locked(space, index)
+    pinned = space.read("lock.txt")
+    space.write("lock.txt", pinned.replace(pinned[-65:-1], "0" * 64))
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 2 and "tinyword==1.0" in said and f"wanted 000000000000…, got {pinned[-65:-53]}…" in said
+    assert [item.name for item in home(space).iterdir()] == ["lock"]
+
+
+def test_a_package_that_no_file_of_fits_this_python_is_named(space: Space, index: Index) -> None:
+    locked(space, index, f"nosuch==2.0 --hash=sha256:{'0' * 64}\n")
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 2 and f"the package index has no nosuch==2.0 for Python {sys.version_info[0]}.{sys.version_info[1]} on " in said
+
+
+def test_a_disk_that_is_too_small_is_told_and_is_empty_again(space: Space, index: Index) -> None:
+    locked(space, index, index.wheel("large", bulk=9_000_000))
+    small = space.root / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount here")
+    try:
+        code, _, said = space.command("run", env={**index.environ, "RECIPE_HOME": str(small)})
+        assert code == 2 and "cannot be built: the disk of " in said and "is full: 0.0 GB are free" in said
+        assert shutil.disk_usage(small).used < 2_000_000
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
