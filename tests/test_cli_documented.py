@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,12 @@ def test_a_verb_without_a_section_would_be_noticed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(VERBS, "frobnicate", ("doctor", "nothing anybody wants"))
     assert markdown() != before
     assert refreshed(MANUAL) != MANUAL
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]), ids=lambda page: page.name)
+def test_a_page_names_no_target_or_extra_that_does_not_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
+    assert set(re.findall(r"(?:`|^)make ([a-z]+)\b", text, re.MULTILINE)) <= targets
+    assert {extra for words in re.findall(r"pip install '[\w.]+\[([\w,]+)\]", text) for extra in words.split(",")} <= extras
