@@ -16,7 +16,7 @@ from typing import Any
 
 from ..digest import of_value
 from ..errors import CannotRun
-from ..language.units import duration_text, size_text
+from ..language.units import about, duration_text
 from ..storage.locks import Lock
 from .chores import INSTALL, Chores
 from .sites import Site
@@ -90,7 +90,8 @@ async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callab
             f"the environment of {lock} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
         )
     if done := last.get("done"):
-        say(f"{done['packages']} packages, {size_text(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
+        many = f"{done['packages']} package{'s' if done['packages'] != 1 else ''}"
+        say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
 
 
 def _requirements(lock: Path) -> str:
