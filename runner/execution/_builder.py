@@ -52,7 +52,8 @@ class Broken(Wrong):
 class Pip:
     """What a pip at work has printed, as far as it matters."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, meant: str) -> None:
+        self.meant = meant
         self.wanted, self.here, self.size = wanted, 0, 0.0
         self.installing = False
         self.index, self.broken = "pypi.org", False
@@ -87,8 +88,9 @@ class Pip:
             return Broken(f"the package index ({self.index}) does not answer", "look at the network and at `pip config list`, and run again")
         if missing:
             python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
-            fix = "run with a Python that the lock is for, as its first line says, or with --python current in packages of your own"
-            return Wrong(f"the package index has no {missing[1]} for {python}", fix)
+            meant = f"; the lock is for {self.meant}" if self.meant else ""
+            fix = "run with a Python that the lock is for, or with --python current in packages of your own"
+            return Wrong(f"the package index has no {missing[1]} for {python}{meant}", fix)
         errors = [line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line]
         return Wrong(" ".join(errors) or "pip failed and did not say why", "correct the lock, or use --python current")
 
@@ -138,7 +140,10 @@ def _made(home: str, requirements: str, lock: int) -> int:
 
 def _installed(pip: Sequence[str], home: str, requirements: str, lock: int) -> int:
     with open(requirements, encoding="utf-8") as file:
-        heard = Pip(sum(1 for line in file if re.match(r"[A-Za-z0-9]", line)))
+        lines = file.read().splitlines()
+    # Our own locks begin with what they are for.
+    head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
+    heard = Pip(sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line)), head[1] if head else "")
     os.makedirs(f"{home}/fetched", exist_ok=True)
     env = {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {"TMPDIR": f"{home}/fetched", "PYTHONUNBUFFERED": "1"}
     argv = [*pip, "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--require-hashes", "-r", requirements]

@@ -214,8 +214,10 @@ def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(space: S
 
 def test_a_package_that_no_file_of_fits_this_python_is_named(space: Space, index: Index) -> None:
     locked(space, index, f"nosuch==2.0 --hash=sha256:{'0' * 64}\n")
+    space.write("lock.txt", f"# Made by make.py from some.in: Linux, x86_64, CPython 2.7.\n{space.read('lock.txt')}")
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and f"the package index has no nosuch==2.0 for Python {sys.version_info[0]}.{sys.version_info[1]} on " in said
+    machine = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
+    assert code == 2 and f"has no nosuch==2.0 for {machine}; the lock is for Linux, x86_64, CPython 2.7" in said
 
 
 def test_a_disk_that_is_too_small_is_told_and_is_empty_again(space: Space, index: Index) -> None:
