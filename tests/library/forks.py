@@ -25,7 +25,7 @@ from typing import Any
 IMPORTED = (
     "torch.utils.tensorboard", "numpy", "pyarrow.parquet", "accelerate", "peft", "datasets", "transformers.trainer", "trl.trainer.dpo_trainer",
     "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama", "transformers.models.clip.modeling_clip",
-    "transformers.models.t5.modeling_t5", "trl.trainer.grpo_trainer", "diffusers.models.transformers.transformer_flux",
+    "transformers.models.t5.modeling_t5", "trl.trainer.grpo_trainer", "torch.distributed.run", "diffusers.models.transformers.transformer_flux",
     "diffusers.models.unets.unet_2d_condition", "diffusers.models.autoencoders.autoencoder_kl",
 )  # fmt: skip
 """What costs seconds.  None of it computes when it is imported, or starts a thread: a fork has only the one that forks."""
@@ -37,7 +37,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked(subprocess.Popen[str]):
-    """`python PROGRAM …` without the start of a Python.  Takes `cwd`, `env` and where the streams go; the rest is as it is by default."""
+    """`python PROGRAM …` or `python -m MODULE …`, without the start of a Python.  Takes `cwd`, `env` and where the streams go, and no more."""
 
     def _execute_child(
         self, args: Sequence[str], executable: object, preexec_fn: object, close_fds: object, pass_fds: object, cwd: str | None,
@@ -56,9 +56,8 @@ class Forked(subprocess.Popen[str]):
 
 
 def start(argv: Sequence[str], **more: Any) -> subprocess.Popen[str]:
-    """As `subprocess.Popen`: a fork where the command is `python PROGRAM.py …`, itself where it is another."""
-    kind = Forked if argv[1].endswith(".py") else subprocess.Popen
-    return kind(list(map(str, argv)), text=True, stdout=subprocess.PIPE, **more)
+    """What it prints, and what becomes of it, are told as by `subprocess.Popen`."""
+    return Forked(argv, text=True, stdout=subprocess.PIPE, **more)
 
 
 def run(argv: Sequence[str], *, timeout: float, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -130,9 +129,15 @@ def main() -> None:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be forked"
     gc.freeze()
-    sys.argv = _serve(line)["argv"]
-    sys.path[:1] = [str(Path(sys.argv[0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    program, *words = _serve(line)["argv"]
+    module = program == "-m"
+    sys.argv = words if module else [program, *words]
+    first = Path.cwd() if module else Path(program).parent
+    sys.path[:1] = [str(first), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
+    if module:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

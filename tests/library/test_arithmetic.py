@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,21 @@ import pytest
 
 from tests.library import test_image_lora, test_preference_train, test_rlhf_trainer, test_text_train
 from tests.library.siblings import TRAINERS
-from tests.system.test_sft_trainer import environment, program, run
+from tests.system.test_sft_trainer import program, run
 
 STEPS = 2
 AGAIN, HALF = "--checkpoint-activations", "--precision bf16"
 
-# A training for each line of words on standard input, in a process of its own that has everything imported already.
-SEVERAL = """
-import importlib, json, os, sys
+# A trainer's program that counts how often activations are computed again.
+COUNTING = """
+import importlib, sys
+from pathlib import Path
 import torch.utils.checkpoint as activations
-program = importlib.import_module(sys.argv[1])
-for line in sys.stdin:
-    words, report = json.loads(line)
-    if pid := os.fork():
-        if os.waitpid(pid, 0)[1]:
-            sys.exit(f"{words} failed")
-        continue
-    plain, calls = activations._checkpoint_without_reentrant_generator, []
-    activations._checkpoint_without_reentrant_generator = lambda *given, **named: calls.append(1) or plain(*given, **named)
-    sys.argv = [sys.argv[1], *words]
-    program.main()
-    open(report, "w").write(str(len(calls)))
-    sys.stdout.flush()
-    os._exit(0)
+plain, calls = activations._checkpoint_without_reentrant_generator, []
+activations._checkpoint_without_reentrant_generator = lambda *given, **named: calls.append(1) or plain(*given, **named)
+report, *sys.argv = sys.argv[1:]
+importlib.import_module(sys.argv[0]).main()
+Path(report).write_text(str(len(calls)))
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("arithmetic")]
@@ -66,7 +57,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def words(kind: str, sources: dict[str, Path], out: Path) -> list[str]:
-    """The program of a family, and its options."""
+    """The trainer of a family, and its options."""
     if kind == "text":
         argv = test_text_train.training(sources["text"], out, "--warmup-steps", 0, max_steps=STEPS)
     elif kind == "rlhf":
@@ -81,22 +72,24 @@ def words(kind: str, sources: dict[str, Path], out: Path) -> list[str]:
         argv = test_image_lora.training(options, out, max_steps=STEPS)
     else:
         argv = test_preference_train.training(kind, sources["preference"], out, "--warmup-steps", 0, max_steps=STEPS)
-    at = next(place for place, word in enumerate(argv) if word.startswith(str(TRAINERS)))
-    return [Path(argv[at]).stem, *argv[at + 1 :]]
+    return [Path(argv[1]).stem, *argv[2:]]
 
 
 @pytest.mark.parametrize("family", ["text", "dpo", "reward", "rlhf", "flux", "sdxl"])
 def test_computing_activations_again_changes_nothing_and_16_bits_little(family: str, sources: dict[str, Path], tmp_path: Path) -> None:
     variants = {"plain": "", "again": AGAIN, "half": HALF}
-    lines = []
+    (tmp_path / "counting.py").write_text(COUNTING)
     for name, more in variants.items():
         (tmp_path / name).mkdir()
-        trainer, *options = words(family, sources, tmp_path / name)
-        lines.append(json.dumps([[*options, *more.split()], str(tmp_path / name / "calls")]))
-    env = environment(PYTHONPATH=str(TRAINERS))
-    argv = [sys.executable, "-c", SEVERAL, trainer]
-    done = subprocess.run(argv, input="\n".join(lines), env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+        argv = [
+            sys.executable,
+            str(tmp_path / "counting.py"),
+            str(tmp_path / name / "calls"),
+            *words(family, sources, tmp_path / name),
+            *more.split(),
+        ]
+        done = run(argv, PYTHONPATH=str(TRAINERS))
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def told(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (tmp_path / name / "history.jsonl").read_text().splitlines()]

@@ -50,6 +50,12 @@ def test_it_is_given_what_a_program_of_its_own_is_given(program: Path) -> None:
     assert first["drawn"][0] != second["drawn"][0] and first["drawn"][1] != second["drawn"][1]
 
 
+def test_a_module_is_run_from_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("import sys; print(sys.argv, sys.path[0], __name__)")
+    done = forks.run([sys.executable, "-m", "here", "x"], env={}, timeout=120, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{[str(tmp_path / 'here.py'), 'x']} {tmp_path} __main__\n", "")
+
+
 @pytest.mark.parametrize(("line", "status", "said"), [
     ("pass", 0, ""), ("import sys; sys.exit(7)", 7, ""), ("raise SystemExit('no such file')", 1, "no such file\n"), ("1 / 0", 1, "ZeroDivisionError"),
     ("import os; os.abort()", -signal.SIGABRT, ""), ("import atexit, sys; atexit.register(sys.stderr.write, 'over'); sys.exit(3)", 3, "over"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.test_sft_trainer import program, run, signal_at
+from tests.system.test_sft_trainer import launched, program, run, signal_at
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
@@ -340,19 +340,14 @@ def test_an_autoencoder_that_overflows_is_told_with_the_remedy(
 
 
 def training(options: argparse.Namespace, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
-    """The command line as the engine makes it from the recipe."""
-    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
-    launch = [
-        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
-        "--dynamo_backend", "no", *several,
-    ]  # fmt: skip
     flags = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items() if value is not False}
     given = [word for flag, value in flags.items() for word in ((flag,) if value is True else (flag, value))]
-    return launch + program(
+    alone = program(
         "image_train.py", *given, "--precision", "no", "--max-steps", max_steps, "--global-batch", 8, "--save-every", 5, "--sample-every", 8,
         "--adapter", out / "adapter.safetensors", "--snapshots", out / "snapshots", "--history", out / "history.jsonl",
         "--report", out / "report.json", "--tensorboard", out / "tensorboard", "--checkpoints", out / "checkpoints", *more,
-    )[1:]  # fmt: skip
+    )  # fmt: skip
+    return launched(alone, processes) if processes > 1 else alone
 
 
 @pytest.fixture(scope="module")
@@ -360,8 +355,8 @@ def flux(prepared: Path, trainers: SimpleNamespace, tmp_path_factory: pytest.Tem
     return encode("flux", prepared, trainers, tmp_path_factory.mktemp("programs"))
 
 
-def undisturbed(options: argparse.Namespace, out: Path) -> Path:
-    done = run(training(options, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+def undisturbed(argv: list[str], out: Path) -> Path:
+    done = run(argv, RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
     assert done.returncode == 0, done.stderr
     return out
 
@@ -369,7 +364,8 @@ def undisturbed(options: argparse.Namespace, out: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(flux: argparse.Namespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One training that nobody disturbed."""
-    return undisturbed(flux, tmp_path_factory.mktemp("trained"))
+    out = tmp_path_factory.mktemp("trained")
+    return undisturbed(launched(training(flux, out)), out)
 
 
 def test_every_step_is_told_with_its_times(trained: Path) -> None:
@@ -394,9 +390,10 @@ def test_a_killed_training_ends_in_the_same_bits(processes: int, flux: argparse.
 @pytest.mark.slow
 def test_over_a_base_in_8_bits_it_does_too(coarse: argparse.Namespace, tmp_path: Path) -> None:
     """Killed with two processes, against what one process made in one go."""
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    killed_and_resumed(2, coarse, undisturbed(coarse, tmp_path / "whole"), tmp_path / "killed")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    killed_and_resumed(2, coarse, undisturbed(training(coarse, whole), whole), killed)
 
 
 def killed_and_resumed(processes: int, options: argparse.Namespace, trained: Path, tmp_path: Path) -> None:
@@ -418,7 +415,7 @@ def killed_and_resumed(processes: int, options: argparse.Namespace, trained: Pat
 
 @pytest.mark.slow
 def test_a_training_that_is_asked_to_end_saves_its_step(flux: argparse.Namespace, tmp_path: Path) -> None:
-    said = signal_at("step 3/", training(flux, tmp_path, "--save-every", 1000), signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    said = signal_at("step 3/", launched(training(flux, tmp_path, "--save-every", 1000)), signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
     (saved,) = (tmp_path / "checkpoints").glob("step-*")
     step = json.loads((saved / "checkpoint.json").read_text())["step"]
     assert 3 <= step < STEPS and f"asked to end; saved step {step}" in said
@@ -434,7 +431,6 @@ def test_a_training_says_what_it_cannot_do(change: tuple[object, ...], complaint
     rows = [json.loads(line) for line in flux.manifest.read_text().splitlines()]
     other = tmp_path / "manifest.jsonl"
     other.write_text("".join(json.dumps({**row, "caption": f"{row['caption']}!"}) + "\n" for row in rows))
-    argv = training(flux, tmp_path, *(str(word).format(other=other) for word in change), max_steps=1)
-    done = run([sys.executable, *argv[argv.index(str(TRAINERS / "image_train.py")) :]])
+    done = run(training(flux, tmp_path, *(str(word).format(other=other) for word in change), max_steps=1))
     assert (done.returncode == 0) == (complaint is None), done.stderr
     assert complaint is None or complaint in done.stderr

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from tests.library import forks
+from tests.system.test_sft_trainer import launched, program
+
 ROOT = Path(__file__).resolve().parents[2]
-TRAINERS = ROOT / "recipes" / "trainers"
 BASE = ROOT / "fixtures" / "tiny-llama"
 PROMPTS = ROOT / "fixtures" / "datasets" / "python-prompts" / "prompts.jsonl"
 STEPS = 6
@@ -43,13 +46,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**keep, **fast, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **more}
 
 
-def run(argv: list[object], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in argv], env=environment(**env), capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
+    return forks.run(argv, env=environment(**env), timeout=300, cwd=ROOT)
 
 
 def test_completions_of_held_out_prompts_are_rated_higher(python: Path, tmp_path: Path) -> None:
     code = 'import sys; from pathlib import Path; from tests.library.smoke import smoke; print(smoke("ppo@1", Path(sys.argv[1])))'
-    done = run([python, "-c", code, tmp_path])
+    argv = [str(python), "-c", code, str(tmp_path)]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     results = tmp_path / "out" / "ppo@1" / "latest"
     report = json.loads((results / "report" / "report.json").read_text())
@@ -64,18 +68,19 @@ def test_completions_of_held_out_prompts_are_rated_higher(python: Path, tmp_path
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ppo") / "prompts"
-    done = run([sys.executable, TRAINERS / "rlhf_data.py", "--data", PROMPTS, "--base", BASE, "--out", out, "--max-prompt-length", 64])
+    done = run(program("rlhf_data.py", "--data", PROMPTS, "--base", BASE, "--out", out, "--max-prompt-length", 64))
     assert done.returncode == 0, done.stderr
     return out
 
 
-def training(python: Path, prompts: Path, out: Path, *more: object) -> list[object]:
-    return [
-        python, TRAINERS / "ppo_train.py", "--data", prompts, "--base", BASE, "--init", "random", "--reward-model", BASE, "--reward-init", "random",
+def training(python: Path, prompts: Path, out: Path, *more: object) -> list[str]:
+    argv = program(
+        "ppo_train.py", "--data", prompts, "--base", BASE, "--init", "random", "--reward-model", BASE, "--reward-init", "random",
         "--out", out / "learned", "--history", out / "history.jsonl", "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard",
         "--max-steps", STEPS, "--save-every", 3, "--max-completion-length", 4, "--global-batch", 16, "--micro-batch", 8, "--learning-rate", 0.01,
         "--kl-coef", 0.01, "--epochs", 2, *more,
-    ]  # fmt: skip
+    )  # fmt: skip
+    return [str(python), *argv[1:]]
 
 
 def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, tmp_path: Path) -> None:
@@ -88,8 +93,7 @@ def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, t
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
     assert all(line["time_generation"] > 0 and line["time_model"] > 0 and line["time_optimizer"] > 0 for line in told)
 
-    argv = [str(word) for word in training(python, prompts, broken)]
-    job = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = forks.start(training(python, prompts, broken), env=environment(), stderr=subprocess.STDOUT)
     assert job.stdout is not None
     said = ""
     for line in job.stdout:
@@ -110,11 +114,10 @@ def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, t
 
 def test_two_processes_resume_to_the_same_bits(python: Path, prompts: Path, tmp_path: Path) -> None:
     """The policy learned whole, beside a reference of its own; the second time with activations computed again, which changes no bit either."""
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for out, more in ((whole, ()), (resumed, ("--checkpoint-activations", "--resume", whole / "checkpoints" / "step-000002"))):
-        words = training(python, prompts, out, "--method", "full", "--max-steps", 4, "--save-every", 2, *more)
-        done = run([python, *launch, "--dynamo_backend", "no", "--main_process_port", "0", *words[1:]], RECIPE_WORLD_SIZE="2")
+        argv = training(python, prompts, out, "--method", "full", "--max-steps", 4, "--save-every", 2, *more)
+        done = run(launched(argv, 2), RECIPE_WORLD_SIZE="2")
         assert done.returncode == 0, done.stderr
     assert "resumed at step 2" in done.stdout
     assert (resumed / "learned" / "model.safetensors").read_bytes() == (whole / "learned" / "model.safetensors").read_bytes()

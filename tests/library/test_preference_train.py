@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from runner.execution.layouts import layout
 from tests.library.siblings import siblings
-from tests.system.test_sft_trainer import BASE, ROOT, program, run, signal_at
+from tests.system.test_sft_trainer import BASE, ROOT, launched, program, run, signal_at
 
 PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
 STEPS = 6
@@ -23,16 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("preference")]
 
 
 def training(kind: str, pairs: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
-    """The command line as the engine makes it from the recipe."""
     alone = program(
         f"{kind}_train.py", "--data", pairs, "--base", BASE, "--init", "random", "--out", out / "weights", "--history", out / "history.jsonl",
         "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard", "--max-steps", max_steps, "--rank", 4, "--alpha", 8,
         "--global-batch", 8, "--micro-batch", 4, "--save-every", 3, "--learning-rate", 0.01, "--warmup-steps", 2, "--eval-every", 0, *more,
     )  # fmt: skip
-    if processes == 1:
-        return alone
-    launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
-    return [sys.executable, *launch, "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0", *alone[1:]]
+    return launched(alone, processes) if processes > 1 else alone
 
 
 def learned(out: Path) -> dict[str, bytes]:
@@ -59,7 +54,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DPO training that nobody disturbed."""
     out = tmp_path_factory.mktemp("trained")
-    done = run(training("dpo", pairs, out), RECIPE_METRICS=str(out / "metrics.jsonl"))
+    done = run(launched(training("dpo", pairs, out)), RECIPE_METRICS=str(out / "metrics.jsonl"))
     assert done.returncode == 0, done.stderr
     return out
 

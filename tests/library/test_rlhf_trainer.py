@@ -6,13 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+
+from tests.library import forks
+from tests.system.test_sft_trainer import launched, program
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
@@ -28,10 +30,6 @@ def reward(prompts, completions, answer, **columns):
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rlhf")]
 
 
-def program(name: str, *arguments: object) -> list[str]:
-    return [sys.executable, str(TRAINERS / name), *map(str, arguments)]
-
-
 def environment(**more: str) -> dict[str, str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("RECIPE_", "ACCELERATE_"))}
     fast = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
@@ -39,22 +37,17 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, env=environment(**env), capture_output=True, text=True, timeout=300, check=False)
+    return forks.run(argv, env=environment(**env), timeout=300)
 
 
 def training(prompts: Path, out: Path, *more: object, processes: int = 1) -> list[str]:
-    """The command line as the engine makes it from the recipe."""
-    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
-    launch = [
-        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
-        "--dynamo_backend", "no", *several,
-    ]  # fmt: skip
-    return launch + program(
+    alone = program(
         "rlhf_train.py", "--data", prompts, "--base", BASE, "--init", "random", "--method", "lora", "--rank", 8, "--algorithm", "rloo",
         "--rewards", '{"share": 1}', "--reward-pattern", "[aeiou]", "--num-generations", 4, "--max-completion-length", 8, "--beta", 0.001,
         "--global-batch", 16, "--micro-batch", 4, "--learning-rate", 0.01, "--max-steps", STEPS, "--save-every", 2, "--out", out / "learned",
         "--history", out / "history.jsonl", "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard", *more,
-    )[1:]  # fmt: skip
+    )  # fmt: skip
+    return launched(alone, processes) if processes > 1 else alone
 
 
 def history(out: Path) -> list[dict[str, Any]]:
@@ -67,7 +60,7 @@ def weights(out: Path) -> bytes:
 
 def kill_at(line: str, argv: Sequence[str], number: signal.Signals, **env: str) -> str:
     """Run until it prints `line`, then send the signal to every process of it.  All that it printed."""
-    job = subprocess.Popen(argv, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = forks.start(argv, env=environment(**env), stderr=subprocess.STDOUT)
     assert job.stdout is not None
     said = ""
     for text in job.stdout:
@@ -95,7 +88,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One training that nobody disturbed."""
     out = tmp_path_factory.mktemp("trained")
-    done = run(training(prompts, out), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+    done = run(launched(training(prompts, out)), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
     assert done.returncode == 0, done.stderr
     return out
 
@@ -151,6 +144,5 @@ def test_grpo_learns_from_a_function_and_a_reward_model_together(prompts: Path, 
 
 
 def test_a_batch_that_splits_a_group_is_refused(prompts: Path, tmp_path: Path) -> None:
-    argv = training(prompts, tmp_path, "--num-generations", 5)
-    done = run([sys.executable, *argv[argv.index(str(TRAINERS / "rlhf_train.py")) :]])
+    done = run(training(prompts, tmp_path, "--num-generations", 5))
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "train: global_batch 16 is no multiple of num_generations 5")

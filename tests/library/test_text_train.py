@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.test_sft_trainer import BASE, ROOT, TOPICS, TRAINERS, checkpoints, environment, program, run, signal_at
+from tests.system.test_sft_trainer import BASE, ROOT, TOPICS, TRAINERS, checkpoints, launched, program, run, signal_at
 
 LIBRARY = ROOT / "fixtures" / "datasets" / "python-library"
 QUESTIONS = ROOT / "fixtures" / "datasets" / "python-questions" / "questions.jsonl"
@@ -25,17 +25,13 @@ def prepare(data: Path, out: Path, *more: object, name: str = "text_data.py", ba
 
 
 def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS, base: Path = BASE) -> list[str]:
-    """The command line as the engine makes it from a recipe; a later flag goes over an earlier one."""
-    several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
-    launch = [
-        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no",
-        "--dynamo_backend", "no", *several,
-    ]  # fmt: skip
-    return launch + program(
+    """A later flag goes over an earlier one."""
+    alone = program(
         "text_train.py", "--data", tokens, "--base", base, "--weights", out / "weights", "--history", out / "history.jsonl",
         "--checkpoints", out / "checkpoints", "--init", "random", "--max-steps", max_steps, "--rank", 8, "--alpha", 16, "--global-batch", 16,
         "--micro-batch", 8, "--save-every", 5, "--learning-rate", 0.01, "--warmup-steps", 2, "--decay-steps", 20, "--weight-decay", 0.1, *more,
-    )[1:]  # fmt: skip
+    )  # fmt: skip
+    return launched(alone, processes) if processes > 1 else alone
 
 
 METHODS = {"lora": ("--train-embeddings", "--embedding-rate", 0.5, "--rank-stabilized", "--dropout", 0.1), "full": ("--method", "full")}
@@ -50,11 +46,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Trainings that nobody disturbed, one of each method."""
+    """Trainings that nobody disturbed, one of each method, one with a launcher."""
     made = {}
     for method, flags in METHODS.items():
         made[method] = tmp_path_factory.mktemp(method)
-        done = run(training(library, made[method], *flags), RECIPE_WORLD_SIZE="1")
+        argv = training(library, made[method], *flags)
+        done = run(launched(argv) if method == "lora" else argv, RECIPE_WORLD_SIZE="1")
         assert done.returncode == 0, done.stderr
     return made
 
@@ -89,7 +86,8 @@ def test_a_killed_training_ends_in_the_same_bits(method: str, processes: int, li
 
 @pytest.mark.slow
 def test_a_training_whose_machine_is_taken_away_saves_the_step_it_is_at(library: Path, tmp_path: Path) -> None:
-    said = signal_at("step 3/", training(library, tmp_path, "--save-every", 1000), signal.SIGTERM, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    argv = launched(training(library, tmp_path, "--save-every", 1000))
+    said = signal_at("step 3/", argv, signal.SIGTERM, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
     (saved,) = checkpoints(tmp_path)
     step = json.loads((saved / "checkpoint.json").read_text())["step"]
     assert 3 <= step < STEPS and f"asked to end; saved step {step}" in said
@@ -179,20 +177,15 @@ def test_text_that_is_none_is_named_with_file_and_line(tmp_path: Path) -> None:
     assert "a.txt:2: not UTF-8: byte 0xff" in done.stderr and 'b.jsonl:2: "text" is a number, a string is expected' in done.stderr
 
 
-def alone(argv: list[str]) -> list[str]:
-    """The program without its launcher."""
-    return [sys.executable, *argv[argv.index(str(TRAINERS / "text_train.py")) :]]
-
-
 def test_a_rate_that_falls_before_it_has_risen_is_refused(library: Path, tmp_path: Path) -> None:
-    done = run(alone(training(library, tmp_path, "--warmup-steps", 20)))
+    done = run(training(library, tmp_path, "--warmup-steps", 20))
     assert (done.returncode, done.stderr) == (
         1, "train: decay_steps 20 is not beyond warmup_steps 20: the rate would never be at its peak\n"
     )  # fmt: skip
 
 
 def test_a_checkpoint_of_the_other_method_is_refused(library: Path, trained: dict[str, Path], tmp_path: Path) -> None:
-    done = run(alone(training(library, tmp_path, *METHODS["full"], "--resume", checkpoints(trained["lora"])[-1])))
+    done = run(training(library, tmp_path, *METHODS["full"], "--resume", checkpoints(trained["lora"])[-1]))
     assert done.returncode == 1 and "it was made by another training" in done.stderr and "method was lora, is full" in done.stderr
 
 
@@ -217,11 +210,8 @@ for group in training._optimizer.param_groups:
 
 
 def test_embeddings_have_a_rate_of_their_own(tmp_path: Path) -> None:
-    import subprocess
-
-    done = subprocess.run(
-        [sys.executable, "-c", GROUPS, str(BASE)], env=environment(PYTHONPATH=str(TRAINERS)), capture_output=True, text=True, timeout=60, check=False
-    )
+    (tmp_path / "groups.py").write_text(GROUPS)
+    done = run([sys.executable, str(tmp_path / "groups.py"), str(BASE)], PYTHONPATH=str(TRAINERS))
     assert done.returncode == 0, done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if not line.startswith("train:"))
     assert len(lines) == 2, lines
