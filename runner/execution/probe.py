@@ -36,7 +36,7 @@ line() { { "$@" 2>&1 || :; } | head -n 1; }
 echo "tar=$(line tar --version)"
 echo "sha256sum=$(line sha256sum --version)"
 echo "python3=$(line python3 -c 'import sys; print(".".join(map(str, sys.version_info[:3])))')"
-python3 -c 'import venv, ensurepip' 2>/dev/null && echo venv=yes
+{ python3 -c 'import venv, ensurepip' || python3 -c 'import venv, pip'; } 2>/dev/null && echo venv=yes
 patiently=$(command -v timeout >/dev/null 2>&1 && echo timeout 10)
 engine() { # name, how it tells its version: it must answer, and not only be installed
     command -v "$1" >/dev/null 2>&1 || return
@@ -222,8 +222,8 @@ def _python(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "python3", f"{version}, {_shown(tools['python3'])}")
-    if "venv" not in told and "uv" not in tools:
-        yield Finding("note", "venv", "this Python makes no environments", "install python3-venv, or uv, for recipes that declare packages")
+    if "venv" not in told:
+        yield Finding("note", "venv", "this Python makes no environments", "install python3-venv for recipes that declare packages")
     if "uv" in tools:
         yield Finding("ok", "uv", _shown(tools["uv"]))
 
