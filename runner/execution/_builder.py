@@ -91,6 +91,12 @@ class Pip:
             meant = f"; the lock is for {self.meant}" if self.meant else ""
             fix = "run with a Python that the lock is for, or with --python current in packages of your own"
             return Wrong(f"the package index has no {missing[1]} for {python}{meant}", fix)
+        if "all requirements must have their versions pinned" in said:
+            needs = (re.match(r"([^\s]+) from .*\(from ([^\s>]+?)(?:->| |\))", line) for line in self.faults)
+            missing_of = dict.fromkeys(f"{need[1]}, which {need[2]} needs" for need in needs if need)
+            return Wrong(
+                f"the lock does not pin {'; nor '.join(missing_of) or 'all'}", "make the lock again: it has to hold all that its packages need"
+            )
         errors = [line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line]
         return Wrong(" ".join(errors) or "pip failed and did not say why", "correct the lock, or use --python current")
 

@@ -43,13 +43,13 @@ class Index:
         url = f"http://someone:secret@127.0.0.1:{self._server.server_address[1]}/simple"
         return {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_CACHE_DIR": str(self._place / "pip-cache")}
 
-    def wheel(self, name: str, text: str = "", *, bulk: int = 0) -> str:
-        """Add a package of one module, and `bulk` bytes; answers its line of a lock."""
-        packed = io.BytesIO()
+    def wheel(self, name: str, text: str = "", *, bulk: int = 0, needs: str = "") -> str:
+        """Add a package of one module, and `bulk` bytes, that needs another; answers its line of a lock."""
+        packed, more = io.BytesIO(), f"Requires-Dist: {needs}\n" if needs else ""
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr(f"{name}.py", text)
             archive.writestr(f"{name}.bulk", bytes(bulk))
-            archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{more}")
             archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             archive.writestr(f"{name}-1.0.dist-info/RECORD", f"{name}.py,,\n")
         self._wheels[f"{name}-1.0-py3-none-any.whl"] = packed.getvalue()

@@ -220,6 +220,13 @@ def test_a_package_that_no_file_of_fits_this_python_is_named(space: Space, index
     assert code == 2 and f"has no nosuch==2.0 for {machine}; the lock is for Linux, x86_64, CPython 2.7" in said
 
 
+def test_what_a_lock_forgot_is_named_with_who_needs_it(space: Space, index: Index) -> None:
+    index.wheel("forgotten")
+    locked(space, index, index.wheel("other", needs="forgotten>=0.5"))
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 2 and "cannot be built: the lock does not pin forgotten>=0.5, which other==1.0 needs\n" in said
+
+
 def test_a_disk_that_is_too_small_is_told_and_is_empty_again(space: Space, index: Index) -> None:
     locked(space, index, index.wheel("large", bulk=9_000_000))
     small = space.root / "small"
