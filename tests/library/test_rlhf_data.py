@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.library.siblings import siblings
+from tests.system.test_sft_trainer import program, run
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINERS = ROOT / "recipes" / "trainers"
 BASE = ROOT / "fixtures" / "tiny-llama"
 
 
@@ -195,6 +193,5 @@ def test_the_program_ends_with_one_sentence_on_a_base_that_cannot_stop(tmp_path:
         (tmp_path / file.name).write_text(file.read_text().replace('"eos_token": "<|endoftext|>",', ""))
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"prompt": "Why?"}\n')
-    argv = [sys.executable, TRAINERS / "rlhf_data.py", "--data", data, "--base", tmp_path, "--out", tmp_path / "out", "--max-prompt-length", "8"]
-    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=120, check=False)
+    done = run(program("rlhf_data.py", "--data", data, "--base", tmp_path, "--out", tmp_path / "out", "--max-prompt-length", 8))
     assert done.returncode == 1 and "names no end-of-text token" in done.stderr.splitlines()[-1]
