@@ -31,6 +31,7 @@ ELSEWHERE = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT",
 """Variables of the caller that say where pip installs to, or what else: here both are settled.  Where it takes files from is the caller's to say."""
 TRIES = 3
 """Times that pip begins when connections break; what is in its cache by then is not fetched again."""
+QUIETLY = ("--disable-pip-version-check", "--no-input")
 LONGEST = 1000
 """Characters of a reason."""
 LAST = 400
@@ -91,12 +92,6 @@ class Pip:
             meant = f"; the lock is for {self.meant}" if self.meant else ""
             fix = "run with a Python that the lock is for, or with --python current in packages of your own"
             return Wrong(f"the package index has no {missing[1]} for {python}{meant}", fix)
-        if "all requirements must have their versions pinned" in said:
-            needs = (re.match(r"([^\s]+) from .*\(from ([^\s>]+?)(?:->| |\))", line) for line in self.faults)
-            missing_of = dict.fromkeys(f"{need[1]}, which {need[2]} needs" for need in needs if need)
-            return Wrong(
-                f"the lock does not pin {'; nor '.join(missing_of) or 'all'}", "make the lock again: it has to hold all that its packages need"
-            )
         errors = [line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line]
         return Wrong(" ".join(errors) or "pip failed and did not say why", "correct the lock, or use --python current")
 
@@ -151,11 +146,13 @@ def _installed(pip: Sequence[str], home: str, requirements: str, lock: int) -> i
     head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
     heard = Pip(sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line)), head[1] if head else "")
     os.makedirs(f"{home}/fetched", exist_ok=True)
-    env = {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {"TMPDIR": f"{home}/fetched", "PYTHONUNBUFFERED": "1"}
-    argv = [*pip, "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--require-hashes", "-r", requirements]
+    # A lock names all there is: nothing is to be looked for beside it, and no extra, which pip could not match with its pin.
+    argv = [*pip, "install", *QUIETLY, "--progress-bar", "off", "--require-hashes", "--no-deps", "-r", requirements]
     over = threading.Event()
     # It holds the lock too: nobody else begins while a pip is at work whose builder was killed.
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,)) as process:
+    with subprocess.Popen(
+        argv, env=_env(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,)
+    ) as process:
         assert process.stdout is not None
         teller = threading.Thread(target=_tell, args=(home, heard, over))
         teller.start()
@@ -165,8 +162,22 @@ def _installed(pip: Sequence[str], home: str, requirements: str, lock: int) -> i
         teller.join()
     if process.returncode:
         raise heard.fault()
+    _complete(pip, home)
     shutil.rmtree(f"{home}/fetched", ignore_errors=True)
     return heard.wanted
+
+
+def _complete(pip: Sequence[str], home: str) -> None:
+    """Raises Wrong when a package misses one that it needs.  pip looked for none: a lock names all, and what it says about versions holds."""
+    told = subprocess.run([*pip, "check", *QUIETLY], env=_env(home), capture_output=True, text=True, errors="replace").stdout
+    missing = re.findall(r"^(\S+) (\S+) requires (\S+), which is not installed", told, re.M)
+    if missing:
+        said = "; nor ".join(f"{needed}, which {package} {version} needs" for package, version, needed in missing)
+        raise Wrong(f"the lock does not pin {said}", "make the lock again: it has to hold all that its packages need")
+
+
+def _env(home: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {"TMPDIR": f"{home}/fetched", "PYTHONUNBUFFERED": "1"}
 
 
 def _tell(home: str, heard: Pip, over: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivers.base import Command, Job
+from drivers.base import Command, DriverError, Job
 
 from ..digest import Digest
 from ..language.template import Place
@@ -22,7 +23,7 @@ from ..secrets import Secret
 from ..storage.files import Content
 from ..storage.locks import Lock
 from . import launch
-from .chores import Chores
+from .chores import GRACE, INSTALL, Chores
 from .fleet import Fleet
 from .ledger import Ledger
 from .scrap import Scrap
@@ -83,7 +84,7 @@ class Attempts:
         self._top = str(ws.root)
         self._base: dict[tuple[object, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
         self._chores: dict[str, Chores] = {}
-        self._pythons: dict[tuple[str, str], str] = {}  # interpreters of environments, by place and lock
+        self._pythons: dict[tuple[Site, str], asyncio.Task[str]] = {}  # interpreters of environments, by place and lock
         self._boxes: dict[str, Containers] = {}
 
     @property
@@ -110,19 +111,37 @@ class Attempts:
         return self._boxes[site.name]
 
     async def python(self, node: Node, site: Site) -> str:
-        if node.lock and not self.survey.request.current_python:
-            from .environments import built, python_of
+        """The interpreter of a step there, with the packages of its lock.  Raises CannotRun."""
+        if not node.lock or self.survey.request.current_python:
+            return site.python
+        content = str(self.survey.facts.locks[node.home, node.lock])
+        # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
+        others = [] if site is self.fleet.here else [each for each in self.fleet.sites if not each.lost]
+        for place in [site, *others]:
+            if (place, content) not in self._pythons:
+                self._pythons[place, content] = asyncio.get_running_loop().create_task(self._environment(node, place, content))
+                self._pythons[place, content].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
+        return await self._pythons[site, content]
 
-            content = str(self.survey.facts.locks[node.home, node.lock])
-            if (site.name, content) not in self._pythons:
-                what = f"{node.lock}{'' if site is self.fleet.here else f' on {site.name}'}"
-                if not await built(site, content):
-                    self.ledger.say(f"installing the packages of {what}, once")
-                lock = Path(self.survey.plan.homes[node.home], node.lock)
-                python = await python_of(self.chores_of(site), lock, content, lambda words: self.ledger.say(f"{what}: {words}"))
-                self._pythons[site.name, content] = python
-            return self._pythons[site.name, content]
-        return site.python
+    async def _environment(self, node: Node, site: Site, content: str) -> str:
+        from .environments import built, python_of
+
+        what = f"{node.lock}{'' if site is self.fleet.here else f' on {site.name}'}"
+        if not await built(site, content):
+            self.ledger.say(f"installing the packages of {what}, once")
+        lock = Path(self.survey.plan.homes[node.home], node.lock)
+        return await python_of(self.chores_of(site), lock, content, lambda words: self.ledger.say(f"{what}: {words}"))
+
+    async def end_installs(self) -> None:
+        """Nobody waits any more for what hosts still install."""
+        installing = [task for task in self._pythons.values() if not task.done()]
+        if installing:
+            for chores in self.chores:
+                with contextlib.suppress(DriverError):
+                    await chores.stop(INSTALL)
+            await asyncio.wait(installing, timeout=GRACE.total_seconds())
+            for task in installing:
+                task.cancel()
 
     def processes(self, detail: Mapping[str, Any], n: int, site: Site) -> int | None:
         """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""

@@ -43,7 +43,8 @@ async def python_of(chores: Chores, lock: Path, content: str, say: Callable[[str
     home = _home(site, content)
     if not await built(site, content):
         text = _requirements(lock).encode() if lock.suffix == ".toml" else lock.read_bytes()
-        with await _turn(chores, os.path.basename(home), say):
+        # On another machine the builder's own lock is enough: `gc` does not go there.
+        with await _turn(chores, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
             await _build(chores, lock, f"{site.root}/{home}", text, say)
     await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
     return f"{site.root}/{home}/bin/python"

@@ -181,6 +181,7 @@ class Executor:
                 for task in self._waits:
                     task.cancel()
                 if not self._abandoned:
+                    await self.attempts.end_installs()
                     for chores in self.attempts.chores:
                         for problem in await chores.cleanup() if not chores.site.lost else ():
                             self.ledger.say(problem)

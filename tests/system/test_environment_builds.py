@@ -186,6 +186,22 @@ def test_another_machine_builds_its_own_with_the_pip_that_it_has(space: Space, i
     assert code == 0 and "install" not in said
 
 
+def test_two_machines_install_at_the_same_time(space: Space, index: Index) -> None:
+    locked(space, index)
+    space.recipe(RECIPE.replace("  one:\n", "  one:\n    matrix: {i: [1, 2]}\n").replace("o.txt", "'o{{ matrix.i }}.txt'"))
+    words = " ".join(f"{name}={value}" for name, value in index.environ.items())
+    python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\nhosts = 2\n')
+    index.gate.clear()
+    run = space.start("run", "--driver", "loopback")
+    until(lambda: len(index.asked) == 2)
+    index.gate.set()
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and "lock.txt on loopback host-2: 1 package," in err, err
+    assert space.read("o1.txt") == space.read("o2.txt") == "said\n"
+
+
 # -- what keeps it from being built
 
 
@@ -224,7 +240,13 @@ def test_what_a_lock_forgot_is_named_with_who_needs_it(space: Space, index: Inde
     index.wheel("forgotten")
     locked(space, index, index.wheel("other", needs="forgotten>=0.5"))
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and "cannot be built: the lock does not pin forgotten>=0.5, which other==1.0 needs\n" in said
+    assert code == 2 and "cannot be built: the lock does not pin forgotten, which other 1.0 needs\n" in said
+
+
+def test_a_package_that_another_wants_with_an_extra_is_pinned_by_its_name(space: Space, index: Index) -> None:
+    locked(space, index, index.wheel("wanted"), index.wheel("other", needs="wanted[more]>=0.5"))
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 0, said
 
 
 def test_a_disk_that_is_too_small_is_told_and_is_empty_again(space: Space, index: Index) -> None:
