@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from importlib.metadata import packages_distributions
@@ -57,8 +58,11 @@ def imports(program: Path, seen: set[Path]) -> set[str]:
     return (names - beside - set(sys.stdlib_module_names)) | inner
 
 
+installed = functools.cache(packages_distributions)  # it reads the records of all packages
+
+
 def distribution(module: str) -> str:
-    return DISTRIBUTIONS.get(module) or packages_distributions()[module][0].lower().replace("_", "-")
+    return DISTRIBUTIONS.get(module) or installed()[module][0].lower().replace("_", "-")
 
 
 def programs(recipe: dict[str, Any]) -> set[Path]:
