@@ -6,6 +6,7 @@ character is shown in caret notation (`^[`), C1 ones as the pair they stand for,
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -177,8 +178,10 @@ class MetricsTail:
 def sparkline(points: list[float]) -> str:
     """The course of some numbers, as one character each."""
     low, high = min(points), max(points)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((point - low) * scale)] for point in points)
+    half = high / 2 - low / 2  # the whole of it may be more than a float holds
+    if not 0 < half < math.inf:
+        return _BARS[0] * len(points)
+    return "".join(_BARS[round((point / 2 - low / 2) / half * (len(_BARS) - 1))] for point in points)
 
 
 _RATES = ("_per_second", "/s")

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runner.execution.execute import Failure
@@ -356,7 +356,9 @@ def test_cut_text_never_takes_more_columns_than_there_are(text: str, columns: in
     assert cut == text or (width(text) > columns and text.startswith(cut.removesuffix("…")))
 
 
-@given(st.lists(st.floats(-1e12, 1e12), min_size=1))
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+@example([0.0, -2.225073858507e-311])
+@example([-1.7e308, 1.7e308])
 def test_a_sparkline_is_lowest_at_the_lowest_and_highest_at_the_highest(points: list[float]) -> None:
     line = sparkline(points)
     assert len(line) == len(points)
