@@ -249,7 +249,7 @@ def main(home: str, requirements: str) -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(home).free / 1e9
-            fix = "make room there, or keep what is remembered elsewhere (RECIPE_HOME)"
+            fix = "make room there, or have it on another disk: RECIPE_HOME here, `root` in the settings of a driver"
             _say(wrong=f"the disk of {home} is full: {free:.1f} GB are free without it", fix=fix)
         else:
             _say(wrong=str(error)[:LONGEST], fix="see to that, and run again")

@@ -78,8 +78,9 @@ async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callab
     def hear(line: bytes) -> None:
         nonlocal last
         with contextlib.suppress(ValueError):
-            last = json.loads(line)
-            if "says" in last:
+            told = json.loads(line)
+            last = told if isinstance(told, dict) else last
+            if last is told and "says" in last:
                 say(last["says"])
 
     argv = [chores.site.python, "-I", "builder.py", home, "requirements.txt"]
