@@ -23,8 +23,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-PULSE = 15.0
-"""Seconds between words about how far it is."""
+PULSE, SLOWEST = 10.0, 60.0
+"""Seconds between words about how far it is: at first, and when it takes long."""
 OLDEST_PIP = (22, 3)
 """The first pip that can work on another environment than its own."""
 ELSEWHERE = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_QUIET")
@@ -181,8 +181,9 @@ def _env(home: str) -> dict[str, str]:
 
 
 def _tell(home: str, heard: Pip, over: threading.Event) -> None:
-    last = ""
-    while not over.wait(PULSE):
+    last, pause = "", PULSE
+    while not over.wait(pause):
+        pause = min(SLOWEST, pause * 1.3)
         if heard.installing:
             words = f"{_there(home)} of {heard.wanted} packages installed"
         else:
