@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from runner.execution.checkpoints import examine, files
+from tests.library import forks
 
 pytestmark = pytest.mark.xdist_group("state-formats")
 
@@ -67,8 +67,10 @@ NAMED = {"split": "files", "peft": "transformers", "pickled": "accelerate", "uns
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("saved")
+    program = tmp_path_factory.mktemp("program") / "save.py"
+    program.write_text(SAVE)
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", SAVE, str(out)], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = forks.run([sys.executable, str(program), str(out)], env=env, timeout=120)
     assert done.returncode == 0, done.stderr
     return out
 
