@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from tests.support import Space
 
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun behind a shell's &: what we start would never hear of an interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -49,13 +49,18 @@ def version(tool: Tool) -> str | None:
         return "of unknown version"
 
 
-def absent(tool: Tool, if_missing: str, what: str, report: Path, **known: Any) -> None:
-    """Say that the tool is not here.  With `if_missing` fail this ends the program; with report it is written down, and the caller ends well."""
-    said = f"{what}: {tool.name} is not installed"
+def absent(tool: Tool, if_missing: str, what: str, report: Path) -> None:
+    """Say that the tool is not here: see `undone`."""
+    here = f" in the Python of this step ({sys.executable})" if if_missing == "fail" else ""
+    undone(f"{what}: {tool.name} is not installed{here}", tool.install, if_missing, report)
+
+
+def undone(said: str, remedy: str, if_missing: str, report: Path) -> None:
+    """Say what keeps the tool from running.  With `if_missing` fail this ends the program; with report it is written down, and that is no failure."""
     if if_missing == "fail":
-        sys.exit(f"{said} in the Python of this step ({sys.executable}); {tool.install}")
-    write(report, {"trained": False, "said": said, "install": tool.install, **known})
-    print(f"{said}; {tool.install}")
+        sys.exit(f"{said}; {remedy}")
+    write(report, {"trained": False, "said": said, "remedy": remedy})
+    print(f"{said}; {remedy}")
 
 
 def write(report: Path, told: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tool_run import UNSLOTH, absent, found, start, version, write
+from tool_run import UNSLOTH, absent, found, start, undone, version, write
 
 FORMATS = {"prompt-completion": "alpaca", "messages": "chatml"}
 SECTIONS = ("model", "data", "training", "lora", "logging")
@@ -27,6 +27,9 @@ def main() -> None:
     there = version(UNSLOTH)
     if there is None or not found([UNSLOTH.command]):
         absent(UNSLOTH, options.if_missing, "not trained", options.report)
+        return
+    if not _has_gpu():
+        undone("not trained: unsloth needs a GPU, and this machine has none", "run it on one that has", options.if_missing, options.report)
         return
     # It writes only below a home of its own, which is otherwise in the user's.
     home = Path("unsloth-home").absolute()
@@ -55,6 +58,12 @@ def complete(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"global_batch {options.global_batch} is no multiple of micro_batch {batch}; change one of them")
     config["training"]["gradient_accumulation_steps"] = options.global_batch // batch
     return config
+
+
+def _has_gpu() -> bool:
+    import torch  # where unsloth is, it is
+
+    return torch.accelerator.is_available()
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def plan(workspace: Path, inputs: dict[str, Any]) -> dict[str, str]:
 def test_the_smoke_preset_prepares_data_and_says_what_is_missing(ran: Path) -> None:
     results = ran / "out" / "axolotl@1" / "latest"
     report = json.loads((results / "report.json").read_text())
-    assert report["trained"] is False and report["said"] == "not trained: axolotl is not installed" and "pip install axolotl" in report["install"]
+    assert report["trained"] is False and report["said"] == "not trained: axolotl is not installed" and "pip install axolotl" in report["remedy"]
     used = yaml.safe_load((results / "axolotl-used.yaml").read_text())
     assert (used["datasets"][0]["type"], used["max_steps"], used["gradient_accumulation_steps"]) == ("completion", 4, 2)
 

@@ -71,7 +71,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_smoke_preset_guards_the_configuration_and_says_what_is_missing(ran: Path) -> None:
     report = json.loads((ran / "report.json").read_text())
-    assert report["trained"] is False and report["said"] == "not trained: prime-rl is not installed" and "it is not on PyPI" in report["install"]
+    assert report["trained"] is False and report["said"] == "not trained: prime-rl is not installed" and "it is not on PyPI" in report["remedy"]
     config = tomllib.loads((ran / "rl.toml").read_text())
     assert config["ckpt"] == {"interval": 2, "keep_last": 2} and config["max_steps"] == 4
     assert config["orchestrator"]["group_size"] == 8, "an input goes over the file"

@@ -33,7 +33,7 @@ if config["lora"].get("fail"):
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
     folder = tmp_path / "step"
-    for name in ("rows", "model", "bin", "site/unsloth_cli"):
+    for name in ("rows", "model", "bin", "site/unsloth_cli", "gpu/torch"):
         (folder / name).mkdir(parents=True)
     (folder / "rows" / "data.json").write_text(json.dumps({"format": "prompt-completion"}))
     (folder / "rows" / "train.jsonl").write_text('{"prompt": "2+2", "completion": "4"}\n')
@@ -41,13 +41,15 @@ def step(tmp_path: Path) -> Path:
     (folder / "bin" / "unsloth").write_text(STAND_IN)
     (folder / "bin" / "unsloth").chmod(0o755)
     (folder / "site" / "unsloth_cli" / "__init__.py").touch()
+    (folder / "gpu" / "torch" / "__init__.py").write_text("class accelerator:\n    is_available = staticmethod(lambda: True)\n")
     return folder
 
 
-def run(step: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run(step: Path, *more: str, gpu: bool = True) -> subprocess.CompletedProcess[str]:
     words = ["--settings", "unsloth.yaml", "--data", "rows", "--global-batch", "8", "--if-missing", "fail", "--report", "report.json"]
     words += ["--config-out", "used.yaml", "--model", "model", "--history", "history.jsonl"]
-    env = {**os.environ, "PYTHONPATH": str(step / "site"), "PATH": f"{step / 'bin'}:{os.environ['PATH']}"}
+    site = f"{step / 'site'}:{step / 'gpu'}" if gpu else str(step / "site")
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": site, "PATH": f"{step / 'bin'}:{os.environ['PATH']}"}
     program = ROOT / "recipes" / "trainers" / "unsloth_run.py"
     return subprocess.run([sys.executable, program, *words, *more], cwd=step, env=env, capture_output=True, text=True, check=False)
 
@@ -55,7 +57,7 @@ def run(step: Path, *more: str) -> subprocess.CompletedProcess[str]:
 def test_the_smoke_preset_prepares_data_and_says_what_is_missing(tmp_path: Path) -> None:
     results = smoke("unsloth@1", tmp_path)
     report = json.loads((results / "report.json").read_text())
-    assert report["trained"] is False and report["said"] == "not trained: unsloth is not installed" and "pip install unsloth" in report["install"]
+    assert report["trained"] is False and report["said"] == "not trained: unsloth is not installed" and "pip install unsloth" in report["remedy"]
     assert yaml.safe_load((results / "unsloth-used.yaml").read_text())["data"]["format_type"] == "alpaca"
 
 
@@ -82,6 +84,14 @@ def test_unsloth_gets_the_rows_and_the_batch_and_its_model_is_gathered(step: Pat
     assert (step / "model" / "adapter_model.safetensors").read_text() == "weights"
     assert json.loads((step / "history.jsonl").read_text()) == {"step": 1, "loss": 3.0}
     assert json.loads((step / "report.json").read_text())["trained"] is True
+
+
+def test_without_a_gpu_unsloth_is_not_started(step: Path) -> None:
+    done = run(step, gpu=False)
+    assert done.returncode == 1 and done.stderr == "not trained: unsloth needs a GPU, and this machine has none; run it on one that has\n"
+    done = run(step, "--if-missing", "report", gpu=False)
+    report = json.loads((step / "report.json").read_text())
+    assert done.returncode == 0 and report["trained"] is False and report["said"] == "not trained: unsloth needs a GPU, and this machine has none"
 
 
 @pytest.mark.parametrize(
