@@ -30,9 +30,9 @@ demo: .venv/.ready
 	$(BIN)/recipe run sft@1 -C demo --preset smoke --python current
 
 # Real servers and processes on a machine that others use, too: what failed is tried once more, alone, and fails for good if it fails again.
-# Three at a time on two cores, for many wait for a server; in the order of the folders, so that long trainings do not come last.
+# Four at a time on two cores, for many wait for a server or a disk; in the order of the folders, so that long trainings do not come last.
 test: lint
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

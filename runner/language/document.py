@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 24_000_000  # 100,000 steps are 15 MB; in memory a file with one emoji takes four bytes a character
 MAX_SCALAR = 1_000_000
 MAX_NODES = 2_000_000
-MAX_WIDTH = 200_000  # entries of one list or mapping
+MAX_WIDTH = 150_000  # entries of one list or mapping
 MAX_DEPTH = 64
 MAX_EXPANDED = 100_000  # nodes made by aliases
 MAX_DIGITS = 400
