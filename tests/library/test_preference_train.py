@@ -148,8 +148,9 @@ def test_two_processes_resume_exactly_and_learn_what_one_learns(pairs: Path, tra
     assert refused.returncode == 1 and "it was made by another training: world was 2, is 1" in refused.stderr
 
 
-def test_a_training_that_is_asked_to_end_saves_its_step_and_dies_of_the_signal(pairs: Path, tmp_path: Path) -> None:
-    said = signal_at("step 2/", training("reward", pairs, tmp_path, "--save-every", 1000, max_steps=1000), signal.SIGTERM, {})
+@pytest.mark.parametrize("kind", ["dpo", "orpo", "reward"])
+def test_a_training_that_is_asked_to_end_saves_its_step_and_dies_of_the_signal(kind: str, pairs: Path, tmp_path: Path) -> None:
+    said = signal_at("step 2/", training(kind, pairs, tmp_path, "--save-every", 1000, max_steps=1000), signal.SIGTERM, {})
     (saved,) = checkpoints(tmp_path)
     assert f"asked to end; saved step {saved.removeprefix('checkpoint-')}" in said
     assert not (tmp_path / "weights").exists()
