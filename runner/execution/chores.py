@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -107,7 +108,7 @@ class Chores:
             self._doing[name] = job
             exit = await self.site.host.wait(job, FOREVER) if hear is None else await self._listen(job, hear)
             assert exit is not None
-            said = (await self.site.host.log(job, 0)).decode(errors="resite")[-TAIL:].strip()
+            said = (await self.site.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
             self._doing.pop(name, None)
@@ -118,7 +119,7 @@ class Chores:
         host, exit, heard, part = self.site.host, None, 0, b""
         while exit is None:
             exit = await self.site.insist(lambda: host.wait(job, LOOK))
-            while data := await self.site.insist(lambda: host.log(job, heard)):  # noqa: B023
+            while data := await self.site.insist(partial(host.log, job, heard)):
                 heard += len(data)
                 *lines, part = (part + data).split(b"\n")
                 for line in lines:

@@ -27,7 +27,7 @@ TRAINERS = ROOT / "recipes" / "trainers"
 CONFIG = ROOT / "fixtures" / "prime-rl" / "reverse-text.toml"
 
 STAND_IN = f"""#!{sys.executable}
-import json, pathlib, signal, sys, time, tomllib
+import json, pathlib, signal, sys, tomllib
 words = sys.argv[1:]
 assert words[0] == "@"
 config = tomllib.load(open(words[1], "rb"))
@@ -35,7 +35,7 @@ options = dict(zip(words[2::2], words[3::2]))
 if config.get("wait"):
     signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("told").touch(), signal.signal(signal.SIGTERM, signal.SIG_DFL), signal.raise_signal(signal.SIGTERM)))
     pathlib.Path("waiting").touch()
-    time.sleep(60)
+    signal.pause()
 assert pathlib.Path(options["--model.name"], "config.json").exists()
 run = pathlib.Path(options["--output-dir"]) / options["--run.name"]
 assert not run.exists(), "prime-rl refuses a run directory with something in it"

@@ -482,6 +482,12 @@ def test_a_setup_that_fails_starts_no_step_and_shows_what_it_printed(space: Spac
     assert os.listdir(space.root / ".recipe/attempts") == []
 
 
+def test_what_a_failed_setup_printed_need_not_be_text(space: Space) -> None:
+    space.recipe("setup: [\"printf 'broken \\\\377 disk'; exit 3\"]\nsteps:\n  one: {run: echo x > o.txt, outputs: {o: o.txt}}\n")
+    code, out, err = space.command("run")
+    assert code == 2 and "broken \ufffd disk" in out + err and "Traceback" not in out + err
+
+
 def test_three_bad_looks_at_the_host_in_a_row_end_the_attempt(space: Space) -> None:
     space.recipe("health: {run: exit 1, every: 0.05s}\nsteps:\n  one: {run: sleep 60}\n")
     space.attempt()

@@ -67,13 +67,18 @@ def test_an_environment_is_told_by_its_size_and_the_time_it_took_and_used_again(
     assert len(index.asked) == 1
 
 
-def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(space: Space, index: Index) -> None:
+def killed_at_work(space: Space, index: Index) -> None:
+    """A run is killed while it installs; what it began waits at the index's gate."""
     locked(space, index)
     index.gate.clear()
     first = space.start("run", env=index.environ)
     until(lambda: index.asked)
     first.kill()
     first.communicate()
+
+
+def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(space: Space, index: Index) -> None:
+    killed_at_work(space, index)
     second = space.start("run", env=index.environ)
     assert second.stderr is not None
     said = [second.stderr.readline(), second.stderr.readline()]
@@ -85,12 +90,7 @@ def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(sp
 
 
 def test_an_install_that_was_killed_itself_is_begun_anew(space: Space, index: Index) -> None:
-    locked(space, index)
-    index.gate.clear()
-    first = space.start("run", env=index.environ)
-    until(lambda: index.asked)
-    first.kill()
-    first.communicate()
+    killed_at_work(space, index)
     for process in builders(space):
         os.kill(process, signal.SIGKILL)
     until(lambda: not builders(space))
