@@ -26,7 +26,7 @@ ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand,
 REMEMBERED = 10_000
 PATIENCE = 10.0  # seconds in which a supervisor must have greeted us
 RETRY = 0.01  # between attempts to reach one that is just leaving
-GREETING = b'{"supervisor": 1}'
+GREETING = b'{"supervisor": 2}'
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); import _supervisor as s; s.main(sys.argv[1], *map(int, sys.argv[2:]))"
 
@@ -99,12 +99,21 @@ class LocalHost:
                 self._awake = _reach(self._root)
 
     async def start(self, command: Command, key: str) -> Job:
+        return self._ask(("start",), command, key)
+
+    async def follow(self, command: Command, key: str, ahead: Job) -> Job:
+        return self._ask(("follow", _name(ahead.key)), command, key)
+
+    def withdraw(self, job: Job) -> None:
+        self._send(_frame("withdraw", _name(job.key)))
+
+    def _ask(self, how: tuple[str, ...], command: Command, key: str) -> Job:
         name = _name(key)
         job = Job(key, {"log": command.log or str(self._root / "logs" / name)})
         if name not in self._over:
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
             env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
-            self._send(_frame("start", name, command.cwd, job.data["log"], *limits, f"{len(command.argv)}", *command.argv, *env))
+            self._send(_frame(*how, name, command.cwd, job.data["log"], *limits, f"{len(command.argv)}", *command.argv, *env))
             self._going.add(name)
         return job
 
@@ -134,10 +143,7 @@ class LocalHost:
         return over
 
     def hear(self, job: Job, heard: Callable[[Exit | DriverError], None]) -> None:
-        """Call `heard` once: with the job's end as soon as it is told, or with what keeps it from being known.  One listener for each job.
-
-        The same as waiting for it, without a task that waits: most of what a short job would cost its worker.
-        """
+        # The same as waiting for it, without a task that waits: most of what a short job would cost its worker.
         name = _name(job.key)
         if (over := self._over.get(name)) is not None:
             asyncio.get_running_loop().call_soon(heard, over)
@@ -319,7 +325,9 @@ class LocalHost:
         name = str(told.pop("job"))
         if "code" in told:
             self._going.discard(name)
-            self._over[name] = exit = Exit(**told)  # type: ignore[arg-type]  # our own supervisor's words
+            exit = Exit(**told)  # type: ignore[arg-type]  # our own supervisor's words
+            if exit.reason != "withdrawn":
+                self._over[name] = exit
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
             if (heard := self._heard.pop(name, None)) is not None:

@@ -76,6 +76,14 @@ def holds(site: Site, content: str) -> bool:
     return isinstance(site, Away) and site.holds(content)
 
 
+def clear_up(running: Running, scrap: Scrap) -> None:
+    """Take away what an attempt that never began has on this disk."""
+    running.attempt.retire(scrap)
+    for path, give in ((f"{running.attempt.path}.sh", scrap.give_script), (running.log, scrap.give_log)):
+        if os.path.exists(path):
+            give(path)
+
+
 class Attempts:
     """The attempts of one run.  `made` is what its steps have left so far, as it grows."""
 

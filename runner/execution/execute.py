@@ -16,13 +16,13 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivers.base import DriverError, Exit, HostLost, Job
+from drivers.base import DriverError, Exit, HostLost, Job, NearHost
 
 from ..digest import Digest, of_value
 from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
@@ -37,11 +37,11 @@ from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
 from . import metrics, outcomes
-from .attempts import Attempts, Running, holds, wants
+from .attempts import Attempts, Running, clear_up, holds, wants
 from .chores import INSTALL
 from .fleet import Fleet
 from .ledger import Ledger
-from .leftovers import Leftovers
+from .leftovers import Leftovers, clear
 from .scrap import Scrap
 from .sharing import Deliveries
 from .sites import Away, Errand, Site
@@ -50,6 +50,8 @@ from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
 
 if TYPE_CHECKING:
+    from drivers.base import Command
+
     from . import checkpoints
 
 GRACE = timedelta(seconds=10)
@@ -60,6 +62,8 @@ PATIENCE = 3
 FOREVER = timedelta(days=3650)
 WORTH_NOTING = 1.0
 """Seconds that a step has to run for what it made to be written down before it is moved."""
+BRISK = 0.3
+"""Seconds within which a step ends whose successor is worth preparing: later, a loop that is a millisecond late does not matter."""
 GROUP_SECONDS = 0.1
 GROUP_MOVES = 1024
 
@@ -112,7 +116,11 @@ class Executor:
         self.failures: list[Failure] = []
         self.ended: deque[tuple[str, Exit | DriverError | RecipeError]] = deque()
         self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
-        self._hear = getattr(self.host, "hear", None)
+        self._near = self.host if isinstance(self.host, NearHost) else None
+        self._ahead: dict[str, str] = {}  # running step -> the one that begins when it has ended well
+        self._promised: dict[str, Running] = {}  # those, each prepared and QUEUED
+        self._taken_back: set[str] = set()  # those of them that may not begin any more, if they have not yet
+        self._brisk = False  # the last step to end did so within moments
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
@@ -161,7 +169,9 @@ class Executor:
                     moved = bool(self.ended)
                     if moved:
                         await self._over(*self.ended.popleft())
-                    if not (self._judge_ready() | await self._start_ready() | moved | bool(self.ended)):
+                    if self._ahead:
+                        self._keep_promises()
+                    if not (self._judge_ready() | await self._start_ready() | await self._look_ahead() | moved | bool(self.ended)):
                         await self._rest()
                     if self._landed:
                         self._land()
@@ -170,6 +180,8 @@ class Executor:
             finally:
                 if self._heart is not None:
                     self._heart.cancel()
+                for running in self._promised.values() if not self._abandoned else ():
+                    clear_up(running, self._scrap)
                 for look in looks:
                     look.cancel()
                 if clock is not None:
@@ -526,13 +538,7 @@ class Executor:
                 self.ledger.keys.release(key)
             return False
         name = self._name(n, key)
-        log = f"{self._attempts}/{name}.log"
-        data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
-        if detail["metrics"] is not None:
-            data["metrics"] = log[:-4] + ".metrics"
-        if detail["secrets"]:
-            # Names, so that who follows the raw log can mask it.
-            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
+        data = self._shown(id, name, detail)
         if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
         for found in restored.values():
@@ -565,13 +571,24 @@ class Executor:
         running.site.enter(running.wants)
         if running.errand is not None:
             running.task = asyncio.get_running_loop().create_task(self._carry(id, running, running.errand))
-        elif self._hear is not None and running.site is self.fleet.here:
-            self._hear(running.job, functools.partial(self._heard, id))
+        elif self._near is not None and running.site is self.fleet.here:
+            self._near.hear(running.job, functools.partial(self._heard, id))
         else:
             self._beside(self._wait(id, running))
         if self._stopping:  # asked for while this job was being started
             self._beside(self._stop(running))
         return True
+
+    def _shown(self, id: str, name: str, detail: Mapping[str, Any]) -> dict[str, object]:
+        """What is said of an attempt that begins."""
+        log = f"{self._attempts}/{name}.log"
+        data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
+        if detail["metrics"] is not None:
+            data["metrics"] = log[:-4] + ".metrics"
+        if detail["secrets"]:
+            # Names, so that who follows the raw log can mask it.
+            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
+        return data
 
     def _site_for(self, node: Node, wants: Mapping[str, float]) -> Site | None:
         """Where a step may start now: where what it needs lies already, else where there is room."""
@@ -645,7 +662,9 @@ class Executor:
         name: str,
         site: Site,
         restored: Mapping[str, checkpoints.Newest],
+        start: Callable[[Command, str], Awaitable[Job]] | None = None,
     ) -> Running:
+        """Prepare an attempt and start it: at once, unless `start` says in which way."""
         attempt = Attempt(f"{self._attempts}/{name}")
         secrets, taking = self.attempts.secrets(detail), wants(detail)
         if key is not None:
@@ -686,7 +705,7 @@ class Executor:
             self._scrap.write_script(site.paths(attempt).script, script)
             self._scrap.log(log)
         crashpoint("attempt-staged")
-        running.job = await site.host.start(command, name)
+        running.job = await (start or site.host.start)(command, name)
         crashpoint("job-started")
         return running
 
@@ -757,11 +776,98 @@ class Executor:
             exit = error
         self._heard(id, exit)
 
+    # -- looking ahead ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _look_ahead(self) -> bool:
+        """While all room is taken by steps that end within moments, prepare the next ones: their host begins them without asking us."""
+        near = self._near
+        if near is None or not self._brisk or len(self._ahead) >= len(self.running):
+            return False
+        if self.fleet.away or self._deliveries is not None or self._contended or not self.ledger.keys.alone():
+            return False
+        since = time.time() - BRISK
+        alone = [id for id, running in self.running.items() if id not in self._ahead and running.started > since]
+        promised = False
+        for ahead, id in self.scheduler.successors(alone, self.resting):
+            promised |= await self._promise(near, ahead, id)
+        return promised
+
+    async def _promise(self, near: NearHost, ahead: str, id: str) -> bool:
+        """Prepare a step to begin when another has ended well; what is special about it is for its own turn."""
+        n = self.plan.index[id]
+        node, detail, key = self.plan.nodes[n], self.plan.details()[n], self._verdicts[id].key
+        plain = not (detail["state"] or node.lock or self.attempts.image(detail) or id in self._refused)
+        if not plain or key is None or key[:24] in self.left or self._conflicts(n) or not self.ledger.hold(key):
+            self._brisk = False
+            return False
+        world, _ = judging.world_of(node, self.facts, self.made)
+        name = self._name(n, key)
+        start = functools.partial(near.follow, ahead=self.running[ahead].job)
+        try:
+            running = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start)
+        except (RecipeError, OSError, DriverError):
+            self._brisk = False
+            clear(f"{self._attempts}/{name}")
+            self.ledger.forget_attempt(id)
+            self.ledger.release_after_flush(key)
+            return False
+        self._ahead[ahead] = id
+        self._promised[id] = running
+        self.resting[id] = float("inf")
+        near.hear(running.job, functools.partial(self._heard, id))
+        return True
+
+    def _keep_promises(self) -> None:
+        """Take back what was promised when nothing new may start, when there is room now, or when what it follows takes its time after all."""
+        assert self._near is not None
+        at_once = self.scheduler.held or self.scheduler.room > 0
+        since = time.time() - BRISK
+        for ahead, id in self._ahead.items():
+            if (at_once or self.running[ahead].started < since) and id not in self._taken_back:
+                self._taken_back.add(id)
+                with contextlib.suppress(DriverError):  # who listens for its end hears of it
+                    self._near.withdraw(self._promised[id].job)
+
+    def _succeed(self, ahead: str, exit: Exit | DriverError | RecipeError) -> None:
+        """What was to follow a step that is over runs by now, if that one ended well: it was not withdrawn, or we would have heard so first."""
+        id = self._ahead.pop(ahead, None)
+        if id is None or not isinstance(exit, Exit) or exit.code != 0 or exit.reason != "exit":
+            return
+        running = self._promised[id]
+        if self.scheduler.state(id) is not State.QUEUED:  # cancelled a moment ago: its end is only cleared up after
+            self._beside(self._stop(running))
+            return
+        self._forget_promise(id)
+        self.scheduler.vacate(ahead)
+        self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.details()[running.number]), begun=True)])
+        running.started = exit.ended
+        running.site.enter(running.wants)
+        self.running[id] = running
+
+    def _withdrawn(self, id: str) -> None:
+        """It has not begun, and waits for its turn like any other."""
+        running = self._promised[id]
+        self._forget_promise(id)
+        self._ahead = {ahead: other for ahead, other in self._ahead.items() if other != id}
+        self.ledger.forget_attempt(id)
+        if running.key is not None:
+            self.ledger.release_after_flush(running.key)
+        clear_up(running, self._scrap)
+
+    def _forget_promise(self, id: str) -> None:
+        del self._promised[id], self.resting[id]
+        self._taken_back.discard(id)
+
     # -- ending ----------------------------------------------------------------------------------------------------------------------------------
 
     async def _over(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
+        if id in self._promised:
+            self._withdrawn(id)
+            return
+        self._succeed(id, exit)
         running = self.running.pop(id)
         running.site.leave(running.wants)
+        self._brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         detail = self.plan.details()[self.plan.index[id]]
         image = self.attempts.image(detail)
         try:
@@ -774,6 +880,8 @@ class Executor:
                 self._failed(id, running, detail, "error", f"{exit}{f' ({exit.fix})' if exit.fix else ''}")
             elif isinstance(exit, DriverError):
                 self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+            elif exit.reason == "withdrawn":
+                self._failed(id, running, detail, "lost", "an earlier run, which is gone, had prepared it and never began it")
             elif exit.reason == "stopped" and self._out_of_time:
                 limit = self.plan.settings["limits"]["time"]
                 self._failed(id, running, detail, LIMIT, f"stopped: the whole run may take {limit:g} s (`limits.time`)")

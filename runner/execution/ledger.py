@@ -109,6 +109,10 @@ class Ledger:
         self._tries[step] = number = self._tries.get(step, 0) + 1
         return number
 
+    def forget_attempt(self, step: str) -> None:
+        """The last attempt of a step was prepared, and never began."""
+        self._tries[step] -= 1
+
     def tries(self, step: str) -> int:
         """How often a step was begun in this run."""
         return self._tries.get(step, 0)

@@ -39,6 +39,10 @@ class Leftovers:
         """Whether a failed attempt is kept, to be looked at."""
         return "failed" in self._found
 
+    def __contains__(self, head: str) -> bool:
+        """Whether there is an attempt whose key begins so."""
+        return head in self._found
+
     def pop(self, head: str) -> list[str]:
         """The attempts whose key begins so; nobody is told of them again."""
         return self._found.pop(head, [])
