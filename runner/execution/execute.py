@@ -64,6 +64,8 @@ WORTH_NOTING = 1.0
 """Seconds that a step has to run for what it made to be written down before it is moved."""
 BRISK = 0.3
 """Seconds within which a step ends whose successor is worth preparing: later, a loop that is a millisecond late does not matter."""
+AHEAD = 2
+"""Successors that are prepared for each running step."""
 GROUP_SECONDS = 0.1
 GROUP_MOVES = 1024
 
@@ -125,6 +127,7 @@ class Executor:
         self._interrupts = 0
         self._abandoned = False
         self._strained = False
+        self._named: dict[str, int] = {}  # attempts of each step that were prepared: no two have one name
         self._sick: set[str] = set()
         self._out_of_time = False
         self._stopping = False
@@ -151,6 +154,9 @@ class Executor:
         self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
         for move in self.scheduler.opening:
             ledger.move(move)
+        ws.objects.inherit()
+        ups = (u for n in survey.todo for u in self.plan.nodes[n].upstream if u[0] in self.made)
+        ws.objects.expect([Content(content) for u in ups if (content := self.made[u[0]].outputs.get(u[1])) is not None])
 
     # -- the loop --------------------------------------------------------------------------------------------------------------------------------
 
@@ -538,6 +544,7 @@ class Executor:
                 self.ledger.keys.release(key)
             return False
         name = self._name(n, key)
+        self.ledger.next_attempt(id)
         data = self._shown(id, name, detail)
         if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
@@ -646,7 +653,7 @@ class Executor:
     def _name(self, n: int, key: Digest | None) -> str:
         """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
         id = self.plan.nodes[n].id
-        number = self.ledger.next_attempt(id)
+        self._named[id] = number = self._named.get(id, 0) + 1
         run = self.ledger.run
         return f"{key[:24]}-{run[-6:]}-{number}" if key is not None else f"{run}-{n}-{number}"
 
@@ -781,14 +788,15 @@ class Executor:
     async def _look_ahead(self) -> bool:
         """While all room is taken by steps that end within moments, prepare the next ones: their host begins them without asking us."""
         near = self._near
-        if near is None or not self._brisk or len(self._ahead) >= len(self.running):
+        if near is None or not self._brisk or len(self._promised) >= AHEAD * len(self.running):
             return False
         if self.fleet.away or self._deliveries is not None or self._contended or not self.ledger.keys.alone():
             return False
         since = time.time() - BRISK
-        alone = [id for id, running in self.running.items() if id not in self._ahead and running.started > since]
+        last = [id for id, running in self.running.items() if id not in self._ahead and running.started > since]
+        last += [id for id in self._promised if id not in self._ahead]
         promised = False
-        for ahead, id in self.scheduler.successors(alone, self.resting):
+        for ahead, id in self.scheduler.successors(last, self.resting):
             promised |= await self._promise(near, ahead, id)
         return promised
 
@@ -802,13 +810,12 @@ class Executor:
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)
-        start = functools.partial(near.follow, ahead=self.running[ahead].job)
+        start = functools.partial(near.follow, ahead=(self.running.get(ahead) or self._promised[ahead]).job)
         try:
             running = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start)
         except (RecipeError, OSError, DriverError):
             self._brisk = False
             clear(f"{self._attempts}/{name}")
-            self.ledger.forget_attempt(id)
             self.ledger.release_after_flush(key)
             return False
         self._ahead[ahead] = id
@@ -823,7 +830,8 @@ class Executor:
         at_once = self.scheduler.held or self.scheduler.room > 0
         since = time.time() - BRISK
         for ahead, id in self._ahead.items():
-            if (at_once or self.running[ahead].started < since) and id not in self._taken_back:
+            first = self.running.get(ahead)
+            if first is not None and (at_once or first.started < since) and id not in self._taken_back:
                 self._taken_back.add(id)
                 with contextlib.suppress(DriverError):  # who listens for its end hears of it
                     self._near.withdraw(self._promised[id].job)
@@ -839,6 +847,7 @@ class Executor:
             return
         self._forget_promise(id)
         self.scheduler.vacate(ahead)
+        self.ledger.next_attempt(id)
         self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.details()[running.number]), begun=True)])
         running.started = exit.ended
         running.site.enter(running.wants)
@@ -848,8 +857,7 @@ class Executor:
         """It has not begun, and waits for its turn like any other."""
         running = self._promised[id]
         self._forget_promise(id)
-        self._ahead = {ahead: other for ahead, other in self._ahead.items() if other != id}
-        self.ledger.forget_attempt(id)
+        self._ahead = {ahead: other for ahead, other in self._ahead.items() if id not in (ahead, other)}
         if running.key is not None:
             self.ledger.release_after_flush(running.key)
         clear_up(running, self._scrap)
@@ -958,7 +966,7 @@ class Executor:
             self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(detail)))
         if not self.survey.library:
             try:
-                self._publish(n, made)
+                self._publish(n, made, attempt)
             except RecipeError as error:
                 self._failed(id, running, detail, "publish", str(error))
                 return
@@ -1079,7 +1087,7 @@ class Executor:
         measured = f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
         return outcomes.keep(running.log, measured, kept, running.secrets, self._scrap)
 
-    def _publish(self, n: int, made: Made) -> None:
+    def _publish(self, n: int, made: Made, attempt: Attempt | None = None) -> None:
         flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
         for output, path in self.survey.places.get(n, ()):
             content = made.outputs.get(output)
@@ -1096,7 +1104,8 @@ class Executor:
                 if self.facts.strange(path):
                     why = f"{path} was changed by hand, or was put there, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
-            self.ws.publish(Content(content), path, link=self.options.link)
+            spare = attempt.spare(content) if attempt is not None else None
+            self.ws.publish(Content(content), path, link=self.options.link, spare=spare)
             self.ledger.published(path, content, self.plan.nodes[n].id)
             self.facts.there[path] = self.facts.ours[path] = content
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -76,6 +77,8 @@ class _Group:
     traces: list[Trace] = field(default_factory=list)
     attempts: list[AttemptRow] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
+    tiny: dict[Content, bytes] = field(default_factory=dict)
+    logs: list[str] = field(default_factory=list)  # of those, to be deleted
     release: dict[str, None] = field(default_factory=dict)  # keys to be let go
     after: list[Callable[[], None]] = field(default_factory=list)
     state: tuple[str, str] | None = None  # the run's own
@@ -108,10 +111,6 @@ class Ledger:
     def next_attempt(self, step: str) -> int:
         self._tries[step] = number = self._tries.get(step, 0) + 1
         return number
-
-    def forget_attempt(self, step: str) -> None:
-        """The last attempt of a step was prepared, and never began."""
-        self._tries[step] -= 1
 
     def tries(self, step: str) -> int:
         """How often a step was begun in this run."""
@@ -198,6 +197,8 @@ class Ledger:
             sent.traces += late.traces
             sent.attempts += late.attempts
             sent.published += late.published
+            sent.tiny |= late.tiny
+            sent.logs += late.logs
             sent.release |= late.release
             sent.after += late.after
             sent.state = late.state or sent.state
@@ -212,7 +213,10 @@ class Ledger:
     def _store(self, state: tuple[str, str] | None, landed: Callable[[], None] | None) -> _Group:
         group = self._next
         state = state or group.state
-        if group.moves or group.traces or group.attempts or group.published or state:
+        tiny, logs = self.ws.objects.unstored()
+        group.tiny |= tiny
+        group.logs += logs
+        if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
             steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
             group.last = self.ws.store.group(
                 self.run,
@@ -223,6 +227,7 @@ class Ledger:
                 traces=group.traces,
                 files=self.ws.cache.changes(),
                 objects=self.ws.objects.changes(),
+                tiny=group.tiny,
                 published=group.published,
                 run_state=state,
                 landed=landed,
@@ -234,6 +239,9 @@ class Ledger:
         """What was noted is stored."""
         for trace in group.traces:
             self.ws.traces.add(trace.key)
+        for log in group.logs:
+            with contextlib.suppress(FileNotFoundError):  # another run has taken it over, too
+                os.unlink(log)
         for key in group.release:
             self.keys.release(key)
         for do in group.after:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -192,6 +193,8 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
             _point_latest(ws, found)
         return report, executor.interrupted
 
+    # The plan stays whole until the run ends: the collector need not walk it with every few steps.
+    gc.freeze()
     try:
         report, interrupted = asyncio.run(work())
     except BaseException as error:
@@ -209,6 +212,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
             raise no_space(error, str(error.filename or ws.home)) from error
         raise
     finally:
+        gc.unfreeze()
         if ledger is not None:
             ledger.keys.close()
     assert ledger is not None

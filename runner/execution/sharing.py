@@ -208,6 +208,8 @@ class Sharing:
             return
         if self._outbox is None:
             self._outbox = _Outbox(self._ws, self.remote)
+        for made in trace.outputs:
+            self._ws.objects.path(made.content)  # the thread sees files only
         kept = {name for name, _, flags in node.outputs if flags & TEMPORARY}
         self._outbox.put(trace, frozenset(kept))
 

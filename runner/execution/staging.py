@@ -44,6 +44,7 @@ class Attempt:
     sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
     doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
     _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
+    _left: dict[str, str] = field(default_factory=dict)  # content of an output that is still where it was made -> its name
     _noted: bool = False
     _emptied: bool = False
     _scrap: Scrap | None = None
@@ -210,6 +211,9 @@ class Attempt:
 
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
+                elif plain and not noted and (tiny := objects.remember(target, here)) is not None:
+                    content = tiny
+                    self._left[content] = path
                 else:
                     content = objects.take(target, partial(self.note, name) if noted else None, here if plain else None)
             except Unhashable as error:
@@ -220,6 +224,11 @@ class Attempt:
             raise OutputProblem("; ".join(wrong))
         self._emptied = bool(found)
         return found
+
+    def spare(self, content: str) -> str | None:
+        """Where a file lies that holds this output and that nobody needs: whoever asks moves it away."""
+        name = self._left.pop(content, None)
+        return None if name is None else f"{self.path}/{name}"
 
     def taken(self) -> dict[str, str]:
         """Outputs that were being moved into the store when a worker died: name -> content."""
@@ -254,7 +263,7 @@ class Attempt:
         try:
             if self._made and not self.links and not self.objects:
                 head = len(self.path) + 1
-                if scrap.give(self.path, tuple(folder[head:] for folder in list(self._made)[1:]), tuple(self.staged)):
+                if scrap.give(self.path, tuple(folder[head:] for folder in list(self._made)[1:]), (*self.staged, *self._left.values())):
                     return
         except OSError:
             pass  # something of it is gone, or cannot be read

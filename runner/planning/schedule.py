@@ -253,7 +253,8 @@ class Scheduler:
         Only where that is what `startable` would choose then: all that waits asks for the same, which is what the RUNNING step has.
         """
         waiting = [shape for shape in self._shapes.values() if len(shape.queue)]
-        if self.room > 0 or self.held or len(waiting) != 1:
+        # Less than no room: whoever ran this before us died between a successor's start and the end of what it follows.
+        if self.room or self.held or len(waiting) != 1 or any(amount < 0 for amount in self._free.values()):
             return []
         pairs = []
         walk = waiting[0].queue.walk(resting)

@@ -1,7 +1,10 @@
-"""Keep content by its name: put files and trees away once, give them out as copies or links.  Knows nothing of steps, traces or databases.
+"""Keep content by its name: put files and trees away once, give them out as copies or links.  Knows nothing of steps, traces or SQL.
 
 Under `objects/ab/`, for a SHA-256 that begins with `ab`: `<sha256>` is a plain file, `<sha256>.x` an executable one, `<sha256>.t` a tree and
 `<sha256>.t.json` its manifest, whose digest the tree's name is.  Everything is read-only and appears by one rename.
+
+A file of a few bytes may be a row of a table instead, stored together with the trace that names it: making a file of it costs more than the rest.
+Until then it is a record in a log below `partial/`, so that whoever comes after a kill knows it for ours, and takes it over.
 
 Up to `SMALL` bytes a file is hashed every time it is given out: that costs less than remembering.  Larger files and trees have a seal: what the file
 system said about them after their last change of ours.  A seal that does not match, or none, means that the object is hashed before it is used; so an
@@ -16,18 +19,20 @@ import fcntl
 import hashlib
 import itertools
 import json
+import math
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 from ..errors import Corrupt, Infrastructure
 from . import files
 from .crash import crashpoint
 from .files import Content, Entry
 
+TINY = 4 << 10  # bytes; up to it a row costs less than a file
 SMALL = 64 << 10  # bytes; below it copying beats every kind of link
 SYNCED = 1 << 20  # bytes; from here on an object is on the disk before anybody hears of it
 RECENT = 8 << 20  # bytes of small contents kept in memory
@@ -36,6 +41,7 @@ _FICLONE = 0x40049409
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
 _SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 _MODE = {"f": 0o444, "x": 0o555}
+_LOG = ".tiny"  # how logs of tiny contents end
 _count = itertools.count(1)
 
 
@@ -49,12 +55,37 @@ class Seal(NamedTuple):
     at: float
 
 
-class Objects:
-    """The local content store below `root` (`.recipe`)."""
+class Table(Protocol):
+    """Where tiny contents lie: see `store.Store`."""
 
-    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None) -> None:
+    def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
+        """The bytes of those that are there."""
+        ...
+
+    def tinies(self) -> dict[Content, float]:
+        """All that are there, and when each was put there last."""
+        ...
+
+    def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
+        """Delete those that were put there last before then, and say which."""
+        ...
+
+
+class Objects:
+    """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
+
+    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Table | None = None) -> None:
         self._root = str(root)
         self._recall = recall
+        self._table = table
+        self._tiny: dict[Content, bytes] = {}  # not stored yet
+        self._logs: list[str] = []  # where those are written meanwhile
+        self._log = -1  # descriptor of the last of them, if it is ours and open
+        self._rows: set[Content] = set()  # known to be in the table
+        if table is not None:  # the umask cannot be asked for, and setting it is not for threads
+            mask = os.umask(0o22)
+            os.umask(mask)
+            self._modes = {"f": 0o666 & ~mask, "x": 0o777 & ~mask}
         self._seals: dict[Content, Seal] = {}
         self._new: dict[Content, Seal] = {}
         self._cloning: dict[tuple[int, int], bool] = {}
@@ -83,6 +114,73 @@ class Objects:
             said(content)
         self._put(name, content, manifest, before)
         return content
+
+    def remember(self, path: str, found: os.stat_result) -> Content | None:
+        """What the plain file at `path` is, if it is so small that its bytes are remembered, and it stays where it is: see `unstored`.
+
+        `found` is what the file system says of it.
+        """
+        if self._table is None or found.st_size > TINY or found.st_nlink != 1 or not found.st_mode & stat.S_IWUSR:
+            return None
+        try:
+            with open(path, "rb", buffering=0) as file:
+                data = file.read(TINY + 1)
+        except OSError as error:
+            _fail(path, error)
+        if len(data) != found.st_size:
+            _changed(path)
+        content = Content(f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}")
+        self._write_log(content, data)
+        self._tiny[content] = data
+        self._rows.add(content)
+        self._keep_recent(content, data)
+        crashpoint("object-put")
+        return content
+
+    def unstored(self) -> tuple[dict[Content, bytes], list[str]]:
+        """The tiny contents that came since the last call, to be stored with the first mention of them, and the logs to be deleted after that."""
+        tiny, self._tiny = self._tiny, {}
+        logs, self._logs = self._logs, []
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+        return tiny, logs
+
+    def inherit(self) -> None:
+        """Take over the tiny contents that a process had when it was killed."""
+        for path in self._tiny_logs():
+            maker = os.path.basename(path).split("-")[0]
+            if not os.path.exists(f"/proc/{maker}"):
+                for content, data in _records(path):
+                    self._tiny[content] = data
+                self._logs.append(path)
+
+    def _write_log(self, content: Content, data: bytes) -> None:
+        record = b"%s %d\n%s\n" % (content.encode(), len(data), data)
+        try:
+            if self._log < 0:
+                self._logs.append(f"{self._temporary()}{_LOG}")
+                self._log = os.open(self._logs[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            if os.write(self._log, record) != len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._logs[-1])
+        except OSError as error:
+            _fail(f"{self._root}/partial", error)
+
+    def _logged(self, content: Content) -> bytes | None:
+        """What a process, alive or dead, has written down of a content and not stored yet."""
+        return next((data for path in self._tiny_logs() for name, data in _records(path) if name == content), None)
+
+    def _tiny_logs(self) -> list[str]:
+        folder = f"{self._root}/partial"
+        return [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(_LOG)] if os.path.isdir(folder) else []
+
+    def expect(self, contents: Sequence[Content]) -> None:
+        """These will be asked for: read in one go what is tiny of them."""
+        if self._table is not None:
+            for content, data in self._table.tiny(contents).items():
+                if hashlib.sha256(data).hexdigest() == content[2:]:
+                    self._rows.add(content)
+                    self._keep_recent(content, data)
 
     def put(self, path: Path, content: Content, *, move: bool) -> None:
         """Put away what is at `path`, which holds `content`.  With `move` the path may be gone afterwards."""
@@ -121,39 +219,54 @@ class Objects:
     # -- asking
 
     def path(self, content: Content) -> Path:
-        """Where `content` lies, if it does."""
-        return Path(self._path(content))
+        """Where `content` lies, if it does.  One that had no file of its own has one from now on."""
+        target = self._path(content)
+        if content[0] != "t" and not os.path.lexists(target) and (data := self._row(content)) is not None:
+            temporary = self._temporary()
+            try:
+                _write(temporary, data, content[0])
+                os.chmod(temporary, _MODE[content[0]])
+                self._place(temporary, target)
+            except OSError as error:
+                _fail(target, error)
+        return Path(target)
 
     def has(self, content: Content) -> bool:
-        return os.path.lexists(self._path(content))
+        return content in self._rows or os.path.lexists(self._path(content)) or self._row(content) is not None
 
-    def all(self) -> Iterator[Content]:
-        """Every object that is here."""
+    def all(self, before: float = math.inf) -> Iterator[Content]:
+        """Every object that is here, and was put away last before then: seconds since the epoch."""
+        rows = self._table.tinies() if self._table is not None else {}
         kinds = {suffix: kind for kind, suffix in _SUFFIX.items()}
         folder = f"{self._root}/objects"
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             if len(prefix) == 2:
                 for name in sorted(os.listdir(f"{folder}/{prefix}")):
                     if (kind := kinds.get(name[64:])) is not None and len(name) >= 64:
-                        yield Content(f"{kind}:{name[:64]}")
+                        content = Content(f"{kind}:{name[:64]}")
+                        row = rows.pop(content, -math.inf)
+                        if row < before and (before == math.inf or os.lstat(f"{folder}/{prefix}/{name}").st_ctime < before):
+                            yield content
+        yield from sorted(content for content, at in rows.items() if at < before)
 
     def size(self, content: Content) -> int:
         """Bytes of content, without hashing."""
-        return _total(self._path(content))
+        target = self._path(content)
+        return len(self._row(content) or b"") if not os.path.lexists(target) else _total(target)
 
     def verify(self, content: Content) -> bool:
         """Whether the object is here and its bytes are what its name says; reads all of it."""
         try:
             return files.scan(self._path(content)) == content
         except files.Unhashable:
-            return False
+            return self._row(content) is not None
 
     def intact(self, content: Content) -> bool:
         """Whether the object may be used: its seal holds, or else its bytes were hashed just now and are right."""
         target = self._path(content)
         size, mark = _mark(target)
         if not mark:
-            return False
+            return self._row(content) is not None
         seal = self._sealed(content)
         holds = seal is not None and seal.mark == mark
         if holds and seal is not None and (seal.boot == self._boot or (content[0] != "t" and size >= SYNCED)):
@@ -201,9 +314,21 @@ class Objects:
 
     # -- giving out
 
+    def move_to(self, content: Content, source: str, target: str) -> None:
+        """Make `target` hold `content`, as `copy_to` does, by moving the file at `source` there, which holds it and is ours alone: see `remember`."""
+        try:
+            found = os.lstat(source)
+            if stat.S_IMODE(found.st_mode) != (mode := self._modes[content[0]]):
+                os.chmod(source, mode)
+            os.utime(source, ns=_backdated())
+            crashpoint("copy-written")
+            self._place(source, target)
+        except OSError as error:
+            _fail(target, error)
+
     def copy_to(self, content: Content, target: str | Path, *, link: bool = False) -> None:
         """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can."""
-        name, source = str(target), self._path(content)
+        name, source = str(target), self._path(content) if not link else str(self.path(content))
         try:
             small = None if content[0] == "t" or link else self._read_small(content, source)
             if small is None:
@@ -246,12 +371,13 @@ class Objects:
 
     # -- throwing away
 
-    def remove(self, content: Content, *, before: float | None = None) -> bool:
+    def remove(self, content: Content, *, before: float = math.inf) -> bool:
         """Delete an object, unless it was put (again) since `before`.  Whoever deletes traces does that first."""
         target = self._path(content)
+        row = content in self.remove_rows([content], before=before)
         try:
             with self._turn():
-                if before is not None and os.lstat(target).st_ctime >= before:
+                if os.lstat(target).st_ctime >= before:
                     return False
                 aside = self._temporary()
                 if stat.S_ISDIR(os.lstat(target).st_mode):
@@ -263,10 +389,18 @@ class Objects:
             if content[0] == "t" and os.path.lexists(f"{target}.json"):
                 os.unlink(f"{target}.json")
         except FileNotFoundError:
-            return False
+            return row
         except OSError as error:
             _fail(target, error)
         return True
+
+    def remove_rows(self, contents: Sequence[Content], *, before: float = math.inf) -> set[Content]:
+        """The same for many at once, as far as they are rows and no files: those of them that were."""
+        gone = self._table.forget_tiny(contents, before) if self._table is not None else set()
+        for content in gone:
+            self._rows.discard(content)
+            self._recent.pop(content[2:], None)
+        return gone
 
     def sweep(self, *, before: float) -> None:
         """Delete what processes that are dead by now were writing, if they began before then: no run that lives on another machine did."""
@@ -330,12 +464,24 @@ class Objects:
             os.chmod(temporary, _MODE[kind])
             self._place(temporary, target)
         crashpoint("object-put")
+        self._keep_recent(content, data)
+        return content
+
+    def _keep_recent(self, content: Content, data: bytes) -> None:
         if self._recent_size > RECENT:
             self._recent.clear()
             self._recent_size = 0
         self._recent[content[2:]] = data
         self._recent_size += len(data) + 200
-        return content
+
+    def _row(self, content: Content) -> bytes | None:
+        """The bytes of a tiny content that are in the table, or will be, if they are sound."""
+        data = self._tiny.get(content)
+        if data is None and self._table is not None and content[0] != "t":
+            data = self._table.tiny([content]).get(content)
+            if data is None or hashlib.sha256(data).hexdigest() != content[2:]:
+                return self._logged(content)
+        return data
 
     def _keep(self, content: Content, target: str) -> bool:
         """Whether a good object is here already; if so it is young again, so that a gc that has decided otherwise leaves it."""
@@ -423,7 +569,9 @@ class Objects:
         try:
             handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            _missing(content, source)
+            if (row := self._row(content)) is None:
+                _missing(content, source)
+            return row
         try:
             data = os.read(handle, SMALL + 1)
         finally:
@@ -523,6 +671,17 @@ def delete(path: Path) -> None:
         _fail(str(path), error)
 
 
+def _records(log: str) -> Iterator[tuple[Content, bytes]]:
+    """The sound records of a log of tiny contents; it ends where the first is damaged."""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        while len(words := file.readline().split()) == 2 and words[1].isdigit() and int(words[1]) <= TINY:
+            data = file.read(int(words[1]))
+            content = Content(words[0].decode("ascii", "replace"))
+            if hashlib.sha256(data).hexdigest() != content[2:] or file.read(1) != b"\n":
+                return
+            yield content, data
+
+
 class _Turn:
     """Putting an object that exists and removing one take turns, across processes."""
 
@@ -568,9 +727,14 @@ def _write(path: str, data: bytes, kind: str) -> None:
 
 
 def _backdate(handle: int) -> None:
+    os.utime(handle, ns=_backdated())
+
+
+def _backdated() -> tuple[int, int]:
+    """Times of access and change for a file of our making."""
     now = time.time_ns()
     mtime = now - _BACKDATE_NS
-    os.utime(handle, ns=(now, mtime + 1 if mtime % 1_000_000 == 0 else mtime))
+    return now, mtime + 1 if mtime % 1_000_000 == 0 else mtime
 
 
 def _pour(origin: int, handle: int) -> None:

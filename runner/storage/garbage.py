@@ -57,7 +57,7 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     gone = {trace.key for trace in going}
     roots = {row.content for row in published.values()} | {made.content for trace in traces if trace.key not in gone for made in trace.outputs}
     before = min([now, *(run.created for run in live)])
-    doomed = [content for content in objects.all() if content not in roots and objects.path(content).lstat().st_ctime < before]
+    doomed = [content for content in objects.all(before) if content not in roots]
     dirs = {row.dir for run in kept_runs for row in store.attempts(run)}
     folder = store.root / "attempts"
     idle = [
@@ -78,11 +78,10 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
 def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
     """Delete what `garbage` found, and answer how many bytes of objects went.  What has come into use since then stays."""
     store.forget(traces=plan.traces, runs=plan.runs)
-    freed = 0
-    for content in plan.objects:
-        size = objects.size(content)
-        if objects.remove(content, before=plan.before):
-            freed += size
+    sizes = {content: objects.size(content) for content in plan.objects}
+    gone = objects.remove_rows(plan.objects, before=plan.before)
+    gone |= {content for content in plan.objects if content not in gone and objects.remove(content, before=plan.before)}
+    freed = sum(sizes[content] for content in gone)
     store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:

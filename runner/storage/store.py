@@ -1,7 +1,8 @@
 """Remember runs, traces and events in `.recipe/recipe.db`.  Knows rows and who may write them, not what a step does nor when it should run.
 
 Everything that one group of moves implies is one transaction behind one guarded update of the run's row: claim and fence must be ours, and the same
-update numbers the events, gap-free.  Whoever is stale writes nothing.  Objects are put away before the group that mentions them.
+update numbers the events, gap-free.  Whoever is stale writes nothing.  Objects are put away before the group that mentions them, or,
+when they are tiny, in it.
 
 One journal mode for everybody, rollback with TRUNCATE and FULL: the write-ahead log of SQLite before 3.51.3 can be corrupted by two writers, and
 groups make the difference small.  A `Store` is used by one thread at a time, and never across a fork.
@@ -18,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from .. import digest
@@ -64,6 +65,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " PRIMARY KEY (run, seq)) WITHOUT ROWID",
         "CREATE TABLE published (path TEXT PRIMARY KEY, content TEXT, identity TEXT, run TEXT, step TEXT, recipe TEXT) WITHOUT ROWID",
     ),
+    ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
 )
 
 
@@ -274,6 +276,14 @@ class Store:
         rows = self._all("SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,))
         return Seal(*rows[0]) if rows else None
 
+    def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
+        """The bytes of tiny contents, for `Objects`: of those that are here."""
+        return dict(self._all("SELECT content, data FROM tiny WHERE content IN (SELECT value FROM json_each(?))", (json.dumps(contents),)))
+
+    def tinies(self) -> dict[Content, float]:
+        """Every tiny content, and when it was stored last."""
+        return dict(self._all("SELECT content, at FROM tiny"))
+
     def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
         """The traces of those keys that have one, whole.  A damaged row is no trace."""
         rows = self._all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),))
@@ -423,6 +433,7 @@ class Store:
         traces: Iterable[Trace] = (),
         files: Iterable[FileRow] = (),
         objects: Iterable[Seal] = (),
+        tiny: Mapping[Content, bytes] = MappingProxyType({}),
         published: Iterable[Published] = (),
         unpublished: Iterable[str] = (),
         run_state: tuple[str, str] | None = None,
@@ -467,6 +478,7 @@ class Store:
                 [(*row[:5], _text(row.job), *row[6:11], _text(row.exit), _text(row.preimage)) for row in attempts],
             )
             many("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+            many("INSERT OR REPLACE INTO tiny VALUES (?, ?, ?)", [(content, data, now) for content, data in tiny.items()])
             self._save(files, objects)
             many("DELETE FROM published WHERE path = ?", [(path,) for path in unpublished])
             many("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
@@ -528,6 +540,12 @@ class Store:
                 self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
             self._db.executemany("DELETE FROM objects WHERE content = ?", [(content,) for content in objects])
             self._db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in files])
+
+    def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
+        """Delete those of these tiny contents that were stored last before then, and say which."""
+        statement = "DELETE FROM tiny WHERE at < ? AND content IN (SELECT value FROM json_each(?)) RETURNING content"
+        with self._transaction():
+            return {row[0] for row in self._db.execute(statement, (before, json.dumps(contents))).fetchall()}
 
     def every_trace(self) -> Iterator[Trace]:
         """All traces, oldest first."""

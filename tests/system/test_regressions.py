@@ -19,6 +19,7 @@ import pytest
 import runner
 from runner.errors import CannotRun
 from runner.execution.session import Settings
+from runner.storage import artifacts
 from runner.storage import store as store_module
 from runner.storage.store import Store
 from tests.support import Space, until
@@ -213,8 +214,11 @@ steps:
 """
 
 
-@pytest.fixture
-def done(space: Space) -> Space:
+@pytest.fixture(params=["rows", "files"])
+def done(space: Space, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """A run that is over; what it made is kept as rows of a table, or as files."""
+    if request.param == "files":
+        monkeypatch.setattr(artifacts, "TINY", -1)
     space.write("in.txt", "1\n")
     space.recipe(ONE)
     assert space.run() == ["a", "b"]
@@ -241,6 +245,8 @@ def _forget_bytes(space: Space) -> None:
     for path in (space.root / ".recipe" / "objects").rglob("*"):
         if path.is_file():
             path.unlink()
+    with sqlite3.connect(space.root / ".recipe/recipe.db") as db:
+        db.execute("DELETE FROM tiny")
 
 
 def test_bytes_that_are_gone_are_made_again_when_somebody_needs_them(done: Space) -> None:
@@ -269,6 +275,8 @@ def test_a_damaged_object_is_not_given_out(done: Space) -> None:
         if path.is_file():
             path.chmod(0o644)
             path.write_text("0\n")
+    with sqlite3.connect(done.root / ".recipe/recipe.db") as db:
+        db.execute("UPDATE tiny SET data = CAST('0' || char(10) AS BLOB)")
     (done.root / "out/a.txt").unlink()
     done.run()
     assert done.read("out/a.txt") == "1\n"
