@@ -278,7 +278,8 @@ class Store:
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
         """The bytes of tiny contents, for `Objects`: of those that are here."""
-        return dict(self._all("SELECT content, data FROM tiny WHERE content IN (SELECT value FROM json_each(?))", (json.dumps(contents),)))
+        whole = "coalesce(CAST(data AS BLOB), x'')"  # whatever damage has made of it, these are bytes
+        return dict(self._all(f"SELECT content, {whole} FROM tiny WHERE content IN (SELECT value FROM json_each(?))", (json.dumps(contents),)))  # noqa: S608
 
     def tinies(self) -> dict[Content, float]:
         """Every tiny content, and when it was stored last."""
