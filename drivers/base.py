@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 Argv: TypeAlias = Sequence[str]
 
@@ -26,8 +26,7 @@ class Resources:
     disk: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(NamedTuple):
     """What a driver can do, as data."""
 
     priced: bool = False
@@ -52,8 +51,7 @@ class Offer:
     data: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """One rent: which offer, under which key, until when, and what the machine must know at boot."""
 
     offer: Offer
@@ -97,8 +95,7 @@ class Job:
     data: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """A job is over.  `code` None: it left no status; `signal` is set when a signal ended it; `reason` says who ended it where we know.
 
     `withdrawn`: it never began, because what it was to follow did not end well, or on request: see `NearHost`.

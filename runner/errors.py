@@ -17,12 +17,10 @@ traceback.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """A place in a file: 1-based line and column (in characters), the length of what to underline, and the line itself."""
 
     path: str
@@ -35,8 +33,7 @@ class Location:
         return f"{self.path}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong: a stable code (`unknown-key`), where, what, and what to do about it."""
 
     code: str

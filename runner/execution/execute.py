@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost, Job, NearHost
 
@@ -80,8 +80,7 @@ class Options:
     contended: bool = False  # another run stored something since this one began to look
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A step that failed, and what is worth reading about it."""
 
     id: str
@@ -155,8 +154,6 @@ class Executor:
         for move in self.scheduler.opening:
             ledger.move(move)
         ws.objects.inherit()
-        ups = (u for n in survey.todo for u in self.plan.nodes[n].upstream if u[0] in self.made)
-        ws.objects.expect([Content(content) for u in ups if (content := self.made[u[0]].outputs.get(u[1])) is not None])
 
     # -- the loop --------------------------------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CannotRun
 from ..language.template import TemplateError
@@ -31,8 +30,7 @@ else:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One attempt, rendered."""
 
     argv: tuple[str, ...]

@@ -22,12 +22,6 @@ NOTHING_LEFT = 16 << 10
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 
-_LAUNCHER = re.compile(
-    rb'^Traceback \(most recent call last\):\n(?:  .*\n)*?  File "[^"\n]*/accelerate/commands/launch\.py".*\n(?:  .*\n)*'
-    rb"(?:subprocess\.CalledProcessError: |torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: )(?s:.*)",
-    re.MULTILINE,
-)
-
 
 def reason(exit: Exit) -> str:
     """Why it is over, in one word."""
@@ -85,7 +79,13 @@ def tail(path: str) -> bytes:
 
 def words(tail: bytes) -> bytes:
     """The end of a log without accelerate's own traceback, which follows whatever a program that it launched said and says only that it failed."""
-    return _LAUNCHER.sub(b"", tail)
+    # Not compiled before a step fails: that takes longer than many a run.
+    launcher = re.compile(
+        rb'^Traceback \(most recent call last\):\n(?:  .*\n)*?  File "[^"\n]*/accelerate/commands/launch\.py".*\n(?:  .*\n)*'
+        rb"(?:subprocess\.CalledProcessError: |torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: )(?s:.*)",
+        re.MULTILINE,
+    )
+    return launcher.sub(b"", tail)
 
 
 def keep(log: str, measured: str, kept: str, secrets: Sequence[Secret], scrap: Scrap) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..storage.artifacts import delete
 
 
-@dataclass(frozen=True, slots=True)
-class Spare:
+class Spare(NamedTuple):
     """A directory, its folders (relative, each after the one it lies in) and its files: plain, writable, ours alone."""
 
     path: str

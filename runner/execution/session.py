@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
@@ -38,8 +38,7 @@ class Choice:
     all: bool = False  # -B
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(NamedTuple):
     """What is about to happen."""
 
     run: str
@@ -56,8 +55,7 @@ class Overview:
     """A step's command as it would be typed, by the step's id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """What happened.  `results` are (name, path) of what was published."""
 
     state: str
@@ -115,6 +113,8 @@ def demand(ws: Workspace, found: Survey) -> None:
     One whose bytes a shared store has is restored from there.
     """
     nodes = found.plan.nodes
+    taken = [u for n, verdict in enumerate(found.verdicts) if verdict.answer in (RUN, MAYBE) for u in nodes[n].upstream if u[0] in found.made]
+    ws.objects.expect([Content(content) for u in taken if (content := found.made[u[0]].outputs.get(u[1])) is not None])
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
             continue

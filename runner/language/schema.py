@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from runner.errors import Problem, did_you_mean
 
@@ -28,8 +27,7 @@ Where: TypeAlias = "tuple[str | int, ...]"
 MANY = 200  # a file with more problems than this is not a recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """A problem by its path in the value, before it has a line."""
 
     code: str

@@ -11,8 +11,7 @@ and upstream output under its name in the attempt directory, and values known on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ..digest import Digest, canonical, of_value
 
@@ -37,8 +36,7 @@ def _order(entry: Sequence[object]) -> tuple[str, str]:
     return str(entry[0]), str(entry[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One difference between two pre-images: the part, and its value before and after (None: not there)."""
 
     part: str

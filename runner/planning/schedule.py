@@ -13,7 +13,6 @@ all of it, alone: whether that can work at all is for preflight to say.  A pool 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple, TypeAlias
@@ -63,6 +62,7 @@ _UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would
 
 
 _NO_DATA: Mapping[str, object] = {}
+_NOTHING: Mapping[str, float] = {}
 
 
 class Move(NamedTuple):
@@ -76,8 +76,7 @@ class Move(NamedTuple):
     data: Mapping[str, object] = _NO_DATA
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """What the scheduler knows of a step.
 
     `needs` are steps it mentions: one that is SKIPPED skips it too.  `after` are steps it follows or takes as a list: a SKIPPED one is left out.
@@ -87,15 +86,14 @@ class Task:
     id: str
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    pools: Mapping[str, float] = field(default_factory=dict)
+    pools: Mapping[str, float] = _NOTHING
     retries: int = 0
     preemptions: int = 10
     allow_failure: bool = False
     priority: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, lost, output, preempted, …"""
 
     ok: bool
@@ -103,8 +101,7 @@ class Outcome:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """What earlier attempts used up of a step's two budgets, which never mix."""
 
     failures: int = 0

@@ -476,7 +476,7 @@ class Objects:
 
     def _row(self, content: Content) -> bytes | None:
         """The bytes of a tiny content that are in the table, or will be, if they are sound."""
-        data = self._tiny.get(content)
+        data = self._tiny.get(content) or (self._recent.get(content[2:]) if content in self._rows else None)
         if data is None and self._table is not None and content[0] != "t":
             data = self._table.tiny([content]).get(content)
             if data is None or hashlib.sha256(data).hexdigest() != content[2:]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def test_a_place_is_free_again_when_its_time_is_over(tmp_path: Path) -> None:
     async def rent() -> None:
         driver = Loopback(tmp_path)
         offers = await driver.offers(Resources())
-        forgotten = await driver.acquire(replace(order(offers[0], "forgotten"), until=datetime.now(UTC) - timedelta(seconds=1)))
+        forgotten = await driver.acquire(order(offers[0], "forgotten")._replace(until=datetime.now(UTC) - timedelta(seconds=1)))
         assert await driver.leases() == []
         assert await driver.acquire(order(offers[0], "forgotten")) == forgotten  # renewed
         assert await driver.leases() == [forgotten]
