@@ -46,6 +46,7 @@ from .scrap import Scrap
 from .sharing import Deliveries
 from .sites import Away, Errand, Site
 from .staging import Attempt, OutputProblem, no_space, undeclared
+from .successors import BRISK, Successors
 from .survey import Survey, compiled, expansions, look
 from .workspace import Workspace
 
@@ -62,10 +63,6 @@ PATIENCE = 3
 FOREVER = timedelta(days=3650)
 WORTH_NOTING = 1.0
 """Seconds that a step has to run for what it made to be written down before it is moved."""
-BRISK = 0.3
-"""Seconds within which a step ends whose successor is worth preparing: later, a loop that is a millisecond late does not matter."""
-AHEAD = 2
-"""Successors that are prepared for each running step."""
 GROUP_SECONDS = 0.1
 GROUP_MOVES = 1024
 
@@ -117,11 +114,7 @@ class Executor:
         self.failures: list[Failure] = []
         self.ended: deque[tuple[str, Exit | DriverError | RecipeError]] = deque()
         self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
-        self._near = self.host if isinstance(self.host, NearHost) else None
-        self._ahead: dict[str, str] = {}  # running step -> the one that begins when it has ended well
-        self._promised: dict[str, Running] = {}  # those, each prepared and QUEUED
-        self._taken_back: set[str] = set()  # those of them that may not begin any more, if they have not yet
-        self._brisk = False  # the last step to end did so within moments
+        self._next = Successors(self.host) if isinstance(self.host, NearHost) else None
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
@@ -172,8 +165,8 @@ class Executor:
                     moved = bool(self.ended)
                     if moved:
                         await self._over(*self.ended.popleft())
-                    if self._ahead:
-                        self._keep_promises()
+                    if self._next is not None:
+                        self._next.take_back(self.running, all=self.scheduler.held or self.scheduler.room > 0)
                     if not (self._judge_ready() | await self._start_ready() | await self._look_ahead() | moved | bool(self.ended)):
                         await self._rest()
                     if self._landed:
@@ -183,8 +176,8 @@ class Executor:
             finally:
                 if self._heart is not None:
                     self._heart.cancel()
-                for running in self._promised.values() if not self._abandoned else ():
-                    clear_up(running, self._scrap)
+                for prepared in self._next if self._next is not None and not self._abandoned else ():
+                    clear_up(prepared, self._scrap)
                 for look in looks:
                     look.cancel()
                 if clock is not None:
@@ -575,8 +568,8 @@ class Executor:
         running.site.enter(running.wants)
         if running.errand is not None:
             running.task = asyncio.get_running_loop().create_task(self._carry(id, running, running.errand))
-        elif self._near is not None and running.site is self.fleet.here:
-            self._near.hear(running.job, functools.partial(self._heard, id))
+        elif self._next is not None and running.site is self.fleet.here:
+            self._next.near.hear(running.job, functools.partial(self._heard, id))
         else:
             self._beside(self._wait(id, running))
         if self._stopping:  # asked for while this job was being started
@@ -783,96 +776,73 @@ class Executor:
     # -- looking ahead ---------------------------------------------------------------------------------------------------------------------------
 
     async def _look_ahead(self) -> bool:
-        """While all room is taken by steps that end within moments, prepare the next ones: their host begins them without asking us."""
-        near = self._near
-        if near is None or not self._brisk or len(self._promised) >= AHEAD * len(self.running):
+        """Prepare what will run next, while all room is taken by steps that end within moments."""
+        next_ones = self._next
+        if next_ones is None or self._contended or not (wanted := next_ones.wanted(self.scheduler, self.running, self.resting)):
             return False
-        if self.fleet.away or self._deliveries is not None or self._contended or not self.ledger.keys.alone():
+        if self.fleet.away or self._deliveries is not None or not self.ledger.keys.alone():
             return False
-        since = time.time() - BRISK
-        last = [id for id, running in self.running.items() if id not in self._ahead and running.started > since]
-        last += [id for id in self._promised if id not in self._ahead]
-        promised = False
-        for ahead, id in self.scheduler.successors(last, self.resting):
-            promised |= await self._promise(near, ahead, id)
-        return promised
+        moved = False
+        for ahead, job, id in wanted:
+            next_ones.brisk = await self._prepare(next_ones, ahead, job, id)
+            moved |= next_ones.brisk
+        return moved
 
-    async def _promise(self, near: NearHost, ahead: str, id: str) -> bool:
-        """Prepare a step to begin when another has ended well; what is special about it is for its own turn."""
+    async def _prepare(self, next_ones: Successors, ahead: str, job: Job, id: str) -> bool:
+        """Have a step begin when the job `job` of `ahead` has ended well; what is special about it is for its own turn."""
         n = self.plan.index[id]
         node, detail, key = self.plan.nodes[n], self.plan.details()[n], self._verdicts[id].key
         plain = not (detail["state"] or node.lock or self.attempts.image(detail) or id in self._refused)
         if not plain or key is None or key[:24] in self.left or self._conflicts(n) or not self.ledger.hold(key):
-            self._brisk = False
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)
-        start = functools.partial(near.follow, ahead=(self.running.get(ahead) or self._promised[ahead]).job)
+        start = functools.partial(next_ones.near.follow, ahead=job)
         try:
-            running = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start)
+            prepared = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start)
         except (RecipeError, OSError, DriverError):
-            self._brisk = False
             clear(f"{self._attempts}/{name}")
             self.ledger.release_after_flush(key)
             return False
-        self._ahead[ahead] = id
-        self._promised[id] = running
+        next_ones.add(ahead, id, prepared)
         self.resting[id] = float("inf")
-        near.hear(running.job, functools.partial(self._heard, id))
+        next_ones.near.hear(prepared.job, functools.partial(self._heard, id))
         return True
 
-    def _keep_promises(self) -> None:
-        """Take back what was promised when nothing new may start, when there is room now, or when what it follows takes its time after all."""
-        assert self._near is not None
-        at_once = self.scheduler.held or self.scheduler.room > 0
-        since = time.time() - BRISK
-        for ahead, id in self._ahead.items():
-            first = self.running.get(ahead)
-            if first is not None and (at_once or first.started < since) and id not in self._taken_back:
-                self._taken_back.add(id)
-                with contextlib.suppress(DriverError):  # who listens for its end hears of it
-                    self._near.withdraw(self._promised[id].job)
-
-    def _succeed(self, ahead: str, exit: Exit | DriverError | RecipeError) -> None:
-        """What was to follow a step that is over runs by now, if that one ended well: it was not withdrawn, or we would have heard so first."""
-        id = self._ahead.pop(ahead, None)
-        if id is None or not isinstance(exit, Exit) or exit.code != 0 or exit.reason != "exit":
+    def _succeed(self, next_ones: Successors, ahead: str, exit: Exit | DriverError | RecipeError) -> None:
+        """What has begun in the place of a step that is over is running."""
+        id = next_ones.begun(ahead, exit)
+        if id is None:
             return
-        running = self._promised[id]
         if self.scheduler.state(id) is not State.QUEUED:  # cancelled a moment ago: its end is only cleared up after
-            self._beside(self._stop(running))
+            self._beside(self._stop(next(each for each in next_ones if each.node.id == id)))
             return
-        self._forget_promise(id)
+        running = self.running[id] = next_ones.pop(id)
+        del self.resting[id]
         self.scheduler.vacate(ahead)
         self.ledger.next_attempt(id)
         self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.details()[running.number]), begun=True)])
-        running.started = exit.ended
+        running.started = exit.ended if isinstance(exit, Exit) else time.time()
         running.site.enter(running.wants)
-        self.running[id] = running
 
-    def _withdrawn(self, id: str) -> None:
+    def _withdrawn(self, prepared: Running) -> None:
         """It has not begun, and waits for its turn like any other."""
-        running = self._promised[id]
-        self._forget_promise(id)
-        self._ahead = {ahead: other for ahead, other in self._ahead.items() if id not in (ahead, other)}
-        if running.key is not None:
-            self.ledger.release_after_flush(running.key)
-        clear_up(running, self._scrap)
-
-    def _forget_promise(self, id: str) -> None:
-        del self._promised[id], self.resting[id]
-        self._taken_back.discard(id)
+        del self.resting[prepared.node.id]
+        if prepared.key is not None:
+            self.ledger.release_after_flush(prepared.key)
+        clear_up(prepared, self._scrap)
 
     # -- ending ----------------------------------------------------------------------------------------------------------------------------------
 
     async def _over(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
-        if id in self._promised:
-            self._withdrawn(id)
-            return
-        self._succeed(id, exit)
+        if self._next is not None:
+            if id in self._next:
+                self._withdrawn(self._next.pop(id))
+                return
+            self._succeed(self._next, id, exit)
+            self._next.brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         running = self.running.pop(id)
         running.site.leave(running.wants)
-        self._brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         detail = self.plan.details()[self.plan.index[id]]
         image = self.attempts.image(detail)
         try:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from drivers.base import Command, Job
 from drivers.local import LocalHost
-from runner.execution.execute import AHEAD
 from runner.execution.session import Settings
+from runner.execution.successors import AHEAD
 from tests.support import Space, until
 
 FEW = 12
