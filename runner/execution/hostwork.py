@@ -363,7 +363,7 @@ def program(hashes: str, lists: str, body: str) -> str:
     return f"{_HEAD}{clean}{look}{HASHES[hashes]}main() {{\n{body}\n}}\n{tail}"
 
 
-# Root as it was said -> where it is, how to hash, whether tar can do what is needed, the boot, what is free, the time there.
+# Root as it was said, the word -> where it is, how to hash, how to list, what is lacking, the boot; and their digest, hashed as they say.
 OPENING = r"""
 umask 077
 case $1 in /*) ;; *) cd "${HOME:-.}" || exit 1 ;; esac
@@ -385,7 +385,10 @@ for tool in tar find xargs sort dd readlink head tail cut; do
 done
 [ -n "$how" ] || lacks="$lacks sha256sum"
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.boottime 2>/dev/null || echo unknown)
-printf '\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n' "$2" "$(pwd -P)" "$how" "$lists" "$boot" "$lacks" "$2"
+[ "$how" != python3 ] || way='python3 -c "import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"'
+said=$(printf '%s\n%s\n%s\n%s\n%s' "$(pwd -P)" "$how" "$lists" "$lacks" "$boot")
+digest=$(printf %s "$said" | eval "${how:+$way}")
+printf '\n%s\n%s\n%s\n%s\n' "$2" "$said" "${digest%% *}" "$2"
 """.replace("PROBE", hashlib.sha256(b"recipe").hexdigest())
 
 # names of objects -> those that may be used unread
@@ -511,7 +514,7 @@ _UNPACK = (
     _WIDER
     + r"""
 import hashlib, os, sys
-source, view, total = open(0, "rb", 1 << 17), memoryview(bytearray(1 << 17)), hashlib.sha256()
+source, view, total = open(0, "rb", 1 << 16), memoryview(bytearray(1 << 16)), hashlib.sha256()
 def made(name, make):
     try:
         return make()
@@ -580,7 +583,7 @@ _POUR = (
     + r"""
 import hashlib, os, sys
 name, grain, size, whole = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] != "part"
-view, hasher, at = memoryview(bytearray(1 << 18)), hashlib.sha256(), 0
+view, hasher, at = memoryview(bytearray(1 << 16)), hashlib.sha256(), 0
 try:
     file = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
     def there(end):
@@ -652,7 +655,7 @@ H <"$T.e"
 _SUMS = r"""
 import hashlib, os, sys
 name, grain, copy, left = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4] or 1 << 62)
-view = memoryview(bytearray(1 << 18))
+view = memoryview(bytearray(1 << 16))
 with open(name, "rb", 0) as file, open(copy or os.devnull, "wb", 0) as other:
     left = min(left, os.fstat(file.fileno()).st_size)
     print(left)
