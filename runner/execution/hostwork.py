@@ -448,7 +448,9 @@ echo retracted
 # name, an older tree; what that has and the new one does not: the new one begins with the rest
 BASE = r"""
 [ ! -e "$S/$1" ] || { free "$S/$1" && rm -rf "$S/$1"; }
-sealed "$2" && cp -al "$D/$2" "$S/$1" 2>/dev/null || { free "$S/$1"; rm -rf "$S/$1"; echo cannot; return 0; }
+shelf "$2"
+cp -al "$D/$2" "$S/$1" 2>/dev/null &
+sealed "$2" && wait "$!" || { wait; free "$S/$1"; rm -rf "$S/$1"; echo cannot; return 0; }
 cd "$S/$1" && free . || return 1
 xargs -0 sh -c '[ $# -eq 0 ] || rm -rf "$@"' sh
 echo linked
@@ -659,6 +661,13 @@ view = memoryview(bytearray(1 << 16))
 with open(name, "rb", 0) as file, open(copy or os.devnull, "wb", 0) as other:
     left = min(left, os.fstat(file.fileno()).st_size)
     print(left)
+    try:
+        import fcntl
+        fcntl.ioctl(other.fileno(), 0x40049409, file.fileno()) # FICLONE: some disks keep the same bytes once
+        other.truncate(left)
+        copy = ""
+    except (ImportError, OSError):
+        pass
     while left:
         hasher, end = hashlib.sha256(), max(0, left - grain)
         while left > end:

@@ -63,9 +63,17 @@ class _Cargo:
     bare: bool = False  # neither links nor the manifest are there yet
     rough: bool = False  # something of it was found there, or did not come as it should
     placed: bool = False
+    _told: tuple[bytes, str] | None = None
 
     def owed(self) -> int:
         return sum(entry.size for entry in self.missing.values())
+
+    def told(self) -> tuple[bytes, str]:
+        """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
+        if self._told is None:
+            text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
+            self._told = text.encode("utf-8", "surrogateescape"), work.tree_digest(self.manifest)
+        return self._told
 
 
 class _Gone(Exception):
@@ -230,7 +238,8 @@ class Sender:
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
         listed = names(f"./{path}" for path in superfluous)
-        said = await self._wire.ask(work.BASE, cargo.name, best, stdin=listed)
+        # Thousands of names take a while there, and here.
+        said, _ = await asyncio.gather(self._wire.ask(work.BASE, cargo.name, best, stdin=listed), asyncio.to_thread(cargo.told))
         if said == b"linked\n":
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
@@ -344,7 +353,7 @@ class Sender:
     async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
         """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
         title = f".{self._wire.word}-{next(_count)}"
-        data = _text(cargo.manifest) if last else b""
+        data = cargo.told()[0] if last else b""
         digests = [Entry(f"{title}.json", "f", len(data), hashlib.sha256(data).hexdigest()), *batch] if last else batch
         listed = names(f"./{entry.path}" for entry in digests)
 
@@ -538,12 +547,7 @@ class _Standing:
 def _stamp(cargo: _Cargo) -> tuple[str, str, str]:
     """What a tree is recognized by before it gets its name, whether links are to be looked at, and modes."""
     links = any(entry.kind == "l" for entry in cargo.manifest)
-    return work.tree_digest(cargo.manifest), "links" if links else "plain", "rough" if cargo.rough else "smooth"
-
-
-def _text(manifest: Sequence[Entry]) -> bytes:
-    """A manifest as it lies beside a tree."""
-    return json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    return cargo.told()[1], "links" if links else "plain", "rough" if cargo.rough else "smooth"
 
 
 def _whole(path: str, size: int) -> bytes:
