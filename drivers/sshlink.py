@@ -466,7 +466,7 @@ class _Courier(asyncio.Protocol):
 class _Gathering(asyncio.Transport):
     """What is written in one turn of the loop leaves together.
 
-    A packet holds 32 KiB; one system call for each wakes the other side as often, and both spend a tenth to a fifth of their time on that.
+    A packet holds 32 KiB; one system call for each wakes the other side as often, and both spend a tenth of their time on that.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
