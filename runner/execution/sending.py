@@ -16,7 +16,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drivers.base import Unreachable
+from drivers.base import DriverError, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
@@ -123,7 +123,7 @@ class Sender:
         """Be heard of there while a large file is under way."""
         while True:
             await asyncio.sleep(_SIGN)
-            with contextlib.suppress(Unreachable, Infrastructure, Corrupt):  # those who send will hear of it
+            with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
                 await self._wire.ask(work.FREE)
 
     async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:

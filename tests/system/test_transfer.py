@@ -365,6 +365,23 @@ def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
     go(check)
 
 
+def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what came of it would be somebody else's after ten minutes."""
+    monkeypatch.setattr("runner.execution.sending._SIGN", 0.001)
+    asked: list[bool] = []
+
+    async def check(town: Town) -> None:
+        town.wire.before = lambda program: asked.append(hostwork.FREE in program)
+        (town.place / "large").write_bytes(os.urandom(40 << 20))
+        await town.sends(town.place / "large")
+        assert any(asked)
+        asked.clear()
+        await asyncio.sleep(0.1)
+        assert not any(asked[1:])  # one may have been about to ask
+
+    go(check)
+
+
 def test_progress_is_told_and_ends_with_all(go: Go) -> None:
     async def check(town: Town) -> None:
         told: list[Progress] = []
