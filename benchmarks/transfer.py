@@ -1,12 +1,12 @@
 """Send data sets to a host through a real sshd on loopback, beside rsync, scp and tar over ssh, and print a table.
 
-usage: transfer.py [--scale 1.0] [--shapes small,medium,large] [--place /dev/shm] [--cipher aes128-gcm@openssh.com|default] [--only NAME]
+usage: transfer.py [--scale 1.0] [--rounds 1] [--shapes small,medium,large] [--place /dev/shm] [--cipher NAME|default] [--only NAMES]
 
 Three shapes: 50,000 files of 20 KB, 2,000 of 2 MB, 4 of 1 GB; `--scale` shrinks the first two in number and the last in size.  Each is sent cold
 (nothing is there), unchanged, and changed: one file of a hundred has other bytes, or, where there are few files, 1 % of each.  Ours includes hashing
 here (digests of unchanged files are remembered, as a workspace does), hashing there, and making the connection, as the others do.  Seconds are wall
-time, × is the time of each over ours; `cpu` are seconds of user and system time here and there.  Both sides lie on `--place`, which
-needs room for five times a shape.
+time, × is the time of each over ours; `cpu` are seconds of user and system time here and there; of several rounds, all are medians.  Both sides lie
+on `--place`, which needs room for five times a shape.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -153,42 +154,44 @@ def workplace(place: str) -> Iterator[Path]:
             subprocess.run(["chmod", "-R", "u+w", str(below)], check=True)
 
 
-def measure(shape: str, options: argparse.Namespace) -> None:
+def measure(shape: str, options: argparse.Namespace) -> tuple[str, dict[tuple[str, str], tuple[float, float, float]]]:
+    """What was sent, and for each state and way its seconds: wall, CPU here, CPU there."""
     with workplace(options.place) as place, Sshd(place / "sshd") as sshd:
         top = make(place / "data", shape, options.scale)
         count = sum(1 for path in top.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in top.rglob("*") if path.is_file())
         (sshd.home / "theirs").mkdir()
-        ours = Ours(sshd, top)
-        ways: dict[str, Callable[[], None]] = {"ours": ours, **peers(sshd, top, options.cipher)}
-        ways = {name: way for name, way in ways.items() if name == "ours" or not options.only or options.only in name}
+        ways: dict[str, Callable[[], None]] = {"ours": Ours(sshd, top)}
+        ways |= {name: way for name, way in peers(sshd, top, options.cipher).items() if any(word in name for word in options.only.split(","))}
+        results = {}
         for state in ("cold", "unchanged", "1 % changed"):
             if state == "1 % changed":
                 change(top)
-            results = {}
             for name, way in ways.items():
                 if state != "cold" and not (name == "ours" or name.startswith("rsync")):
                     continue  # these send everything, always
-                results[name] = timed(way, sshd)
+                results[state, name] = timed(way, sshd)
                 if name.startswith(("scp", "tar")):
                     subprocess.run(["rm", "-rf", str(sshd.home / "theirs" / name.split()[0])], check=True)
-            base = results["ours"][0]
-            for name, (wall, mine, theirs) in results.items():
-                what = f"{shape:7} {count:6} files {size / 1e6:6.0f} MB  {state:12} {name:14}"
-                print(f"{what} {wall:7.2f} s {wall / base:5.2f}×  cpu here {mine:6.2f} s, there {theirs:6.2f} s", flush=True)
+        return f"{shape:7} {count:6} files {size / 1e6:6.0f} MB", results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--shapes", default="small,medium,large")
     parser.add_argument("--place", default="/dev/shm")
     parser.add_argument("--cipher", default="aes128-gcm@openssh.com")
-    parser.add_argument("--only", default="", help="of the others, only those with this in their name")
+    parser.add_argument("--only", default="", help="of the others, only those with one of these in their name: rsync,tar")
     options = parser.parse_args()
     print(f"cipher of the others: {options.cipher}; on {options.place}; × is the time of each over ours")
     for shape in options.shapes.split(","):
-        measure(shape, options)
+        rounds = [measure(shape, options) for _ in range(options.rounds)]
+        medians = {key: [median(times) for times in zip(*(results[key] for _, results in rounds), strict=True)] for key in rounds[0][1]}
+        for (state, name), (wall, mine, theirs) in medians.items():
+            ratio = wall / medians[state, "ours"][0]
+            print(f"{rounds[0][0]}  {state:12} {name:14} {wall:7.2f} s {ratio:5.2f}×  cpu here {mine:6.2f} s, there {theirs:6.2f} s", flush=True)
 
 
 if __name__ == "__main__":

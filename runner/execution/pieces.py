@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from ..storage.files import Changed
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
+"""Bytes read at once: what fits into a processor's cache is copied, hashed and encrypted there."""
 
 
 def part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drivers.base import Unreachable
+from drivers.base import DriverError, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
@@ -32,7 +32,9 @@ BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """What one tar holds at most."""
 STREAMS = 2
 """Tars and files under way at once."""
-_TURN = 128  # chunks of a large file in one call: a sender is heard of now and then
+_GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent again
+_HOLES = 500  # of a large file in one call
+_SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
 _MANIFESTS = 8
 _WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
 _ASKED = 4  # older ones of which we do not know what they hold, at most
@@ -55,14 +57,23 @@ class _Cargo:
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
     loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
-    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first chunk, chunks) that are not there
+    older: dict[str, str] = field(default_factory=dict)  # large file -> one there, from the root, that may have grains in common with it
+    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first grain, grains) that are not there
     links: list[Entry] = field(default_factory=list)  # and empty folders
     bare: bool = False  # neither links nor the manifest are there yet
     rough: bool = False  # something of it was found there, or did not come as it should
     placed: bool = False
+    _told: tuple[bytes, str] | None = None
 
     def owed(self) -> int:
         return sum(entry.size for entry in self.missing.values())
+
+    def told(self) -> tuple[bytes, str]:
+        """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
+        if self._told is None:
+            text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
+            self._told = text.encode("utf-8", "surrogateescape"), work.tree_digest(self.manifest)
+        return self._told
 
 
 class _Gone(Exception):
@@ -77,6 +88,10 @@ class Sender:
         self._wire, self._recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
+
+    @property
+    def _grain(self) -> int:
+        return max(1, self.chunk // _GRAINS)
 
     async def have(self, contents: Collection[str]) -> set[str]:
         """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
@@ -93,6 +108,7 @@ class Sender:
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
             _sending.add(self._wire.sender)
             turns.callback(_sending.discard, self._wire.sender)
+            turns.callback(asyncio.create_task(self._live()).cancel)
             for tries in itertools.count(1):
                 try:
                     await self._send(sources, manifests or {})
@@ -102,6 +118,13 @@ class Sender:
                         raise Infrastructure(
                             f"{self._wire.name}: what is being sent disappears there", fix=f"see who deletes files below {self._wire.root}"
                         ) from None
+
+    async def _live(self) -> None:
+        """Be heard of there while a large file is under way."""
+        while True:
+            await asyncio.sleep(_SIGN)
+            with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
+                await self._wire.ask(work.FREE)
 
     async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
         known = {name_of(content): content for content in sources}
@@ -212,15 +235,16 @@ class Sender:
             return
         older = await self._manifest(best)
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
-        alike = [entry.path for entry in older if entry.path in large and entry.path not in same and entry.size > self.chunk]
-        superfluous = [entry.path for entry in older if entry.path not in same and entry.path not in alike]
+        superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
         listed = names(f"./{path}" for path in superfluous)
-        said = await self._wire.ask(work.BASE, cargo.name, best, *(f"./{path}" for path in alike), stdin=listed)
+        # Thousands of names take a while there, and here.
+        said, _ = await asyncio.gather(self._wire.ask(work.BASE, cargo.name, best, stdin=listed), asyncio.to_thread(cargo.told))
         if said == b"linked\n":
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
-            await self._compare_all(cargo, alike)
+            alike = [path for path in superfluous if path in large]
+            cargo.older = {path: f"{place_of(f't:{best[:64]}')}/{path}" for path in alike}
 
     async def _build_on_files(self, cargo: _Cargo, free: int, began: Collection[str]) -> None:
         """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
@@ -237,10 +261,8 @@ class Sender:
                 for name, *theirs in (line.split(" ") for line in said.decode().splitlines())
             }
             best = max(likeness, key=lambda name: likeness[name], default="")
-            if not best or likeness[best] < _ALIKE:
-                continue
-            if await self._wire.ask(work.SEED, entry.path, best, str(entry.size)) == b"seeded\n":
-                await self._compare(cargo, entry)
+            if best and likeness[best] >= _ALIKE:
+                cargo.older[entry.path] = f"objects/{best[:2]}/{best}"
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
         """What a tree that the host has holds; nothing when that cannot be told."""
@@ -331,14 +353,14 @@ class Sender:
     async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
         """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
         title = f".{self._wire.word}-{next(_count)}"
-        data = _text(cargo.manifest) if last else b""
-        digests = [*batch, Entry(f"{title}.json", "f", len(data), hashlib.sha256(data).hexdigest())] if last else batch
+        data = cargo.told()[0] if last else b""
+        digests = [Entry(f"{title}.json", "f", len(data), hashlib.sha256(data).hexdigest()), *batch] if last else batch
         listed = names(f"./{entry.path}" for entry in digests)
 
         def pieces() -> Iterator[bytes]:
             yield tar.member(Entry(title, "f", len(listed), ""), listed)
             if last:
-                yield tar.member(digests[-1], data)
+                yield tar.member(digests[0], data)
             if cargo.root:
                 yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
                 return
@@ -360,12 +382,18 @@ class Sender:
         cargo.placed = more == f"placed {cargo.name}\n"
 
     async def _write(self, cargo: _Cargo, entry: Entry, meter: Meter) -> None:
-        mode = "0555" if entry.kind == "x" else "0444"
-        holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // self.chunk))]
-        holes = [(at, min(_TURN, first + count - at)) for first, count in holes for at in range(first, first + count, _TURN)]
-        for first, count in holes:
-            pieces = part(cargo.origin(entry), entry.size, first * self.chunk, min(count * self.chunk, entry.size - first * self.chunk))
-            arguments = (cargo.folder, f"./{entry.path}", str(self.chunk), str(first), mode, "whole" if (first, count) == holes[-1] else "part")
+        """A large file, or what of it is not there yet."""
+        if entry.path in cargo.older and entry.path not in cargo.holes:
+            await self._compare(cargo, entry)
+        mode, grain = "0555" if entry.kind == "x" else "0444", self._grain
+        holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // grain))]
+        for at in range(0, len(holes), _HOLES):
+            some = holes[at : at + _HOLES]
+            pieces = itertools.chain.from_iterable(
+                part(cargo.origin(entry), entry.size, first * grain, min(count * grain, entry.size - first * grain)) for first, count in some
+            )
+            rest = "part" if at + _HOLES < len(holes) else mode
+            arguments = (cargo.folder, f"./{entry.path}", str(grain), str(entry.size), rest, *(f"{first}+{count}" for first, count in some))
             said = (await self._wire.once(work.WRITE, *arguments, stdin=meter.counted(pieces))).decode("utf-8", "replace")
             if said == f"{entry.value}\n":
                 cargo.missing.pop(entry.path, None)
@@ -405,9 +433,10 @@ class Sender:
         await asyncio.gather(*(some() for _ in range(STREAMS)))
 
     async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
-        """Which chunks of a large file are not there as they are here."""
-        asked = self._wire.ask(work.CHUNKS, cargo.folder, f"./{entry.path}", str(self.chunk))
-        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self.chunk)
+        """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
+        older = (cargo.older[entry.path], str(entry.size)) if entry.path in cargo.older else ("", "")
+        asked = self._wire.ask(work.CHUNKS, cargo.folder, f"./{entry.path}", str(self._grain), *older)
+        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._grain)
         answer, ours = await asyncio.gather(asked, hashed)
         said = answer.decode().split("\n")
         if said[0] == "gone":
@@ -422,6 +451,8 @@ class Sender:
         wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
         if not wrong and await asyncio.to_thread(digest, cargo.origin(entry)) != entry.value:
             raise Changed(cargo.origin(entry))
+        if not wrong and entry.path in cargo.older:
+            wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them
         if not wrong:
             del cargo.missing[entry.path]
             cargo.holes.pop(entry.path, None)
@@ -516,12 +547,7 @@ class _Standing:
 def _stamp(cargo: _Cargo) -> tuple[str, str, str]:
     """What a tree is recognized by before it gets its name, whether links are to be looked at, and modes."""
     links = any(entry.kind == "l" for entry in cargo.manifest)
-    return work.tree_digest(cargo.manifest), "links" if links else "plain", "rough" if cargo.rough else "smooth"
-
-
-def _text(manifest: Sequence[Entry]) -> bytes:
-    """A manifest as it lies beside a tree."""
-    return json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    return cargo.told()[1], "links" if links else "plain", "rough" if cargo.rough else "smooth"
 
 
 def _whole(path: str, size: int) -> bytes:

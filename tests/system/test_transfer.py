@@ -121,9 +121,7 @@ def test_a_tree_with_every_kind_of_name_arrives_as_it_was(go: Go) -> None:
     go(check)
 
 
-def test_files_small_and_large_arrive_as_they_were(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.sending._TURN", 2)  # a file in many calls
-
+def test_files_small_and_large_arrive_as_they_were(go: Go) -> None:
     async def check(town: Town) -> None:
         for name, size in (("empty", 0), ("small", 1000), ("large", (40 << 20) + 7)):
             (town.place / name).write_bytes(os.urandom(size))
@@ -202,7 +200,10 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
     go(check)
 
 
-def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go) -> None:
+@pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
+def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.execution.sending._HOLES", holes)
+
     async def check(town: Town) -> None:
         town.depot.chunk = 64 << 10
         top = town.place / "data"
@@ -219,6 +220,21 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go) -> Non
         await town.sends(top)
         assert town.wire.sent < 5 * town.depot.chunk
         assert files.scan(town.depot.path(old)) == old
+
+    go(check)
+
+
+def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go) -> None:
+    async def check(town: Town) -> None:
+        town.depot.chunk = 64 << 10
+        top = town.place / "data"
+        top.mkdir()
+        (top / "large").write_bytes(os.urandom(40 * town.depot.chunk + 5))
+        await town.sends(top)
+        (top / "large").chmod(0o755)
+        town.wire.sent = 0
+        await town.sends(top)
+        assert town.wire.sent < town.depot.chunk
 
     go(check)
 
@@ -349,6 +365,23 @@ def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
     go(check)
 
 
+def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what came of it would be somebody else's after ten minutes."""
+    monkeypatch.setattr("runner.execution.sending._SIGN", 0.001)
+    asked: list[bool] = []
+
+    async def check(town: Town) -> None:
+        town.wire.before = lambda program: asked.append(hostwork.FREE in program)
+        (town.place / "large").write_bytes(os.urandom(40 << 20))
+        await town.sends(town.place / "large")
+        assert any(asked)
+        asked.clear()
+        await asyncio.sleep(0.1)
+        assert not any(asked[1:])  # one may have been about to ask
+
+    go(check)
+
+
 def test_progress_is_told_and_ends_with_all(go: Go) -> None:
     async def check(town: Town) -> None:
         told: list[Progress] = []
@@ -471,9 +504,9 @@ def test_a_sweep_takes_states_that_nobody_wrote_to_and_none_while_an_attempt_is_
 # -- hosts of all kinds
 
 
-@pytest.fixture(params=["dash", "bash", "busybox", "sha256sum", "python3"])
+@pytest.fixture(params=["dash", "bash", "busybox", "sha256sum", "python3", "broken"])
 def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A folder of programs, all that a host has: this machine's with one shell, busybox's alone, or with one way of hashing."""
+    """A folder of programs, all that a host has: this machine's with one shell, busybox's alone, with one way of hashing, or a Python that fails."""
     folder = tmp_path / "bin"
     folder.mkdir()
     kind = request.param
@@ -489,9 +522,12 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             pytest.skip(f"no {kind} here")
         (folder / "sh").symlink_to(shell)
         wanted = "tar find xargs sort dd readlink head tail cut cat mkdir chmod mv rm rmdir cp ln ls df wc tr sed grep touch stat env"
-        ways = {"sha256sum": "sha256sum", "python3": "python3"}.get(kind, "openssl sha256sum python3")
+        ways = {"sha256sum": "sha256sum", "python3": "python3", "broken": "openssl"}.get(kind, "openssl sha256sum python3")
         for name in f"{wanted} {ways}".split():
             (folder / name).symlink_to(sys.executable if name == "python3" else shutil.which(name) or name)
+        if kind == "broken":
+            (folder / "python3").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+            (folder / "python3").chmod(0o755)
     yield str(folder)
 
 

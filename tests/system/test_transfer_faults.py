@@ -29,8 +29,8 @@ from tests.servers.sshd import Sshd
 
 FAULTS = int(os.environ.get("RECIPE_TRANSFER_FAULTS", "24"))
 CHUNK = 128 << 10
-PIPE = 192 << 10
-"""Bytes that are on their way, in pipes and in tar, when a connection breaks: sent, but nowhere."""
+PIPE = 448 << 10
+"""Bytes that are on their way, in pipes and in what reads them, when a connection breaks: sent, but nowhere."""
 
 
 class Weather:
