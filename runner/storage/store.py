@@ -232,7 +232,14 @@ class Store:
             return cls(root, db)
         with _trouble(path):
             version = _examine(path)
-            db = _connect(path, read_only=read_only)
+            try:
+                db = _connect(path, read_only=read_only)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+                    raise
+                # A writer was killed in the midst of a group: what it began is undone, which is not for a connection that only reads.
+                _connect(path).close()
+                db = _connect(path, read_only=True)
             try:
                 if version < len(_MIGRATIONS):
                     if read_only:

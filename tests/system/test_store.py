@@ -60,6 +60,23 @@ def test_a_reader_sees_what_a_writer_wrote_and_cannot_write(root: Path, store: S
             reader.submit(RUN._replace(id="r2"))
 
 
+def test_a_reader_undoes_what_a_killed_writer_had_begun(root: Path, store: Store) -> None:
+    store.submit(RUN)
+    killed = f"""
+import os, sqlite3
+db = sqlite3.connect({str(root / "recipe.db")!r}, isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN IMMEDIATE")
+db.execute("UPDATE runs SET reason = 'half done'")
+db.executemany("INSERT INTO meta VALUES (?, ?)", [(str(n), "x" * 900) for n in range(100)])
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", killed]).returncode == -9
+    assert (root / "recipe.db-journal").stat().st_size > 0
+    with Store.open(root, read_only=True) as reader:
+        assert reader.run(RUN.id).reason == RUN.reason
+
+
 def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open(root).close()
     monkeypatch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, ("CREATE TABLE later (x)", "INSERT INTO meta VALUES ('a', 'b')")))
