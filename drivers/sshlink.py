@@ -460,17 +460,16 @@ class _Courier(asyncio.Protocol):
         self.data_received = protocol.data_received  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.protocol.connection_made(_Gathering(cast(asyncio.Transport, transport)))
+        self.protocol.connection_made(cast(asyncio.Transport, _Gathering(cast(asyncio.Transport, transport))))
 
 
-class _Gathering(asyncio.Transport):
-    """What is written in one turn of the loop leaves together.
+class _Gathering:
+    """A transport as it is, but that what is written in one turn of the loop leaves together.
 
     A packet holds 32 KiB; one system call for each wakes the other side as often, and both spend a tenth of their time on that.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__()
         self._transport, self._loop = transport, asyncio.get_running_loop()
         self._file = transport.get_extra_info("socket").fileno()
         self._waiting: list[bytes] = []
@@ -500,8 +499,12 @@ class _Gathering(asyncio.Transport):
         self._go()
         self._transport.abort()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
+    def close(self) -> None:
+        self._go()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 # --- words for the other side
