@@ -22,6 +22,7 @@ import json
 import math
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -79,6 +80,7 @@ class Objects:
         self._recall = recall
         self._table = table
         self._tiny: dict[Content, bytes] = {}  # not stored yet
+        self._tiny_lock = threading.Lock()  # large outputs are taken in a thread, tiny ones beside them, too
         self._logs: list[str] = []  # where those are written meanwhile
         self._log = -1  # descriptor of the last of them, if it is ours and open
         self._rows: set[Content] = set()  # known to be in the table
@@ -130,8 +132,9 @@ class Objects:
         if len(data) != found.st_size:
             _changed(path)
         content = Content(f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}")
-        self._write_log(content, data)
-        self._tiny[content] = data
+        with self._tiny_lock:
+            self._write_log(content, data)
+            self._tiny[content] = data
         self._rows.add(content)
         self._keep_recent(content, data)
         crashpoint("object-put")
@@ -139,11 +142,12 @@ class Objects:
 
     def unstored(self) -> tuple[dict[Content, bytes], list[str]]:
         """The tiny contents that came since the last call, to be stored with the first mention of them, and the logs to be deleted after that."""
-        tiny, self._tiny = self._tiny, {}
-        logs, self._logs = self._logs, []
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
+        with self._tiny_lock:
+            tiny, self._tiny = self._tiny, {}
+            logs, self._logs = self._logs, []
+            if self._log >= 0:
+                os.close(self._log)
+                self._log = -1
         return tiny, logs
 
     def inherit(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,21 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     assert space.run() == [] and space.read("a.txt") == "1\n"
     space.write("in.txt", "2\n")
     assert space.run() == ["a", "b"] and space.read("b.txt") == "2\n"
+
+
+def test_tiny_outputs_taken_in_threads_are_all_stored(ws: Workspace) -> None:
+    paths = []
+    for n in range(400):
+        paths.append(ws.root / f"made{n}")
+        paths[-1].write_text(f"{n}\n")
+    kept: dict[Content, bytes] = {}
+    logs: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        taken = [pool.submit(ws.objects.remember, str(path), path.lstat()) for path in paths]
+        while not all(each.done() for each in taken):
+            tiny, written = ws.objects.unstored()
+            kept |= tiny
+            logs += written
+    tiny, written = ws.objects.unstored()
+    assert {each.result() for each in taken} == (kept | tiny).keys()
+    assert sum(Path(log).read_bytes().count(b"f:") for log in [*logs, *written]) == len(paths)
