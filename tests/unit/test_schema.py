@@ -169,7 +169,7 @@ def test_a_file_of_nothing_but_mistakes_ends_soon() -> None:
     begun = time.process_time()
     faults = schema.faults(value)
     assert len(faults) == 200
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 2
 
 
 def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

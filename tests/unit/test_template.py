@@ -319,7 +319,7 @@ def test_a_bomb_ends_in_an_error_soon_and_small(number: int) -> None:
         evaluate("{{ " + BOMBS[number] + " }}", scope)
     took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert took < 1 and peak < 64e6, (took, peak)
+    assert took < 2 and peak < 64e6, (took, peak)
 
 
 def test_a_long_text_is_refused_but_a_long_list_passes_through() -> None:
