@@ -456,11 +456,24 @@ class _Courier(asyncio.Protocol):
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.protocol = protocol
-        self.eof_received, self.connection_lost = protocol.eof_received, protocol.connection_lost  # type: ignore[method-assign]
-        self.data_received = protocol.data_received  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.protocol.connection_made(cast(asyncio.Transport, _Gathering(cast(asyncio.Transport, transport))))
+
+    def data_received(self, data: bytes) -> None:
+        self.protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.protocol.connection_lost(exc)
 
 
 class _Gathering:
