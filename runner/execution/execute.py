@@ -28,7 +28,7 @@ from ..digest import Digest, of_value
 from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
 from ..planning import judge as judging
 from ..planning.fingerprint import World
-from ..planning.judge import NOTHING, Made, Verdict
+from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker
@@ -119,7 +119,7 @@ class Executor:
         self._interrupts = 0
         self._abandoned = False
         self._strained = False
-        self._named: dict[str, int] = {}  # attempts of each step that were prepared: no two have one name
+        self._named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
         self._sick: set[str] = set()
         self._out_of_time = False
         self._stopping = False
@@ -363,11 +363,22 @@ class Executor:
 
     def _verdict(self, n: int) -> Verdict:
         id = self.plan.nodes[n].id
-        return judging.judge(self.plan, n, self.facts, self.made, force=self.survey.forces(id), targets=self.survey.places)
+        verdict = judging.judge(self.plan, n, self.facts, self.made, force=self.survey.forces(id), targets=self.survey.places)
+        if verdict.reasons == FORCED and verdict.key in self.ledger.made:  # this run has made it anew already
+            return judging.judge(self.plan, n, self.facts, self.made, targets=self.survey.places)
+        return verdict
+
+    def _is_made(self, n: int) -> bool:
+        """Whether a step that was to run need not any more."""
+        verdict = self._verdict(n)
+        return verdict.answer in (FRESH, RESTORE) and verdict.made is not None and self._can_be_taken(n, verdict.made)
+
+    def _can_be_taken(self, n: int, made: Made) -> bool:
+        return all(self.ws.objects.has(Content(made.outputs[name])) for name in self._taken(n) if name in made.outputs)
 
     def _settle(self, n: int, made: Made) -> bool:
-        """Note what a step left, if whoever needs it can have it."""
-        if not all(self.ws.objects.has(Content(made.outputs[name])) for name in self._taken(n) if name in made.outputs):
+        """Note what a step left, if the steps that need it can have it."""
+        if not self._can_be_taken(n, made):
             return False
         self.made[n] = made
         return True
@@ -499,17 +510,17 @@ class Executor:
         if site is None:
             self.resting[id] = time.monotonic() + 0.2
             return self._without_room(id, node, taking)
-        if key is not None and not self.ledger.hold(key):
-            # Another run here is making the same thing: wait, then judge again and find it made.
+        if key is not None and not self.ledger.hold(key, id):
+            # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
             self.resting[id] = time.monotonic() + 0.1
-            self._contended = True
-            return False
+            self._contended |= not self.ledger.holds(key)
+            return True  # its place is free for others
         contended = self._contended or not self.ledger.keys.alone()
         if contended and key is not None:
             self.left.look_again()  # whoever held the key may have died with its attempt running
-        if key is not None and contended and self.facts.traces.get(key) is not None and not self._always(n, verdict):
-            self.ledger.keys.release(key)
-            self._record(self.scheduler.adopt(id, "another run made it"))
+        if key is not None and (contended or key in self.ledger.made) and self._is_made(n):
+            self.ledger.release(key)
+            self._record(self.scheduler.adopt(id, f"another {'step of this run' if key in self.ledger.made else 'run'} made it"))
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
@@ -523,7 +534,7 @@ class Executor:
         if lock is None and detail["state"]:
             # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
             if key is not None:
-                self.ledger.keys.release(key)
+                self.ledger.release(key)
             self.resting[id] = time.monotonic() + 0.2
             return False
         if self._disturbed:
@@ -531,7 +542,7 @@ class Executor:
             if lock is not None:
                 lock.release()
             if key is not None:
-                self.ledger.keys.release(key)
+                self.ledger.release(key)
             return False
         name = self._name(n, key)
         self.ledger.next_attempt(id)
@@ -643,8 +654,8 @@ class Executor:
     def _name(self, n: int, key: Digest | None) -> str:
         """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
         id = self.plan.nodes[n].id
-        self._named[id] = number = self._named.get(id, 0) + 1
-        run = self.ledger.run
+        run, what = self.ledger.run, key or id
+        self._named[what] = number = self._named.get(what, 0) + 1
         return f"{key[:24]}-{run[-6:]}-{number}" if key is not None else f"{run}-{n}-{number}"
 
     async def _begin(
@@ -757,7 +768,7 @@ class Executor:
 
     def _always(self, n: int, verdict: Verdict) -> bool:
         """Whether it must run although somebody made the same."""
-        return verdict.reasons == ("forced",) or bool(self.plan.nodes[n].flags & UNCACHED)
+        return verdict.reasons == FORCED or bool(self.plan.nodes[n].flags & UNCACHED)
 
     def _heard(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
         self.ended.append((id, exit))
@@ -793,7 +804,7 @@ class Executor:
         n = self.plan.index[id]
         node, detail, key = self.plan.nodes[n], self.plan.details()[n], self._verdicts[id].key
         plain = not (detail["state"] or node.lock or self.attempts.image(detail) or id in self._refused)
-        if not plain or key is None or key[:24] in self.left or self._conflicts(n) or not self.ledger.hold(key):
+        if not plain or key is None or key[:24] in self.left or key in self.ledger.made or self._conflicts(n) or not self.ledger.hold(key, id):
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)

@@ -98,6 +98,9 @@ class Ledger:
         self._sent: _Group | None = None
         self._next = _Group()
         self._tries: dict[str, int] = {}
+        self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
+        self.made: set[str] = set()
+        """Keys whose traces this run stored."""
 
     @property
     def size(self) -> int:
@@ -160,13 +163,27 @@ class Ledger:
         data = {"globs": {k: list(v) for k, v in globs.items()}, "steps": steps}
         self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", data))
 
-    def hold(self, key: str) -> bool:
-        """Hold a key against other runs; one that was about to be let go is kept."""
+    def hold(self, key: str, step: str) -> bool:
+        """Hold a key for a step, against other runs and other steps of this one; a step that was about to let it go keeps it."""
+        if self._holders.get(key, step) != step:
+            return False
         for release in (self._next.release, self._sent.release if self._sent else {}):
             if key in release:
                 del release[key]
                 return True
-        return self.keys.try_hold(key)
+        if not self.keys.try_hold(key):
+            return False
+        self._holders[key] = step
+        return True
+
+    def holds(self, key: str) -> bool:
+        """Whether a step of this run holds the key."""
+        return key in self._holders
+
+    def release(self, key: str) -> None:
+        """Let a key go now."""
+        self._holders.pop(key, None)
+        self.keys.release(key)
 
     def release_after_flush(self, key: str) -> None:
         self._next.release[key] = None
@@ -239,11 +256,12 @@ class Ledger:
         """What was noted is stored."""
         for trace in group.traces:
             self.ws.traces.add(trace.key)
+            self.made.add(trace.key)
         for log in group.logs:
             with contextlib.suppress(FileNotFoundError):  # another run has taken it over, too
                 os.unlink(log)
         for key in group.release:
-            self.keys.release(key)
+            self.release(key)
         for do in group.after:
             do()
         if self._listener is not None and group.moves:

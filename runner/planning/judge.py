@@ -16,6 +16,7 @@ from . import fingerprint
 from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
+FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered
 
 
 class Remembered(Protocol):
@@ -106,7 +107,7 @@ def judge(
     trace = None if node.flags & UNCACHED else facts.traces.get(key)
     places = targets.get(n, ()) if targets else ()
     if force:
-        return Verdict(RUN, key, ("forced",), None, _conflicts(places, facts))
+        return Verdict(RUN, key, FORCED, None, _conflicts(places, facts))
     if trace is None:
         reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
         return Verdict(RUN, key, reason, None, _conflicts(places, facts))

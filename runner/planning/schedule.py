@@ -38,7 +38,7 @@ _S = State
 MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
-    _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run made it
+    _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run or step made it
     _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause
     _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
     _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
@@ -315,7 +315,7 @@ class Scheduler:
         return self._apply(self._nodes[id], _S.QUEUED, reason)
 
     def adopt(self, id: str, reason: str) -> list[Move]:
-        """Another run made what this QUEUED step would make: judge it again."""
+        """Another run, or another step of this one, made what this QUEUED step would make: judge it again."""
         return self._apply(self._nodes[id], _S.READY, reason)
 
     def extend(self, tasks: Iterable[Task]) -> list[Move]:

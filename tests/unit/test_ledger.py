@@ -87,12 +87,21 @@ def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(ledg
 
 def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(ledger: Ledger) -> None:
     key = "ab" * 32
-    assert ledger.hold(key)
+    assert ledger.hold(key, "a")
     ledger.release_after_flush(key)
     ledger.move(Move("step", "a", "WAITING", "READY"))
     _sent(ledger)
     let_go: list[str] = []
     ledger.keys.release = let_go.append  # type: ignore[method-assign]
-    assert ledger.hold(key)
+    assert ledger.hold(key, "a")
     ledger.land()
     assert not let_go
+
+
+def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(ledger: Ledger) -> None:
+    key = "ab" * 32
+    assert ledger.hold(key, "a") and not ledger.hold(key, "b")
+    ledger.release_after_flush(key)
+    assert not ledger.hold(key, "b")  # what the first made is not stored yet
+    ledger.flush()
+    assert ledger.hold(key, "b") and not ledger.hold(key, "a")
