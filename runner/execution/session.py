@@ -461,8 +461,9 @@ def _restrict(found: Survey, choice: Choice) -> None:
 
 
 def _point_latest(ws: Workspace, found: Survey) -> None:
+    """Link `latest` to the folder of this run's results, if it published any."""
     base = out_dir(ws, found.plan, found.library, found.request)
-    if found.request.out is None:
+    if found.request.out is None and base.is_dir():
         link = base.parent / "latest"
         fresh = link.with_name(f"latest.{os.getpid()}")
         fresh.symlink_to(base.name)

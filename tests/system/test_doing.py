@@ -296,6 +296,30 @@ def test_a_library_recipe_publishes_at_its_end_into_a_place_of_its_own(space: Sp
     assert space.read("elsewhere/o.txt") == "1\n"
 
 
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("how", ["until", "skipped"])
+def test_a_run_that_publishes_nothing_completes_and_leaves_latest_as_it_was(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, before: bool
+) -> None:
+    shelf = Space(tmp_path / "shelf")
+    (shelf.root / "schemas").symlink_to(library.home() / "schemas")
+    shelf.recipe(
+        "recipe: tool@1\nsummary: A test\ninputs: {n: {type: integer, default: 0}}\nsteps:\n"
+        "  data: {run: 'echo {{ inputs.n }} > d.txt', outputs: {o: d.txt}}\n"
+        "  fit: {when: '{{ inputs.n < 2 }}', run: 'cp {{ steps.data.o }} m.txt', outputs: {m: m.txt}}\noutputs: {model: '{{ steps.fit.m }}'}\n",
+        name="recipes/tool@1.yaml",
+    )
+    monkeypatch.setattr(library, "home", lambda: shelf.root)
+    monkeypatch.chdir(space.root)
+    if before:
+        assert runner.run("tool@1").results
+    summary = runner.run("tool@1", {"n": 2}) if how == "skipped" else runner.run("tool@1", {"n": 1}, choice=Choice(until="data"))
+    assert summary.state == "COMPLETED" and not summary.results and summary.counts["DONE"] == 1
+    latest = space.root / "out" / "tool@1" / "latest"
+    assert not before or (latest / "m.txt").read_text() == "0\n"
+    assert before or not os.path.lexists(latest)
+
+
 # -- late decisions
 
 
