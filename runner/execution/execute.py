@@ -464,7 +464,7 @@ class Executor:
                 continue
             detail = details[n]
             needs = {self.plan.nodes[u].id for u in self.plan.needs(n)} & self.todo
-            many = {need for need in needs if need.endswith("]")}
+            many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
             wants = detail["resources"]
             pools = {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)} | {
                 k: float(v) for k, v in wants.get("pools", {}).items()

@@ -439,9 +439,14 @@ class _Reader:
 
     def _select(self, id: str, raw: dict[str, Any], path: Where) -> Select:
         name = raw["select"]
-        self._check_step_name(id, name, (*path, "select"))
-        if name != id and (source := self.raw.get("steps", {}).get(name)) is not None and "matrix" not in source:
-            self._problem("not-a-matrix", f'step "{name}" has no `matrix` to select from', (*path, "select"), "mention its outputs directly")
+        head, _, inside = name.partition("/")
+        self._check_step_name(id, head, (*path, "select"))
+        source = self.raw.get("steps", {}).get(head)
+        if head != id and source is not None and "uses" not in source:  # what a recipe has inside is not known here
+            if inside:
+                self._problem("unknown-step", f'"{head}" has no steps inside', (*path, "select"), f"select: {head}")
+            elif "matrix" not in source:
+                self._problem("not-a-matrix", f'step "{name}" has no `matrix` to select from', (*path, "select"), "mention its outputs directly")
         best = [word for word in ("min", "max") if word in raw]
         if len(best) != 1:
             fix = "keep one" if best else "min: METRIC takes the least, max: METRIC the greatest"

@@ -96,11 +96,19 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """`select`: the outputs of the instance of a matrix step whose metric is least or greatest."""
+    """`select`: the outputs of the instance of a matrix step whose metric is least or greatest.
+
+    `step` is as written: `train`, or `s/train` for a step of the recipe that `s` uses.
+    """
 
     step: str
     metric: str
     best: Literal["min", "max"]
+
+    @property
+    def source(self) -> str:
+        """The step of this recipe that it is, or is inside of."""
+        return self.step.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

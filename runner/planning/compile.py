@@ -20,7 +20,7 @@ from ..errors import Invalid, Problem
 from ..language.recipe import Resources
 from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
-from .mentions import Near, escapes, heads, is_glob, may_make, ordered, reaches, steps_of, templates, walk
+from .mentions import Misnamed, Near, escapes, heads, is_glob, may_make, ordered, reaches, selected, steps_of, templates, walk
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:
@@ -618,30 +618,34 @@ class _Compiler:
 
     def _select(self, scope: Scope, step: Step) -> None:
         assert step.select is not None
-        if step.select.step in scope.pending:
+        if step.select.source in scope.pending:
             scope.pending.add(step.id)
             return
-        source = scope.groups.get(step.select.step, [])
+        scope.results[step.id] = {}
+        compared = selected(scope.recipe, self.used, step.select.step)
+        if isinstance(compared, Misnamed):
+            self.sketch.problem(scope.recipe, compared.code, compared.message, (*step.origin, "select"), fix=compared.fix)
+        if compared is None or isinstance(compared, Misnamed):
+            return
+        source = scope.instances(step.select.step)
         draft = Draft(
             f"{scope.prefix}{step.id}", step, scope.recipe, scope.home, scope.prefix, scope.inputs, {}, flags=SELECT, order=len(self.sketch.drafts)
         )
         self.sketch.drafts.append(draft)
         scope.groups[step.id] = [draft]
-        if not source:
-            scope.results[step.id] = {}
-            return
-        for output in source[0].step.outputs:
-            suffixes = {posixpath.splitext(d.outputs[output.name][0])[1] for d in source}
+        made = {name: flags for name, (_, flags) in source[0].outputs.items()} if source else {o.name: _output_flags(o) for o in compared.outputs}
+        for name, flags in made.items():
+            suffixes = {posixpath.splitext(d.outputs[name][0])[1] for d in source}
             suffix = suffixes.pop() if len(suffixes) == 1 else ""
-            draft.outputs[output.name] = (f"{step.id}/{output.name}{suffix}", source[0].outputs[output.name][1])
+            draft.outputs[name] = (f"{step.id}/{name}{suffix}", flags)
             for d in source:
                 if not d.flags & SKIP:
-                    draft.upstream[f"{d.id}/{output.name}"] = (d, output.name, "")
+                    draft.upstream[f"{d.id}/{name}"] = (d, name, "")
         for d in source:
             if not d.flags & SKIP:
                 draft.late[(d.id, step.select.metric)] = d
         draft.after = [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
-        draft.wants = [source, *([d] for d in draft.after)]
+        draft.wants = [*([source] if source else ()), *([d] for d in draft.after)]
         if step.when is not None and self._condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)}) is False:
             draft.flags |= SKIP
         draft.author = {"select": [step.select.metric, step.select.best]}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Problem, did_you_mean
 from .mentions import templates
+from .plan import bare
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Resources, Step, Where
@@ -69,6 +70,13 @@ class Scope:
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
+
+    def instances(self, step: str) -> list[Draft]:
+        """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
+        head, _, inside = step.partition("/")
+        if not inside:
+            return self.groups.get(head, [])
+        return [draft for draft in self.inner.get(head, ()) if bare(draft.id.removeprefix(self.prefix)) == step]
 
 
 class Sketch:
@@ -174,13 +182,12 @@ class Sketch:
                 length=ref.length,
             )
             return False
-        if target.uses:
+        if target.uses or target.select:
             known = list(scope.results.get(target.id, {}))
             if not known or target.id in scope.pending:
                 return True  # what it gives is not known yet, or it has problems of its own
         else:
-            maker = scope.recipe.steps.get(target.select.step, target) if target.select else target
-            known = [o.name for o in maker.outputs]
+            known = [o.name for o in target.outputs]
         if ref.path[2] in known or (ref.path[2] == "metrics" and not target.uses and not target.select):
             return True
         self.unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)

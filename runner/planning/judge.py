@@ -6,14 +6,13 @@ final.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ..digest import Digest
 from . import fingerprint
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan
+from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, bare
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered
@@ -134,7 +133,7 @@ def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     for n in {*(u[0] for u in node.upstream), *(m[0] for m in node.late), *node.after}:
         other = plan.nodes[n]
         id = other.id if n not in node.after else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
-        group = re.sub(r"\[[^]]*\]", "", id)
+        group = bare(id)
         groups[group] = groups.get(group, False) or made[n].ok or bool(other.flags & ALLOW_FAILURE)
     return next((group for group, some in groups.items() if not some), "")
 
@@ -228,6 +227,8 @@ def _metrics(wanted: Sequence[Sequence[Any]], node: Node, plan: Plan, made: Mapp
 def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: Sequence[tuple[str, str]]) -> Verdict:
     node = plan.nodes[n]
     metric, best = plan.details()[n]["select"]
+    if not node.late:
+        return Verdict(RUN, None, ("there is no instance to select from",), None)
     scores = [(made[producer].metrics.get(metric), producer) for producer, *_ in node.late if made[producer].ok]
     known = [(float(value), producer) for value, producer in scores if isinstance(value, (int, float)) and value == value]
     if not known:

@@ -9,8 +9,10 @@ import bisect
 import fnmatch
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import did_you_mean
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step, Where
@@ -62,7 +64,7 @@ def steps_of(step: Step) -> list[str]:
     """Ids of the steps that this one mentions, needs or selects from.  Templates that cannot be read are reported elsewhere."""
     found = list(step.needs)
     if step.select:
-        found.append(step.select.step)
+        found.append(step.select.source)
     leaves = [leaf for _, leaf in templates(step, step.env)]
     for axis in (step.matrix or {}).values():
         leaves += [leaf for _, leaf in walk(axis, ()) if is_template(leaf)]
@@ -75,6 +77,46 @@ def steps_of(step: Step) -> list[str]:
             except TemplateError:
                 continue
     return found
+
+
+class Misnamed(NamedTuple):
+    """Why a `select` names nothing that can be compared, and what to write."""
+
+    code: str
+    message: str
+    fix: str
+
+
+def selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Misnamed | None:
+    """The step that `select: path` names, here or inside a recipe that is used; None where that recipe is unknown, another problem."""
+    above, many = "", False
+    for id in path.split("/"):
+        if id not in recipe.steps:
+            fix = did_you_mean(id, recipe.steps) or _choices(recipe, used, above)
+            return Misnamed("unknown-step", f'{recipe.id}, which "{above}" uses, has no step "{id}"', fix)
+        step, here = recipe.steps[id], f"{above}/{id}" if above else id
+        many |= step.matrix is not None
+        if here == path and not step.uses:
+            return step if many else Misnamed("not-a-matrix", f'step "{path}" has no `matrix` to select from', "mention its outputs directly")
+        if not step.uses:
+            return Misnamed("unknown-step", f'"{here}" has no steps inside', f"select: {here}")
+        if step.uses.recipe not in used:
+            return None
+        recipe, above = used[step.uses.recipe], here
+    return Misnamed("not-a-step", f'"{path}" is a recipe, {recipe.id}: which of its steps?', _choices(recipe, used, path))
+
+
+def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
+    """What `select` may name inside a recipe: its steps that report metrics, and those of recipes that it uses."""
+
+    def inside(recipe: Recipe, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
+        for step in recipe.steps.values():
+            if step.metrics or step.select:
+                yield f"select: {prefix}/{step.id}"
+            elif step.uses and step.uses.recipe in used and used[step.uses.recipe].id not in above:
+                yield from inside(used[step.uses.recipe], f"{prefix}/{step.id}", (*above, recipe.id))
+
+    return " or ".join(list(inside(recipe, prefix, ()))[:8]) or "none of them reports metrics: give one `metrics: true`"
 
 
 def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:

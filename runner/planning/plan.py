@@ -7,6 +7,7 @@ nothing is to be done never reads it.  `host`, `node`, `run` and other late name
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,13 +17,18 @@ from ..digest import Digest
 if TYPE_CHECKING:
     import networkx
 
-COMPILER: Final = 5
+COMPILER: Final = 6
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
 # Flags of an output.
 OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
+
+
+def bare(id: str) -> str:
+    """A node's id as its step is written: `s[rank=4]/train` is of `s/train`."""
+    return re.sub(r"\[[^]]*\]", "", id)
 
 
 class Node(NamedTuple):

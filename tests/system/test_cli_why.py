@@ -132,6 +132,24 @@ outputs: {m: "{{ steps.winner.m }}"}
     assert "it did not run in" in recipe("why", "winner", "--vs", "last").out
 
 
+def test_a_step_that_selects_inside_a_recipe_says_whom_in_every_command(space: Space, recipe: Recipe) -> None:
+    space.recipe(
+        "recipe: sub@1\nsummary: A test\ninputs: {rank: {type: integer}}\nsteps:\n"
+        "  train: {run: 'echo {\\\"loss\\\": {{ inputs.rank }}} > $RECIPE_METRICS; touch m', metrics: true, outputs: {m: m}}\n",
+        name="sub.yaml",
+    )
+    sweep = "steps:\n  s: {matrix: {rank: [4, 8]}, uses: ./sub.yaml, with: {rank: '{{ matrix.rank }}'}}\n  best: {select: %s, min: loss}\n"
+    space.recipe(sweep % "s/train")
+    assert recipe("validate").code == 0
+    assert "depends on what s[rank=4]/train, s[rank=8]/train will make" in recipe("plan").out
+    assert recipe("graph").out.splitlines()[1:] == ["best  maybe", "├─ s[rank=4]/train  run", "└─ s[rank=8]/train  run"]
+    space.run()
+    assert recipe("why", "best").out.splitlines()[1:] == ["best is fresh", "  s[rank=4]/train has the least loss, 4"]
+    space.recipe(sweep % "s")
+    said = recipe("validate")
+    assert said.code == 3 and '"s" is a recipe, sub@1: which of its steps?' in said.out + said.err and "select: s/train" in said.out + said.err
+
+
 def test_an_unknown_step_is_met_with_what_was_meant(letters: Space, recipe: Recipe) -> None:
     said = recipe("why", "mke")
     assert said.code == 3 and 'did you mean "make"?' in said.err and said.out == ""

@@ -339,6 +339,52 @@ def test_a_step_may_be_skipped_for_a_metric_that_another_reports(space: Space) -
     assert space.run({"loss": 0.5}) == ["train", "export", "send"]
 
 
+TRAINS = """recipe: sub@1
+summary: A test
+inputs: {rank: {type: integer}}
+steps:
+  data: {run: 'echo {\\"good\\": {{ inputs.rank }}} > $RECIPE_METRICS; echo data > data.txt', metrics: true, outputs: {o: data.txt}}
+  train:
+    run: |
+      echo {\\"loss\\": $((10 - {{ inputs.rank }}))} > $RECIPE_METRICS
+      echo {{ inputs.rank }} | cat - {{ steps.data.o }} > m.txt
+    metrics: true
+    outputs: {m: m.txt}
+"""
+
+
+def best_of(space: Space, select: str, *, uses: str = "./sub.yaml", inner: str = TRAINS) -> None:
+    """A sweep over a recipe, of which the best is published."""
+    space.recipe(inner, name="sub.yaml")
+    space.recipe(
+        "recipe: mid@1\nsummary: A test\ninputs: {rank: {type: integer}}\nsteps: {in: {uses: ./sub.yaml, with: {rank: '{{ inputs.rank }}'}}}",
+        name="mid.yaml",
+    )
+    space.recipe(
+        f"steps:\n  s: {{matrix: {{rank: [4, 8, 2]}}, uses: {uses}, with: {{rank: '{{{{ matrix.rank }}}}'}}}}\n"
+        f"  best: {{select: {select}, min: loss}}\n  use: {{run: 'cp {{{{ steps.best.m }}}} best.txt', outputs: {{b: best.txt}}}}\n"
+    )
+
+
+@pytest.mark.parametrize(("select", "uses"), [("s/train", "./sub.yaml"), ("s/in/train", "./mid.yaml")])
+@pytest.mark.parametrize("driver", ["local", "loopback"])
+def test_the_best_instance_of_a_recipe_is_selected_by_what_a_step_inside_reports(space: Space, select: str, uses: str, driver: str) -> None:
+    best_of(space, select, uses=uses)
+    assert "use" in space.run(settings=Settings(jobs=2, driver=driver)) and space.read("best.txt") == "8\ndata\n"
+    assert space.run() == [] and space.answers()["best"] == "fresh"
+
+
+def test_an_instance_whose_step_is_skipped_does_not_compete(space: Space) -> None:
+    """As in a matrix: what is left out is left out, and only if nothing is left is there no best."""
+    guarded = TRAINS.replace("  train:\n", "  train:\n    when: '{{ steps.data.metrics.good < %d }}'\n")
+    best_of(space, "s/train", inner=guarded % 0)
+    space.run()
+    assert space.summary is not None and space.summary.counts["SKIPPED"] == 5
+    best_of(space, "s/train", inner=guarded % 5)
+    space.run()
+    assert space.read("best.txt") == "4\ndata\n"
+
+
 def test_a_condition_that_is_not_true_or_false_fails_its_step_alone(space: Space) -> None:
     space.recipe(
         f"steps:\n  a: {{run: '{report(loss=1).replace(chr(39), chr(39) * 2)}', metrics: true}}\n"

@@ -395,6 +395,82 @@ def test_a_select_with_a_false_when_is_skipped_with_what_mentions_it() -> None:
     assert skipped(plan(SWEEP % ', when: "{{ false }}"')) == {"best", "use"}
 
 
+def test_the_best_of_no_instances_is_still_a_step_that_others_need() -> None:
+    found = plan("inputs: {ns: {type: list, items: integer, default: []}}" + SWEEP.replace("[1, 2]", '"{{ inputs.ns }}"') % "")
+    assert edges(found) == {"best -> use"} and not skipped(found)
+
+
+SWEPT = """
+inputs: {n: {type: integer, default: 0}}
+steps:
+  data: {run: x, outputs: {o: data.txt}}
+  train: {run: "x {{ steps.data.o }} {{ inputs.n }}", metrics: true, outputs: {model: m.bin}}
+"""
+OVER = """
+steps:
+  s: {matrix: {n: [1, 2]}, uses: ./inner.yaml, with: {n: "{{ matrix.n }}"}}
+  best: {select: %s, min: loss}
+  use: {run: "x {{ steps.best.model }}"}
+"""
+NESTED = "steps: {inner: {uses: ./inner.yaml}, other: {run: x, outputs: [o]}}"
+
+
+def into(found: Plan, step: str) -> set[str]:
+    """What a step needs."""
+    return {found.nodes[need].id for need in found.needs(found.index[step])}
+
+
+def test_select_takes_a_step_of_a_recipe_that_a_matrix_uses() -> None:
+    found = plan(OVER % "s/train", inner=SWEPT)
+    assert into(found, "best") == {"s[n=1]/train", "s[n=2]/train"} and into(found, "use") == {"best"}
+    assert node(found, "use").upstream == [[found.index["best"], "model", "best/model.bin", ""]]
+
+
+def test_select_reaches_into_a_recipe_that_is_used_by_one_that_is_used() -> None:
+    found = plan((OVER % "s/inner/train").replace('uses: ./inner.yaml, with: {n: "{{ matrix.n }}"}', "uses: ./mid.yaml"), inner=SWEPT, mid=NESTED)
+    assert into(found, "best") == {"s[n=1]/inner/train", "s[n=2]/inner/train"}
+
+
+WITHIN = SWEPT.replace("train: {", "train: {matrix: {k: [7, 8]}, ").replace("m.bin", '"m{{ matrix.k }}.bin"')
+
+
+def test_all_instances_compete_where_there_is_a_matrix_inside_a_matrix() -> None:
+    assert into(plan(OVER % "s/train", inner=WITHIN), "best") == {f"s[n={n}]/train[k={k}]" for n in (1, 2) for k in (7, 8)}
+    alone = 'steps: {s: {uses: ./inner.yaml}, best: {select: s/train, max: acc}, use: {run: "x {{ steps.best.model }}"}}'
+    assert into(plan(alone, inner=WITHIN), "best") == {"s/train[k=7]", "s/train[k=8]"}
+
+
+def test_the_best_of_a_recipe_competes_with_the_best_of_another_instance() -> None:
+    found = plan(OVER % "s/best", inner=WITHIN + "  best: {select: train, min: loss}\n")
+    assert into(found, "best") == {"s[n=1]/best", "s[n=2]/best"}
+    assert node(found, "use").upstream == [[found.index["best"], "model", "best/model.bin", ""]]
+
+
+@pytest.mark.parametrize(
+    ("select", "says", "fix"),
+    [
+        ("s", '"s" is a recipe, inner@1: which of its steps?', "select: s/train"),
+        ("s/trian", 'inner@1, which "s" uses, has no step "trian"', 'did you mean "train"?'),
+        ("s/train/deep", '"s/train" has no steps inside', "select: s/train"),
+        ("t/train", '"t" has no steps inside', "select: t"),
+        ("p/train", 'step "p/train" has no `matrix` to select from', "mention its outputs directly"),
+        ("q", '"q" is a recipe, mid@1: which of its steps?', "select: q/inner/train"),
+        ("q/inner", '"q/inner" is a recipe, inner@1: which of its steps?', "select: q/inner/train"),
+    ],
+)
+def test_a_select_that_names_no_matrix_of_steps_says_what_to_write(select: str, says: str, fix: str) -> None:
+    more = (
+        "  t: {run: x, matrix: {n: [1]}, outputs: {model: 't{{ matrix.n }}'}}\n  p: {uses: ./inner.yaml}\n  q: {matrix: {n: [1]}, uses: ./mid.yaml}\n"
+    )
+    found = problem((OVER % select) + more, inner=SWEPT, mid=NESTED)
+    assert (found.message, found.fix, pointed(found)) == (says, fix, select)
+
+
+def test_an_output_that_the_best_does_not_have_is_named() -> None:
+    found = problem((OVER % "s/train").replace("best.model", "best.adapter"), inner=SWEPT)
+    assert found.code == "unknown-name" and "steps.best.model" in found.fix
+
+
 # -- when -------------------------------------------------------------------------------------------------------------------------------------------
 
 

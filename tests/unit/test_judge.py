@@ -232,3 +232,15 @@ def test_select_without_a_number_says_so() -> None:
     facts, _ = world(found)
     verdict = ask(found, "best", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})})
     assert verdict.answer == RUN and "called loss" in verdict.reasons[0]
+
+
+def test_select_from_no_instances_says_so() -> None:
+    found = plan("""
+inputs: {ns: {type: list, items: integer, default: []}}
+steps:
+  m: {run: x, matrix: {n: "{{ inputs.ns }}"}, metrics: true, outputs: {o: "m{{ matrix.n }}"}}
+  best: {select: m, min: loss}
+""")
+    facts, _ = world(found)
+    verdict = ask(found, "best", facts, {})
+    assert verdict.answer == RUN and verdict.reasons == ("there is no instance to select from",)
