@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.execution.session import Choice, Settings
-from tests.support import Space
+from tests.support import Space, until
 
 PLACES = [Settings(jobs=1), Settings(jobs=8), Settings(jobs=8, driver="loopback")]
 NAMES = ["one at a time", "all at once", "elsewhere"]
@@ -106,6 +106,24 @@ def test_a_twin_is_not_prepared_ahead_and_run_again(space: Space) -> None:
     sweep(space, ranks=str(list(range(12))))
     space.run(settings=Settings(jobs=2))
     assert starts(space) == {"data": 1, "train": 12} and space.run() == []
+
+
+def test_what_a_killed_run_was_making_for_two_steps_is_taken_up_once(space: Space) -> None:
+    gate = space.root / "gate"
+    os.mkfifo(gate)
+    sweep(space, data=f"read go < {gate}; echo data > data.txt")
+    first = space.start("run", "-j2")
+    until(lambda: starts(space)["data"] == 1)
+    first.kill()
+    first.communicate()
+    second = space.start("run", "-j2")
+    opened = os.open(gate, os.O_RDWR)
+    os.write(opened, b"go\n")
+    _, said = second.communicate(timeout=30)
+    os.close(opened)
+    assert second.returncode == 0, said
+    assert starts(space) == {"data": 1, "train": 2} and left(space) == []
+    assert space.read("s[rank=4]/data.txt") == space.read("s[rank=8]/data.txt") == "data\n"
 
 
 @st.composite
