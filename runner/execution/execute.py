@@ -1045,8 +1045,9 @@ class Executor:
         """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
         if not site.lost:
             await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{errand.attempt.path}.site")
+        for note in (".taken", ".site"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(errand.attempt.path + note)
 
     def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
@@ -1074,7 +1075,7 @@ class Executor:
                 if self.facts.strange(path):
                     why = f"{path} was changed by hand, or was put there, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
-            self.ws.publish(Content(content), path, link=self.options.link)
+            self.ws.publish(Content(content), path, link=self.options.link, spare=self._scrap.take_file)
             self.ledger.published(path, content, self.plan.nodes[n].id)
             self.facts.there[path] = self.facts.ours[path] = content
 

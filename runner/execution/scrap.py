@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from ..storage.artifacts import delete
+from ..storage.artifacts import delete, overwrite
 
 
 class Spare(NamedTuple):
@@ -111,19 +110,3 @@ def _renamed(spares: list[str], path: str) -> bool:
             os.rename(spares.pop(), path)
             return True
     return False
-
-
-def overwrite(path: str, data: bytes) -> os.stat_result:
-    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, data)
-        found = os.fstat(handle)
-        if found.st_size != len(data):
-            os.ftruncate(handle, len(data))
-            found = os.fstat(handle)
-        if stat.S_IMODE(found.st_mode) != 0o644:
-            os.fchmod(handle, 0o644)
-        return found
-    finally:
-        os.close(handle)

@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from ..errors import Infrastructure
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
-from ..storage.artifacts import Objects, delete
+from ..storage.artifacts import Objects, delete, overwrite
 from ..storage.files import Changed, Content, DigestCache, Unhashable
-from .scrap import Scrap, Spare, overwrite
+from .scrap import Scrap, Spare
 
 _Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""
@@ -246,8 +246,6 @@ class Attempt:
             gone = scrap.named(self.path)
         except FileNotFoundError:
             return None
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.path}.taken")
         if any(content[0] == "t" for content in self._taken.values()):
             return partial(self._delete, gone, objects)
         if self._made and not self.links and not self.objects:

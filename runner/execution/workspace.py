@@ -110,9 +110,9 @@ class Workspace:
         rows: dict[str, Published] = self.store.published()
         return {path: row[1] for path, row in rows.items()}
 
-    def publish(self, content: Content, path: str, *, link: bool) -> None:
-        """Make `path` (below the workspace, or absolute) hold `content`."""
-        self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link)
+    def publish(self, content: Content, path: str, *, link: bool, spare: Callable[[str], bool] = lambda _path: False) -> None:
+        """Make `path` (below the workspace, or absolute) hold `content`: see `Objects.copy_to`."""
+        self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare)
         if content[0] == "t":
             self.cache.note_tree(path, self.objects.entries(content))
         else:

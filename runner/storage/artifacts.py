@@ -84,6 +84,10 @@ class Objects:
         self._logs: list[str] = []  # where those are written meanwhile
         self._log = -1  # descriptor of the last of them, if it is ours and open
         self._rows: set[Content] = set()  # known to be in the table
+        if table is not None:  # the umask cannot be asked for, and setting it is not for threads
+            mask = os.umask(0o22)
+            os.umask(mask)
+            self._mode = 0o666 & ~mask
         self._seals: dict[Content, Seal] = {}
         self._new: dict[Content, Seal] = {}
         self._cloning: dict[tuple[int, int], bool] = {}
@@ -321,15 +325,21 @@ class Objects:
 
     # -- giving out
 
-    def copy_to(self, content: Content, target: str | Path, *, link: bool = False) -> None:
-        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can."""
+    def copy_to(self, content: Content, target: str | Path, *, link: bool = False, spare: Callable[[str], bool] = lambda _path: False) -> None:
+        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can.
+
+        `spare` puts a plain file that may be written over at a path, and answers whether it had one.
+        """
         name, source = str(target), self._path(content) if not link else str(self.path(content))
         try:
             small = None if content[0] == "t" or link else self._read_small(content, source)
             if small is None:
                 self._demand(content)
             temporary = self._temporary()
-            if small is not None:
+            if small is not None and content[0] == "f" and spare(temporary):
+                overwrite(temporary, small, self._mode)
+                os.utime(temporary, ns=_backdated())
+            elif small is not None:
                 _write(temporary, small, content[0])
             elif content[0] == "t":
                 self._copy_tree(self.entries(content), source, temporary, link=link)
@@ -682,6 +692,22 @@ def delete_whole(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
     delete(gone)
+
+
+def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
+    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, data)
+        found = os.fstat(handle)
+        if found.st_size != len(data):
+            os.ftruncate(handle, len(data))
+            found = os.fstat(handle)
+        if stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(handle, mode)
+        return found
+    finally:
+        os.close(handle)
 
 
 def _records(log: str) -> Iterator[tuple[Content, bytes]]:

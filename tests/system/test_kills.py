@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
-from runner.execution.session import Choice, Settings
-from tests.support import Space, until
+from runner.execution.session import Choice
+from tests.support import Space
 
 RECIPE = """
 steps:
