@@ -4,7 +4,7 @@ usage: kills.py [--kills 100] [--seed 1] [--jobs 2] [--driver local] [--root DIR
 
 Each workspace is a graph of short steps with outputs of every size.  A step writes a line to a file of its own, outside its attempt, when its command
 begins and when it ends.  The worker alone is killed (SIGKILL, not its supervisor): at any moment, or within 200 ms of a step's end; then `recipe run`
-is started again.  After a few kills a run may end, and everything is looked at.  The exit code is 1 when a step began twice or was lost, or a run failed.
+is started again.  After a few kills a run may end, and everything is looked at.  Exit code 1: a step began twice or was lost, or a run failed.
 """
 
 from __future__ import annotations

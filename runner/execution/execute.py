@@ -191,7 +191,7 @@ class Executor:
                     for chores in self.attempts.chores:
                         for problem in await chores.cleanup() if not chores.site.lost else ():
                             self.ledger.say(problem)
-                if self.scheduler.finished:
+                if self.scheduler.finished and self.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
                     await self.left.sweep()
                 await self.fleet.close()
                 self._scrap.clear()
