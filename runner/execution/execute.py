@@ -209,6 +209,19 @@ class Executor:
         except CannotRun:
             if not self._stopping:
                 raise
+        if stayed := self._stayed():
+            await asyncio.gather(*(site.look_for(stayed) for site in sites if isinstance(site, Away)))
+
+    def _stayed(self) -> set[str]:
+        """`temporary` outputs of earlier runs that are not here: a host may have them still."""
+        found: set[str] = set()
+        for node in [self.plan.nodes[self.plan.index[id]] for id in self.todo]:
+            names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+            key = self._verdicts[node.id].key
+            trace = self.facts.traces.get(key) if names and key is not None else None
+            if trace is not None:
+                found |= {content for name, _, content in trace.outputs if name in names and not self.ws.objects.has(Content(content))}
+        return found
 
     def _look_after(self) -> list[asyncio.Task[None]]:
         """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
@@ -365,7 +378,8 @@ class Executor:
 
     def _settle(self, n: int, made: Made) -> bool:
         """Note what a step left, if whoever needs it can have it."""
-        if not all(self.ws.objects.has(Content(made.outputs[name])) for name in self._taken(n) if name in made.outputs):
+        taken = [made.outputs[name] for name in self._taken(n) if name in made.outputs]
+        if not all(self.ws.objects.has(Content(content)) or any(holds(site, content) for site in self.fleet.sites) for content in taken):
             return False
         self.made[n] = made
         return True
