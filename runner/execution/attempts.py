@@ -20,6 +20,7 @@ from ..planning.fingerprint import World
 from ..planning.judge import Made
 from ..planning.plan import DIRECTORY, Node
 from ..secrets import Secret
+from ..storage.artifacts import Objects
 from ..storage.files import Content
 from ..storage.locks import Lock
 from . import launch
@@ -76,9 +77,9 @@ def holds(site: Site, content: str) -> bool:
     return isinstance(site, Away) and site.holds(content)
 
 
-def clear_up(running: Running, scrap: Scrap) -> None:
+def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
     """Take away what an attempt that never began has on this disk."""
-    running.attempt.retire(scrap)
+    running.attempt.retire(scrap, objects)
     for path, give in ((f"{running.attempt.path}.sh", scrap.give_script), (running.log, scrap.give_log)):
         if os.path.exists(path):
             give(path)

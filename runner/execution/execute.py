@@ -61,8 +61,6 @@ CARE = 60.0
 PATIENCE = 3
 """Bad looks at a host in a row that end what runs there."""
 FOREVER = timedelta(days=3650)
-WORTH_NOTING = 1.0
-"""Seconds that a step has to run for what it made to be written down before it is moved."""
 GROUP_SECONDS = 0.1
 GROUP_MOVES = 1024
 
@@ -177,7 +175,7 @@ class Executor:
                 if self._heart is not None:
                     self._heart.cancel()
                 for prepared in self._next if self._next is not None and not self._abandoned else ():
-                    clear_up(prepared, self._scrap)
+                    clear_up(prepared, self._scrap, self.ws.objects)
                 for look in looks:
                     look.cancel()
                 if clock is not None:
@@ -193,7 +191,7 @@ class Executor:
                     for chores in self.attempts.chores:
                         for problem in await chores.cleanup() if not chores.site.lost else ():
                             self.ledger.say(problem)
-                if self.scheduler.finished:
+                if self.scheduler.finished and self.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
                     await self.left.sweep()
                 await self.fleet.close()
                 self._scrap.clear()
@@ -211,6 +209,19 @@ class Executor:
         except CannotRun:
             if not self._stopping:
                 raise
+        if stayed := self._stayed():
+            await asyncio.gather(*(site.look_for(stayed) for site in sites if isinstance(site, Away)))
+
+    def _stayed(self) -> set[str]:
+        """`temporary` outputs of earlier runs that are not here: a host may have them still."""
+        found: set[str] = set()
+        for node in [self.plan.nodes[self.plan.index[id]] for id in self.todo]:
+            names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+            key = self._verdicts[node.id].key
+            trace = self.facts.traces.get(key) if names and key is not None else None
+            if trace is not None:
+                found |= {content for name, _, content in trace.outputs if name in names and not self.ws.objects.has(Content(content))}
+        return found
 
     def _look_after(self) -> list[asyncio.Task[None]]:
         """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
@@ -374,7 +385,8 @@ class Executor:
         return verdict.answer in (FRESH, RESTORE) and verdict.made is not None and self._can_be_taken(n, verdict.made)
 
     def _can_be_taken(self, n: int, made: Made) -> bool:
-        return all(self.ws.objects.has(Content(made.outputs[name])) for name in self._taken(n) if name in made.outputs)
+        taken = [made.outputs[name] for name in self._taken(n) if name in made.outputs]
+        return all(self.ws.objects.has(Content(content)) or any(holds(site, content) for site in self.fleet.sites) for content in taken)
 
     def _settle(self, n: int, made: Made) -> bool:
         """Note what a step left, if the steps that need it can have it."""
@@ -841,7 +853,7 @@ class Executor:
         del self.resting[prepared.node.id]
         if prepared.key is not None:
             self.ledger.release_after_flush(prepared.key)
-        clear_up(prepared, self._scrap)
+        clear_up(prepared, self._scrap, self.ws.objects)
 
     # -- ending ----------------------------------------------------------------------------------------------------------------------------------
 
@@ -910,16 +922,14 @@ class Executor:
                 self._failed(id, running, detail, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
                 return
             kept = [path for _, path, *_ in detail["state"]]
-            # Writing down what is being taken costs a cheap step more than doing it again would.
-            noted = seconds >= WORTH_NOTING or running.taken_up
             if running.brought is not None:
                 if running.brought.wrong:
                     raise OutputProblem(running.brought.wrong)
                 outputs = dict(running.brought.outputs)
             elif attempt.heavy(node):
-                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept, noted=noted)
+                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept)
             else:
-                outputs = attempt.collect(node, self.ws.objects, kept, noted=noted)
+                outputs = attempt.collect(node, self.ws.objects, kept)
         except OutputProblem as error:
             self._failed(id, running, detail, "lost" if running.taken_up else "output", f"{error} (exit 0)")
             return
@@ -944,7 +954,7 @@ class Executor:
             self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(detail)))
         if not self.survey.library:
             try:
-                self._publish(n, made, attempt)
+                self._publish(n, made)
             except RecipeError as error:
                 self._failed(id, running, detail, "publish", str(error))
                 return
@@ -981,6 +991,7 @@ class Executor:
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
             log = self._kept_log(id, running, detail)
+            outcomes.discard(running.log, self._measured(running, detail), self._scrap)
         except OSError as error:
             log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
         hint = ""
@@ -1027,8 +1038,9 @@ class Executor:
 
                 checkpoints.prune(running.state.folder(name), pattern, keep)
         path, errand = running.attempt.path, running.errand
-        if success and running.state is not None and not detail["continues"]:
-            self.ledger.after_flush(lambda: delete(running.state.path) if running.state else None)
+        if success:
+            # Not before the trace is stored: until then a worker that comes after us has to find all of it.
+            self.ledger.after_flush(functools.partial(self._forget, running, detail))
         if errand is not None and isinstance(running.site, Away):
             spent = list(errand.states.values()) if success and not detail["continues"] else []
             clearing = functools.partial(self._clear_away, running.site, errand, spent)
@@ -1036,36 +1048,42 @@ class Executor:
         with contextlib.suppress(OSError):
             if errand is None and isinstance(detail["run"], str):
                 self._scrap.give_script(path + ".sh")
-        with contextlib.suppress(OSError):
-            if detail["metrics"] is not None:
-                os.unlink(path + ".metrics")
         failed = f"{self._attempts}/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
             delete(Path(failed))
-        if success and running.attempt.hollow:
-            running.attempt.retire(self._scrap)
-        elif success:
-            # Not before the trace is stored: until then the directory is what a worker that comes after us would find.
-            self.ledger.after_flush(functools.partial(running.attempt.retire, self._scrap))
-        else:
+        if not success:
             self._failures_kept = True
             with contextlib.suppress(OSError):
                 os.rename(path, failed)
+
+    def _forget(self, running: Running, detail: Mapping[str, Any]) -> None:
+        """The trace of an attempt is stored: nothing of it is needed any more."""
+        rest = running.attempt.retire(self._scrap, self.ws.objects)
+        if rest is not None:
+            self._beside(asyncio.to_thread(rest))
+        with contextlib.suppress(OSError):
+            outcomes.discard(running.log, self._measured(running, detail), self._scrap)
+        if running.state is not None and not detail["continues"]:
+            delete(running.state.path)
 
     async def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
         """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
         if not site.lost:
             await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{errand.attempt.path}.site")
+        for note in (".taken", ".site"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(errand.attempt.path + note)
 
     def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
-        measured = f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
-        return outcomes.keep(running.log, measured, kept, running.secrets, self._scrap)
+        return outcomes.keep(running.log, self._measured(running, detail), kept, running.secrets)
 
-    def _publish(self, n: int, made: Made, attempt: Attempt | None = None) -> None:
+    def _measured(self, running: Running, detail: Mapping[str, Any]) -> str:
+        """The file that an attempt may write metrics to; empty when its step has none."""
+        return f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
+
+    def _publish(self, n: int, made: Made) -> None:
         flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
         for output, path in self.survey.places.get(n, ()):
             content = made.outputs.get(output)
@@ -1082,8 +1100,7 @@ class Executor:
                 if self.facts.strange(path):
                     why = f"{path} was changed by hand, or was put there, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
-            spare = attempt.spare(content) if attempt is not None else None
-            self.ws.publish(Content(content), path, link=self.options.link, spare=spare)
+            self.ws.publish(Content(content), path, link=self.options.link, spare=self._scrap.take_file)
             self.ledger.published(path, content, self.plan.nodes[n].id)
             self.facts.there[path] = self.facts.ours[path] = content
 

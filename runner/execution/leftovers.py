@@ -12,7 +12,7 @@ from pathlib import Path
 from drivers.base import Job
 
 from ..planning.plan import Node
-from ..storage.artifacts import delete
+from ..storage.artifacts import delete_whole
 from .fleet import Fleet
 from .ledger import Ledger
 from .sites import Away, Paths, Site
@@ -109,7 +109,7 @@ class Leftovers:
                 )
             for name in names:
                 if name.partition(".")[0] not in going:
-                    await asyncio.to_thread(delete, Path(folder, name))
+                    await asyncio.to_thread(delete_whole, Path(folder, name))
 
     def _look(self) -> dict[str, list[str]]:
         """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
@@ -123,7 +123,7 @@ class Leftovers:
 
 def clear(path: str) -> None:
     """Delete all that there is of an attempt."""
-    delete(Path(path))
+    delete_whole(Path(path))
     for suffix in (".log", ".sh", ".metrics", ".taken", ".site"):
         with contextlib.suppress(OSError):
             os.unlink(path + suffix)

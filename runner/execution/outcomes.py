@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -88,29 +89,45 @@ def words(tail: bytes) -> bytes:
     return launcher.sub(b"", tail)
 
 
-def keep(log: str, measured: str, kept: str, secrets: Sequence[Secret], scrap: Scrap) -> str:
-    """Move what an attempt printed and measured to where logs are kept, masked.  The kept log's path; nothing printed, nothing kept."""
+def keep(log: str, measured: str, kept: str, secrets: Sequence[Secret]) -> str:
+    """Put what an attempt printed and measured where logs are kept, masked; it also stays where it is.
+
+    Answers the path of the kept log; empty when nothing was printed, and nothing kept.
+    """
     if measured and os.path.exists(measured):
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        if secrets:
-            _copy_masked(measured, kept + ".metrics", Masker(secrets), 0)
-            os.unlink(measured)
-        else:
-            os.rename(measured, kept + ".metrics")
+        _keep(measured, f"{kept}.metrics", secrets, 0)
     try:
         size = os.stat(log).st_size
     except OSError:
         return ""
     if size == 0:
-        scrap.give_log(log)
         return ""
-    os.makedirs(os.path.dirname(kept), exist_ok=True)
-    if secrets or size > LOG_CAP:
-        _copy_masked(log, kept + ".log", Masker(secrets), size)
-        os.unlink(log)
-    else:
-        os.rename(log, kept + ".log")
-    return kept + ".log"
+    _keep(log, f"{kept}.log", secrets, size)
+    return f"{kept}.log"
+
+
+def _keep(source: str, target: str, secrets: Sequence[Secret], size: int) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if not secrets and size <= LOG_CAP:
+        try:
+            os.link(source, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                raise
+    _copy_masked(source, target, Masker(secrets), size)
+
+
+def discard(log: str, measured: str, scrap: Scrap) -> None:
+    """Delete what was printed and measured: it is kept, and its attempt is stored or has failed."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(log).st_size:
+            os.unlink(log)
+        else:
+            scrap.give_log(log)
+    if measured:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(measured)
 
 
 def measured(attempt: str, log: str, how: tuple[str, str] | None, secrets: Sequence[Secret]) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from ..storage.artifacts import delete
+from ..storage.artifacts import delete, overwrite
 
 
 class Spare(NamedTuple):
@@ -35,20 +34,17 @@ class Scrap:
         self._logs: list[str] = []
         self._count = 0
 
-    def give(self, path: str, folders: tuple[str, ...], files: tuple[str, ...]) -> bool:
-        """Take a directory that holds exactly this; False when there are enough, or it holds something else.
-
-        It keeps its name until it is taken: who makes the same thing again may look into it, and delete it.
-        """
+    def give(self, spare: Spare) -> bool:
+        """Take a directory; False when there are enough, or it does not hold exactly what is said of it."""
         if len(self._spares) >= self._room:
             return False
-        ours = {*folders, *files}
-        found = os.listdir(path)
-        for folder in folders:
-            found += [f"{folder}/{name}" for name in os.listdir(f"{path}/{folder}")]
+        ours = {*spare.folders, *spare.files}
+        found = os.listdir(spare.path)
+        for folder in spare.folders:
+            found += [f"{folder}/{name}" for name in os.listdir(f"{spare.path}/{folder}")]
         if len(found) != len(ours) or not ours.issuperset(found):
             return False
-        self._spares.append(Spare(path, folders, files))
+        self._spares.append(spare)
         return True
 
     def take(self, path: str) -> Spare | None:
@@ -65,14 +61,11 @@ class Scrap:
         if len(self._files) >= self._room:
             os.unlink(path)
         else:
-            self._files.append(self._named(path))
+            self._files.append(self.named(path))
 
     def take_file(self, path: str) -> bool:
         """Put a file to be written over at `path`; False when there is none."""
-        if not self._files:
-            return False
-        os.rename(self._files.pop(), path)
-        return True
+        return _renamed(self._files, path)
 
     def give_script(self, path: str) -> None:
         """A script that nobody runs any more.  It keeps its name until it gets another one."""
@@ -84,12 +77,10 @@ class Scrap:
 
     def log(self, path: str) -> None:
         """Put an empty file at `path`, if there is a spare one."""
-        if self._logs:
-            os.rename(self._logs.pop(), path)
+        _renamed(self._logs, path)
 
     def write_script(self, path: str, data: bytes) -> None:
-        if self._scripts:
-            os.rename(self._scripts.pop(), path)
+        if _renamed(self._scripts, path):
             overwrite(path, data)
         else:
             with open(path, "wb") as file:
@@ -104,25 +95,18 @@ class Scrap:
                 os.unlink(path)
         self._spares, self._files, self._scripts, self._logs = [], [], [], []
 
-    def _named(self, path: str) -> str:
-        """Rename to a name that no attempt has: whoever looks for attempts passes over names with a dot."""
+    def named(self, path: str) -> str:
+        """Rename to a name that no attempt has: a look for attempts passes over names with a dot."""
         self._count += 1
         name = f"{self._folder}/spare.{self._tag}.{self._count}"
         os.rename(path, name)
         return name
 
 
-def overwrite(path: str, data: bytes) -> os.stat_result:
-    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, data)
-        found = os.fstat(handle)
-        if found.st_size != len(data):
-            os.ftruncate(handle, len(data))
-            found = os.fstat(handle)
-        if stat.S_IMODE(found.st_mode) != 0o644:
-            os.fchmod(handle, 0o644)
-        return found
-    finally:
-        os.close(handle)
+def _renamed(spares: list[str], path: str) -> bool:
+    """Rename the first spare that is still there; an attempt of a worker that was killed may have lost what was given."""
+    while spares:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(spares.pop(), path)
+            return True
+    return False

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -257,6 +257,10 @@ class Away(Site):
         """Whether this output of a step of this run lies there."""
         return content in self._here
 
+    async def look_for(self, contents: Collection[str]) -> None:
+        """Ask the host which of these it has."""
+        self._here |= await self.insist(lambda: self.depot.have(contents))
+
     async def carry(self, errand: Errand) -> Brought:
         """Take an attempt there, run it, bring what it made.  Raises HostLost when the host is gone or out of sight for too long, RecipeError."""
         paths = self.paths(errand.attempt)
@@ -439,6 +443,8 @@ class Away(Site):
         moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
         if moved:
             self._here |= await self.depot.keep(paths.cwd, moved, copy=below & moved.keys())
+        if stayed := {found[name] for name, _, flags in outputs if flags & TEMPORARY and name in found and name in noted}:
+            await self.look_for(stayed)
         return Brought(exit, found)
 
     async def _fetch(self, errand: Errand, path: str, taken: Taken) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import posixpath
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from ..errors import Infrastructure
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
-from ..storage.artifacts import Objects, delete
+from ..storage.artifacts import Objects, delete, overwrite
 from ..storage.files import Changed, Content, DigestCache, Unhashable
-from .scrap import Scrap, overwrite
+from .scrap import Scrap, Spare
 
 _Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""
@@ -44,9 +44,8 @@ class Attempt:
     sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
     doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
     _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
-    _left: dict[str, str] = field(default_factory=dict)  # content of an output that is still where it was made -> its name
-    _noted: bool = False
-    _emptied: bool = False
+    _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
+    _taken: dict[str, Content] = field(default_factory=dict)  # outputs whose files are links to stored objects
     _scrap: Scrap | None = None
     _spare: list[str] = field(default_factory=list)  # files of an earlier attempt, to be written over
     _idle: dict[str, None] = field(default_factory=dict)  # folders of an earlier attempt that nobody has asked for yet
@@ -178,23 +177,19 @@ class Attempt:
                 return True
         return False
 
-    def collect(self, node: Node, objects: Objects, below_state: Iterable[str] = (), *, noted: bool = False) -> dict[str, str]:
+    def collect(self, node: Node, objects: Objects, below_state: Iterable[str] = ()) -> dict[str, str]:
         """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
 
-        With `noted` each content is written down beside the attempt before its file is moved, so that whoever comes after a kill in between finds it.
+        All of it stays here until `retire`, so that a worker that comes after a kill can do the same again.
         """
         wrong: list[str] = []
         found: dict[str, str] = {}
         kept = tuple(below_state)
-        taken = self.taken() if noted else {}
         for name, path, flags in node.outputs:
             target = f"{self.path}/{path}"
             try:
                 here = os.lstat(target)
             except OSError:
-                if name in taken and objects.intact(Content(taken[name])):
-                    found[name] = taken[name]
-                    continue
                 if not flags & OPTIONAL:
                     wrong.append(f"declared output {path} was not made")
                 continue
@@ -211,63 +206,64 @@ class Attempt:
 
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
-                elif plain and not noted and (tiny := objects.remember(target, here)) is not None:
+                elif plain and (tiny := objects.remember(target, here)) is not None:
                     content = tiny
-                    self._left[content] = path
+                    self._tiny.append(path)
                 else:
-                    content = objects.take(target, partial(self.note, name) if noted else None, here if plain else None)
+                    content = self._taken[path] = objects.take(target, here if plain else None)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
                 continue
             found[name] = content
         if wrong:
             raise OutputProblem("; ".join(wrong))
-        self._emptied = bool(found)
         return found
 
-    def spare(self, content: str) -> str | None:
-        """Where a file lies that holds this output and that nobody needs: whoever asks moves it away."""
-        name = self._left.pop(content, None)
-        return None if name is None else f"{self.path}/{name}"
+    def whole(self, node: Node) -> bool:
+        """Whether every output that has to be there is."""
+        return all(os.path.lexists(f"{self.path}/{path}") for _, path, flags in node.outputs if not flags & OPTIONAL)
 
     def taken(self) -> dict[str, str]:
-        """Outputs that were being moved into the store when a worker died: name -> content."""
+        """Outputs that a host was moving among its objects when a worker died: name -> content."""
         try:
             with open(f"{self.path}.taken", encoding="utf-8") as file:
-                self._noted = True
                 return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
         except FileNotFoundError:
             return {}
 
-    @property
-    def hollow(self) -> bool:
-        """Whether nobody who found this directory could make anything of it: what it made was moved away, and no note says where."""
-        return self._emptied and not self._noted
-
-    def whole(self, node: Node) -> bool:
-        """Whether every output that has to be there is, or was being taken."""
-        taken = self.taken()
-        return all(name in taken or os.path.lexists(f"{self.path}/{path}") for name, path, flags in node.outputs if not flags & OPTIONAL)
-
     def note(self, name: str, content: str) -> None:
-        """Write down, beside the attempt, what an output is that is about to be put away: see `taken`."""
-        self._noted = True
+        """Write down, beside the attempt, what an output is that its host is about to move: see `taken`."""
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 
-    def retire(self, scrap: Scrap) -> None:
-        """The directory is done with: a spare for the next attempt if it holds what we put there and nothing else, or else deleted."""
-        if self._noted:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.path}.taken")
+    def retire(self, scrap: Scrap, objects: Objects) -> Callable[[], None] | None:
+        """The directory is done with: a spare for the next attempt if it holds what we put there and nothing else, or else to be deleted.
+
+        First it loses its name, so that no worker that comes after a kill takes what is left of it for all that the command made.  Answers what
+        remains to be done when that may take a while.
+        """
         try:
-            if self._made and not self.links and not self.objects:
-                head = len(self.path) + 1
-                if scrap.give(self.path, tuple(folder[head:] for folder in list(self._made)[1:]), (*self.staged, *self._left.values())):
-                    return
-        except OSError:
-            pass  # something of it is gone, or cannot be read
-        delete(Path(self.path))
+            gone = scrap.named(self.path)
+        except FileNotFoundError:
+            return None
+        if any(content[0] == "t" for content in self._taken.values()):
+            return partial(self._delete, gone, objects)
+        if self._made and not self.links and not self.objects:
+            self._release(gone, objects)
+            head = len(self.path) + 1
+            with contextlib.suppress(OSError):  # something of it is gone, or cannot be read
+                if scrap.give(Spare(gone, tuple(folder[head:] for folder in list(self._made)[1:]), (*self.staged, *self._tiny))):
+                    return None
+        self._delete(gone, objects)
+        return None
+
+    def _delete(self, gone: str, objects: Objects) -> None:
+        self._release(gone, objects)
+        delete(Path(gone))
+
+    def _release(self, gone: str, objects: Objects) -> None:
+        for path in list(self._taken):
+            objects.release(self._taken.pop(path), f"{gone}/{path}")
 
 
 def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:

@@ -110,13 +110,9 @@ class Workspace:
         rows: dict[str, Published] = self.store.published()
         return {path: row[1] for path, row in rows.items()}
 
-    def publish(self, content: Content, path: str, *, link: bool, spare: str | None = None) -> None:
-        """Make `path` (below the workspace, or absolute) hold `content`, which the file at `spare`, if there is one, holds and is not needed for."""
-        target = path if path[0] == "/" else f"{self._top}/{path}"
-        if spare is not None and not link:
-            self.objects.move_to(content, spare, target)
-        else:
-            self.objects.copy_to(content, target, link=link)
+    def publish(self, content: Content, path: str, *, link: bool, spare: Callable[[str], bool] = lambda _path: False) -> None:
+        """Make `path` (below the workspace, or absolute) hold `content`: see `Objects.copy_to`."""
+        self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare)
         if content[0] == "t":
             self.cache.note_tree(path, self.objects.entries(content))
         else:

@@ -87,7 +87,7 @@ class Objects:
         if table is not None:  # the umask cannot be asked for, and setting it is not for threads
             mask = os.umask(0o22)
             os.umask(mask)
-            self._modes = {"f": 0o666 & ~mask, "x": 0o777 & ~mask}
+            self._mode = 0o666 & ~mask
         self._seals: dict[Content, Seal] = {}
         self._new: dict[Content, Seal] = {}
         self._cloning: dict[tuple[int, int], bool] = {}
@@ -97,25 +97,32 @@ class Objects:
 
     # -- putting away
 
-    def take(self, path: str | Path, said: Callable[[Content], None] | None = None, found: os.stat_result | None = None) -> Content:
-        """Put away what is at `path`, moved where that is possible, and say what it is: to `said` while it is still there.
+    def take(self, path: str | Path, found: os.stat_result | None = None) -> Content:
+        """Put away what is at `path`, and answer what it is.  It stays there, read-only: files become links to the object where that is possible.
 
-        `found` is what the file system says of it, if that was asked already.
+        `found` is what the file system says of it, if that was asked already.  Delete it with `release`.
         """
         name = str(path)
         try:
             found = found or os.lstat(name)
-            if said is None and stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
+            if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
                 return self._take_small(name, found)
         except OSError as error:
             _fail(name, error)
         before = _mark(name, moves=True)
         manifest = files.entries(name) if os.path.isdir(name) else None
         content = files.scan(name) if manifest is None else files.tree_id(manifest)
-        if said is not None:
-            said(content)
-        self._put(name, content, manifest, before)
+        self._put(name, content, manifest, before, stays=True)
         return content
+
+    def release(self, content: Content, path: str) -> None:
+        """Delete `path`, from which `content` was taken.  Its files are links to the object, whose seal must not break by that."""
+        target, seal = self._path(content), self._sealed(content)
+        sealed = seal is not None and seal.boot == self._boot and seal.mark == _mark(target)[1]
+        before = _mark(target, moves=True) if sealed else (0, "")
+        delete(Path(path))
+        if sealed and _mark(target, moves=True) == before:
+            self._seal(content, target, before[0])
 
     def remember(self, path: str, found: os.stat_result) -> Content | None:
         """What the plain file at `path` is, if it is so small that its bytes are remembered, and it stays where it is: see `unstored`.
@@ -194,25 +201,25 @@ class Objects:
             _changed(name)
         self._put(name, content, manifest, _mark(name, moves=True) if move else None)
 
-    def _put(self, name: str, content: Content, manifest: list[Entry] | None, before: tuple[int, str] | None) -> None:
-        """`before` is what the file system said before the bytes were hashed; without it they are copied, not moved."""
+    def _put(self, name: str, content: Content, manifest: list[Entry] | None, before: tuple[int, str] | None, *, stays: bool = False) -> None:
+        """`before` is what the file system said before the bytes were hashed: they are moved, or linked where `name` stays.  Without it, copied."""
         target = self._path(content)
         try:
             if self._keep(content, target):
                 return
-            move = before is not None and _movable(name, os.stat(f"{self._root}/objects").st_dev)
-            source = name if move else self._copy_in(name, content)
+            alone = before is not None and _alone(name, os.stat(f"{self._root}/objects").st_dev)
+            source = name if alone and not stays else self._copy_in(name, content, manifest, link=alone)
             _protect(source)
-            if move and _mark(name, moves=True) != before:
+            if alone and _mark(name, moves=True) != before:
                 _changed(name)
             size = _total(source)
             if size >= SYNCED:
                 _sync(source)
-            if manifest is not None:
+            if manifest is None:
+                self._place(source, target)
+            else:
                 self._put_manifest(target, manifest)
-            self._place(source, target)
-            if manifest is not None:
-                os.chmod(target, _MODE["x"])
+                self._place_tree(source, target, content)
             if size >= SYNCED:
                 sync_one(os.path.dirname(target))
             crashpoint("object-put")
@@ -318,27 +325,21 @@ class Objects:
 
     # -- giving out
 
-    def move_to(self, content: Content, source: str, target: str) -> None:
-        """Make `target` hold `content`, as `copy_to` does, by moving the file at `source` there, which holds it and is ours alone: see `remember`."""
-        try:
-            found = os.lstat(source)
-            if stat.S_IMODE(found.st_mode) != (mode := self._modes[content[0]]):
-                os.chmod(source, mode)
-            os.utime(source, ns=_backdated())
-            crashpoint("copy-written")
-            self._place(source, target)
-        except OSError as error:
-            _fail(target, error)
+    def copy_to(self, content: Content, target: str | Path, *, link: bool = False, spare: Callable[[str], bool] = lambda _path: False) -> None:
+        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can.
 
-    def copy_to(self, content: Content, target: str | Path, *, link: bool = False) -> None:
-        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can."""
+        `spare` puts a plain file that may be written over at a path, and answers whether it had one.
+        """
         name, source = str(target), self._path(content) if not link else str(self.path(content))
         try:
             small = None if content[0] == "t" or link else self._read_small(content, source)
             if small is None:
                 self._demand(content)
             temporary = self._temporary()
-            if small is not None:
+            if small is not None and content[0] == "f" and spare(temporary):
+                overwrite(temporary, small, self._mode)
+                os.utime(temporary, ns=_backdated())
+            elif small is not None:
                 _write(temporary, small, content[0])
             elif content[0] == "t":
                 self._copy_tree(self.entries(content), source, temporary, link=link)
@@ -452,22 +453,12 @@ class Objects:
         finally:
             os.close(handle)
         content = Content(f"{kind}:{hashlib.sha256(data).hexdigest()}")
-        # Over an object of the same name: the same bytes, and a damaged one is healed.
-        target = self._path(content)
         try:
-            os.rename(name, target)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.mkdir(os.path.dirname(target))
-            self._place(name, target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            temporary = self._temporary()
-            _write(temporary, data, kind)
-            os.chmod(temporary, _MODE[kind])
-            self._place(temporary, target)
-        crashpoint("object-put")
+            os.link(name, self._path(content))
+        except OSError:  # it is there, or its folder is not, or there are no links here
+            self._put(name, content, None, _mark(name, moves=True), stays=True)
+        else:
+            crashpoint("object-put")
         self._keep_recent(content, data)
         return content
 
@@ -509,13 +500,14 @@ class Objects:
     def _temporary(self) -> str:
         return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
 
-    def _copy_in(self, name: str, content: Content) -> str:
+    def _copy_in(self, name: str, content: Content, manifest: list[Entry] | None, *, link: bool) -> str:
+        """A copy below `partial`, verified; with `link` its files are links, which hold what `name` does."""
         temporary = self._temporary()
-        if content[0] == "t":
-            self._copy_tree(files.entries(name), name, temporary, link=False)
+        if manifest is not None:
+            self._copy_tree(manifest, name, temporary, link=link)
         else:
-            self._copy_file(name, temporary, content[0], link=False)
-        if files.scan(temporary) != content:
+            self._copy_file(name, temporary, content[0], link=link)
+        if not link and files.scan(temporary) != content:
             _delete(temporary)
             _changed(name)
         return temporary
@@ -526,8 +518,18 @@ class Objects:
         _write(temporary, text.encode("utf-8", "surrogateescape"), "f")
         self._place(temporary, f"{target}.json")
 
+    def _place_tree(self, source: str, target: str, content: Content) -> None:
+        """Give a tree its name as an object.  A good one that another process put there meanwhile stays: somebody may be reading it."""
+        with self._turn():
+            if os.path.lexists(target) and self.intact(content):
+                _delete(source)
+            else:
+                self._place(source, target)
+                os.chmod(target, _MODE["x"])
+
     def _place(self, source: str, target: str) -> None:
         """Rename, making what is missing above and moving away what is in the way."""
+        aside: list[str] = []
         while True:
             try:
                 os.rename(source, target)
@@ -538,19 +540,27 @@ class Objects:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
             except OSError as error:
                 if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST) and os.path.lexists(target):
-                    aside = f"{self._beside(target)}.old"
-                    if os.path.isdir(target) and not os.path.islink(target):
-                        os.chmod(target, 0o700)
-                    os.rename(target, aside)
-                    os.rename(source, target)
-                    _delete(aside)
-                    break
+                    aside += self._set_aside(target)
+                    continue
                 if error.errno != errno.EXDEV:
                     raise
                 near = self._beside(target)
                 self._copy_across(source, near)
                 _delete(source)
                 source = near
+        for name in aside:
+            _delete(name)
+
+    def _set_aside(self, target: str) -> list[str]:
+        """The new name of what was at `target`; none when another process was faster."""
+        aside = f"{self._beside(target)}.old"
+        try:
+            if os.path.isdir(target) and not os.path.islink(target):
+                os.chmod(target, 0o700)
+            os.rename(target, aside)
+        except FileNotFoundError:
+            return []
+        return [aside]
 
     def _beside(self, target: str) -> str:
         return f"{os.path.dirname(target)}/.recipe-{os.getpid()}-{next(_count)}"
@@ -675,6 +685,31 @@ def delete(path: Path) -> None:
         _fail(str(path), error)
 
 
+def delete_whole(path: Path) -> None:
+    """The same; `path` goes first, so that a kill leaves half of it only under another name."""
+    gone = path.with_name(f"{path.name}.gone")
+    delete(gone)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+    delete(gone)
+
+
+def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
+    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, data)
+        found = os.fstat(handle)
+        if found.st_size != len(data):
+            os.ftruncate(handle, len(data))
+            found = os.fstat(handle)
+        if stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(handle, mode)
+        return found
+    finally:
+        os.close(handle)
+
+
 def _records(log: str) -> Iterator[tuple[Content, bytes]]:
     """The sound records of a log of tiny contents; it ends where the first is damaged."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
@@ -766,7 +801,7 @@ def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
             waiting.extend(f"{name}/{item}" for item in os.listdir(name))
 
 
-def _movable(name: str, device: int) -> bool:
+def _alone(name: str, device: int) -> bool:
     """On our file system, not through a link, and nobody else has another name for these bytes."""
     if os.path.islink(name):
         return False

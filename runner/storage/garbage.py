@@ -85,7 +85,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
-        artifacts.delete(store.root / "attempts" / name)
+        artifacts.delete_whole(store.root / "attempts" / name)
     objects.sweep(before=plan.before)
     return freed
 

@@ -30,6 +30,13 @@ def objects(root: Path) -> Objects:
     return Objects(root)
 
 
+def take(objects: Objects, path: Path) -> Content:
+    """Put away what is at a path, which is needed no more."""
+    content = objects.take(path)
+    objects.release(content, str(path))
+    return content
+
+
 def tree(at: Path, big: int = 10) -> Path:
     (at / "a/b/empty").mkdir(parents=True)
     (at / "a/f.txt").write_text("f")
@@ -48,7 +55,7 @@ def test_what_is_taken_comes_back(objects: Objects, tmp_path: Path, size: int, m
     source.chmod(mode)
     data, content = source.read_bytes(), scan(source)
     assert objects.take(source) == content
-    assert not source.exists() and objects.has(content) and objects.intact(content) and objects.verify(content)
+    assert source.read_bytes() == data and objects.has(content) and objects.intact(content) and objects.verify(content)
     assert stat.S_IMODE(objects.path(content).stat().st_mode) == mode & 0o555 | 0o444
     objects.copy_to(content, tmp_path / "new/deep/file")
     objects.stage(content, tmp_path / "attempt/in")
@@ -79,7 +86,7 @@ def test_a_tree_comes_back(objects: Objects, tmp_path: Path, big: int) -> None:
 
 def test_a_file_replaces_a_tree_and_a_tree_a_file(objects: Objects, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("f")
-    one, other = objects.take(tmp_path / "f"), objects.take(tree(tmp_path / "t"))
+    one, other = take(objects, tmp_path / "f"), take(objects, tree(tmp_path / "t"))
     for content in (one, other, one, other):
         objects.copy_to(content, tmp_path / "target")
         assert scan(tmp_path / "target") == content
@@ -93,7 +100,7 @@ def test_a_file_replaces_a_tree_and_a_tree_a_file(objects: Objects, tmp_path: Pa
 @pytest.mark.parametrize("size", [5, SMALL + 1, SYNCED])
 def test_an_edited_object_is_never_given_out(root: Path, objects: Objects, tmp_path: Path, size: int) -> None:
     (tmp_path / "f").write_bytes(b"a" * size)
-    content = objects.take(tmp_path / "f")
+    content = take(objects, tmp_path / "f")
     path = objects.path(content)
     path.chmod(0o644)
     was = path.stat()
@@ -167,6 +174,60 @@ def test_bytes_with_a_second_name_are_copied_not_moved(objects: Objects, tmp_pat
     assert objects.verify(objects.take(tmp_path / "link")) and (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("size", [SMALL + 1, SYNCED])
+@pytest.mark.parametrize("edited", [False, True])
+def test_what_was_taken_and_released_is_believed_unread_unless_it_was_edited_meanwhile(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, edited: bool
+) -> None:
+    content = objects.take(tree(tmp_path / "t", size))
+    held = tmp_path / "t/big"
+    if edited:
+        was = held.stat()
+        held.chmod(0o644)
+        held.write_bytes(b"c" * size)
+        os.utime(held, ns=(was.st_atime_ns, was.st_mtime_ns))
+    objects.release(content, str(tmp_path / "t"))
+    assert not (tmp_path / "t").exists()
+    if edited:
+        assert not objects.intact(content)
+    else:
+        monkeypatch.setattr(artifacts.files, "_hash", None)
+        assert objects.intact(content)
+
+
+def test_a_tree_that_another_process_puts_at_the_same_moment_stays_and_is_as_good_as_ours(
+    objects: Objects, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, others = tree(tmp_path / "mine"), tree(tmp_path / "others")
+    seen: list[int] = []
+    put_manifest = Objects._put_manifest
+
+    def late(self: Objects, target: str, manifest: list[artifacts.Entry]) -> None:
+        put_manifest(self, target, manifest)
+        if self is objects:
+            Objects(root).take(others)
+            seen.append(os.stat(target).st_ino)
+
+    monkeypatch.setattr(Objects, "_put_manifest", late)
+    content = objects.take(mine)
+    assert objects.verify(content) and seen == [objects.path(content).stat().st_ino]  # a reader of it loses nothing
+    assert not list((root / "partial").iterdir()) and len(list((root / "objects" / content[2:4]).iterdir())) == 2
+
+
+def test_a_tree_gets_its_place_however_often_another_process_is_faster(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = objects.take(tree(tmp_path / "t"))
+    target, faster, rename = tmp_path / "out", [1, 2, 3], os.rename
+
+    def late(source: str, to: str) -> None:
+        if to == str(target) and faster:
+            (target / f"by another {faster.pop()}").mkdir(parents=True)
+        rename(source, to)
+
+    monkeypatch.setattr(artifacts.os, "rename", late)
+    objects.copy_to(content, target)
+    assert not faster and scan(target) == content and sorted(os.listdir(tmp_path)) == [".recipe", "out", "t"]
+
+
 def test_a_put_by_copy_leaves_its_source(objects: Objects, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("f")
     content = scan(tmp_path / "f")
@@ -205,14 +266,14 @@ def test_another_file_system_is_reached_by_copying(tmp_path: Path) -> None:
         objects = Objects(Path(name))
         for size in (3, SMALL + 1):
             (tmp_path / "f").write_bytes(b"f" * size)
-            content = objects.take(tmp_path / "f")
+            content = take(objects, tmp_path / "f")
             assert objects.verify(content) and not objects.path(content).stat().st_mode & 0o222
             objects.copy_to(content, tmp_path / "back", link=True)
             assert scan(tmp_path / "back") == content
-        content = objects.take(tree(tmp_path / "t"))
+        content = take(objects, tree(tmp_path / "t"))
         objects.copy_to(content, tmp_path / "back")
         assert objects.verify(content) and scan(tmp_path / "back") == content
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "f", "t"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["back"]
 
 
 def test_no_space_is_said_with_the_path_and_what_is_free(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +293,8 @@ def test_an_object_put_again_survives_a_removal_that_was_decided_before(objects:
     content = objects.take(tmp_path / "f")
     decided = objects.path(content).stat().st_ctime + 0.000001
     while objects.path(content).stat().st_ctime < decided:
-        (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
-        objects.take(tmp_path / "f")
+        (tmp_path / "again").write_bytes(b"f" * (SMALL + 1))
+        take(objects, tmp_path / "again")
     assert not objects.remove(content, before=decided) and objects.intact(content)
     assert objects.remove(content, before=decided + 3600) and not objects.remove(content)
 

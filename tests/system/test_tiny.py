@@ -83,12 +83,16 @@ def test_what_is_large_shared_or_read_only_is_not_remembered(ws: Workspace, why:
     assert ws.objects.remember(str(path), path.lstat()) is None
 
 
-def test_what_is_moved_to_its_place_has_its_mode_and_is_known_unread(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("old", [b"", b"longer than what comes"])
+def test_what_is_written_over_a_spare_file_has_its_mode_and_is_known_unread(ws: Workspace, monkeypatch: pytest.MonkeyPatch, old: bytes) -> None:
     content = remember(ws, b"secret", mode=0o600)
-    ws.publish(content, "deep/out.txt", link=False, spare=str(ws.root / "made"))
+    spare = ws.root / "spare"
+    spare.write_bytes(old)
+    spare.chmod(0o600)
+    ws.publish(content, "deep/out.txt", link=False, spare=lambda path: bool(spare.rename(path)))
     target = ws.root / "deep/out.txt"
     (ws.root / "ordinary").touch()
-    assert target.read_bytes() == b"secret" and not (ws.root / "made").exists()
+    assert target.read_bytes() == b"secret" and (ws.root / "made").read_bytes() == b"secret" and not spare.exists()
     assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE((ws.root / "ordinary").stat().st_mode)
     ws.save_cache()
     monkeypatch.setattr("runner.storage.files._hash", None)
