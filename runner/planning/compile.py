@@ -3,6 +3,7 @@
 mention = edge      every `steps.x.y` in a step's leaves is an edge, taken or not: errors and the plan do not depend on values
 reads = key         every named value that a leaf mentions is part of the author's half of the key
 matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
+globs               no match is a path that a step of the plan makes, holds or lies below one: compiled with all matches, then without those
 uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
 """
 
@@ -11,20 +12,20 @@ from __future__ import annotations
 import itertools
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from ..digest import Digest, of_value
 from ..errors import Invalid, Problem
-from ..language.recipe import Resources
+from ..language.recipe import GitCode, Resources
 from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
-from .mentions import Near, escapes, heads, is_glob, may_make, ordered, reaches, steps_of, templates, walk
+from .mentions import Makes, Near, escapes, excluded, heads, is_glob, may_make, ordered, reaches, spelled, steps_of, templates, walk
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Input, Output, Recipe, Step, Tree, Uses, Where
+    from ..language.recipe import Glob, Input, Output, Recipe, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -51,8 +52,18 @@ def compile_plan(
     `used` has each recipe named by a `uses`, by the name written there; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
     pattern below an output (`step/output:pattern`) known so far; `bind` and `kind_of` are `language.inputs`'.  Raises Invalid with every problem.
     """
-    compiler = _Compiler(used, globs, bind, kind_of)
-    compiler.add(recipe, values, prefix="", preset=preset)
+    left_out: dict[str, _Found] = {}
+    while True:
+        compiler = _Compiler(used, globs, bind, kind_of, left_out)
+        compiler.add(recipe, values, prefix="", preset=preset)
+        makes = compiler.makes()
+        if not (more := {path: found for path, found in compiler.found.items() if makes.meets(path)}):
+            break
+        left_out |= more  # it only grows, and no output comes with a match that goes: this ends
+    for path, (there, axis, where) in left_out.items():
+        if not makes.meets(path):
+            message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
+            compiler.sketch.problem(there, "matrix-axis", message, where, fix="make the output elsewhere, or leave the path out with `exclude`")
     return assemble(compiler.sketch, recipe, values, digest, recipe.presets[preset].limits if preset else None)
 
 
@@ -61,13 +72,31 @@ _NOTHING: Final[dict[str, Any]] = {}
 _UNSAID: Final = Resources()
 
 
+class _Found(NamedTuple):
+    """Where a match comes from: an axis of a recipe, and the place of its pattern."""
+
+    recipe: Recipe
+    axis: str
+    where: Where
+
+
 class _Compiler:
     def __init__(
-        self, used: Mapping[str, Recipe], globs: Mapping[str, tuple[str, ...]], bind: Callable[..., dict[str, Tree]], kind_of: Callable[[str], str]
+        self,
+        used: Mapping[str, Recipe],
+        globs: Mapping[str, tuple[str, ...]],
+        bind: Callable[..., dict[str, Tree]],
+        kind_of: Callable[[str], str],
+        left_out: Collection[str],
     ) -> None:
-        self.used, self.globs, self.bind, self.kind_of = used, globs, bind, kind_of
+        self.used, self.globs, self.bind, self.kind_of, self.left_out = used, globs, bind, kind_of, left_out
+        self.found: dict[str, _Found] = {}  # workspace paths that became values of an axis
         self.sketch = Sketch()
         self.depth: list[str] = []
+
+    def makes(self) -> Makes:
+        """Every path that a step makes, if there is a match that may be one."""
+        return Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values()) if self.found or self.left_out else Makes(())
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
 
@@ -155,7 +184,7 @@ class _Compiler:
             for error in shell.errors(step.run, bash=step.shell == "bash"):
                 self.sketch.template_problem(scope, error, (*step.origin, "run"))
         waits = [name for name in steps_of(step) if name in scope.pending]
-        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.deps)]
+        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.reads)]
         axes = self._axes(scope, step)
         if waits or axes is None:
             scope.pending.add(step.id)
@@ -197,7 +226,7 @@ class _Compiler:
         for name, axis in step.matrix.items():
             where = (*step.origin, "matrix", name)
             if isinstance(axis, dict):
-                values = self._glob(scope, step, name, str(axis["glob"]), (*where, "glob"))
+                values = self._glob(scope, step, name, axis, where)
                 if values is None:
                     return None
             else:
@@ -223,12 +252,13 @@ class _Compiler:
             axes[name] = values
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
-    def _glob(self, scope: Scope, step: Step, axis: str, pattern: str, where: Where) -> list[Any] | None:
+    def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where) -> list[Any] | None:
         maker = None
-        text = pattern
-        if "{{" in pattern:
-            value = self.sketch.evaluate(scope, pattern, {"inputs": scope.inputs, "steps": Results(scope)}, where)
-            text = str(value) if value is not None else ""
+        names = {"inputs": scope.inputs, "steps": Results(scope)}
+        exclude = [str(each) for each in self.sketch.evaluate(scope, given.get("exclude", []), names, (*where, "exclude"))]
+        where = (*where, "glob")
+        value = self.sketch.evaluate(scope, given["glob"], names, where)
+        text = str(value) if value is not None else ""
         for path, (id, output) in scope.makers.items():
             if text.startswith(path + "/"):
                 maker = (id, output, text[len(path) + 1 :], path)
@@ -236,7 +266,9 @@ class _Compiler:
             if escapes(text):
                 self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
                 return []
-            return [PathValue(match, "dep", match) for match in self.globs.get(text, ())]
+            matches = [match for match in self.globs.get(text, ()) if match not in self.left_out and not excluded(match, exclude)]
+            self.found |= dict.fromkeys(matches, _Found(scope.recipe, axis, where))
+            return [PathValue(match, "dep", match) for match in matches]
         id, output, below, path = maker
         if id in scope.pending or len(scope.groups.get(id, ())) != 1:
             self.sketch.problem(
@@ -252,7 +284,7 @@ class _Compiler:
         if known is None:
             self.sketch.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
             return None
-        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known]
+        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known if not excluded(f"{path}/{match}", exclude)]
 
     def _outputs(self, scope: Scope, draft: Draft) -> None:
         step = draft.step
@@ -321,7 +353,7 @@ class _Compiler:
             author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}
         state = {s.name: str(self.sketch.evaluate(scope, s.path, places, (*step.origin, "state", s.name))) for s in step.state}
-        git = [c for c in code if not isinstance(c, str)]
+        git = [c for c in code if isinstance(c, GitCode)]
         if git:
             author["git"] = [[c.url, c.commit, c.at] for c in git]
 
@@ -346,7 +378,7 @@ class _Compiler:
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         draft.wants = [found for name in steps_of(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
-        draft.code = [c for c in code if isinstance(c, str)]
+        draft.code = [c if isinstance(c, str) else spelled(c.pattern, c.exclude) for c in code if not isinstance(c, GitCode)]
         draft.lock = python.lock if python else ""
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
@@ -537,9 +569,9 @@ class _Compiler:
         that a pattern may reach.
         """
         step = draft.step
-        for n, raw in enumerate(step.deps):
+        for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
-            value = self.sketch.evaluate(scope, raw, {"inputs": draft.inputs, "matrix": draft.matrix}, where) if "{{" in raw else raw
+            value, exclude = self._dep(scope, draft, dep, where)
             if value is None:
                 continue
             path = posixpath.normpath(str(value))
@@ -547,7 +579,7 @@ class _Compiler:
                 self.sketch.problem(
                     scope.recipe,
                     "path-escape",
-                    f'"{raw}" leaves the workspace',
+                    f'"{value}" leaves the workspace',
                     where,
                     fix="use a path below the workspace, or an input of type file or dataset",
                 )
@@ -562,9 +594,10 @@ class _Compiler:
                 )
             if path in draft.upstream:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
-            if is_glob(path):
-                others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d is not draft]
-                makers = [name for name, flags in others if reaches(path, name, bool(flags & DIRECTORY))]
+            pattern = is_glob(path) or not isinstance(dep, str)
+            if pattern:
+                others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d.step is not step]
+                makers = [name for name, flags in others if reaches(path, name, bool(flags & DIRECTORY)) and not excluded(name, exclude)]
             else:
                 makers = [head for head in heads(path) if head in made]
                 if path in inside:
@@ -578,8 +611,16 @@ class _Compiler:
                     )
             for name in makers:
                 draft.upstream[name] = (*made[name], "")
-            if not makers or is_glob(path):
-                draft.deps.append(path)
+            if not makers or pattern:
+                draft.deps.append(spelled(path, exclude))
+
+    def _dep(self, scope: Scope, draft: Draft, dep: str | Glob, where: Where) -> tuple[Any, list[str]]:
+        """A path or pattern as it is for one instance, and what it excludes."""
+        names = {"inputs": draft.inputs, "matrix": draft.matrix}
+        if isinstance(dep, str):
+            return self.sketch.evaluate(scope, dep, names, where), []
+        exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
+        return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [str(each) for each in exclude]
 
     def _when(self, scope: Scope, draft: Draft, names: dict[str, Any]) -> None:
         step = draft.step

@@ -16,7 +16,7 @@ from ..digest import Digest
 if TYPE_CHECKING:
     import networkx
 
-COMPILER: Final = 5
+COMPILER: Final = 6
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
