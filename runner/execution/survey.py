@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..digest import Digest, of_bytes, of_value
-from ..errors import CannotRun, Invalid, NotFound, RecipeError
+from ..errors import Invalid, NotFound, RecipeError
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
 from ..planning.plan import COMPILER, Plan
@@ -251,7 +251,7 @@ class Globs(Mapping[str, tuple[str, ...]]):
         self.looked[pattern] = found = self._folders.matches(pattern)
         left = Earlier(self._ws, self.recipe).among(found) if self._ws is not None else set()
         self.left |= left
-        return tuple(match for match in found if match not in left)
+        return tuple(match.rstrip("/") for match in found if match not in left)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.looked)
@@ -366,7 +366,7 @@ class _Theirs:
     def matches(self, dep: str) -> list[str]:
         """What a glob of `deps` matches, sorted."""
         pattern, exclude = unspelled(dep)
-        return self.among([match for match in self._folders.matches(pattern) if not excluded(match, exclude)])
+        return self.among([match.rstrip("/") for match in self._folders.matches(pattern) if not excluded(match, exclude)])
 
     def among(self, paths: list[str]) -> list[str]:
         left = [path for path in paths if not self._makes.meets(path)]
@@ -390,8 +390,6 @@ def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, up
 def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:
     pattern, exclude = unspelled(text)
     base = Path(home).resolve()
-    if posixpath.normpath(pattern).startswith(("..", "/")):
-        raise CannotRun(f"code {pattern!r} leaves the recipe's folder", fix="keep the code beside the recipe, or name it as {git: …}")
     names = sorted(name for name in glob.glob(pattern, root_dir=base, recursive=True) if (base / name).is_file() and "__pycache__" not in name)
     names = [name for name in names if not excluded(name, exclude)]
     if is_glob(text) and base.is_relative_to(root := ws.root.resolve()):

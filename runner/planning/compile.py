@@ -21,11 +21,12 @@ from ..errors import Invalid, Problem
 from ..language.recipe import GitCode, Resources
 from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
-from .mentions import Makes, Near, escapes, excluded, heads, is_glob, may_make, ordered, reaches, spelled, steps_of, templates, walk
+from .mentions import Makes, Near, excluded, heads, is_glob, may_make, ordered, reaches, spelled, steps_of, templates, walk
+from .places import BELOW, WORKSPACE, escapes, misplaced, unfit
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Output, Recipe, Step, Tree, Uses, Where
+    from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -113,6 +114,7 @@ class _Compiler:
             self.sketch.top = scope
         chosen = recipe.presets.get(preset) if preset else None
         self.depth.append(recipe.id)
+        self.sketch.problems += [found for found in misplaced(recipe) if found not in self.sketch.problems]
         order, loops = ordered(recipe)
         for loop in loops:
             path = " -> ".join(loop)
@@ -154,7 +156,7 @@ class _Compiler:
     def _named(self, value: Any, folder: str, spec: Input, type: str) -> Any:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
-            base = posixpath.basename(value.name.rstrip("/")) or spec.name
+            base = _last(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
             return PathValue(f"{folder}/{base}", value.kind, value.address if given else (value.address[0], spec.only))
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
@@ -163,7 +165,7 @@ class _Compiler:
         if kind != "path" and spec.stream:
             return PathValue(value, "stream", (value, ()))
         whole = value if kind == "path" else value.split("@")[0]
-        return PathValue(f"{folder}/{posixpath.basename(posixpath.normpath(whole)) or spec.name}", kind, (value, spec.only))
+        return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only))
 
     def _step(self, scope: Scope, step: Step, chosen: Any, preset: str | None) -> None:
         if step.uses:
@@ -264,7 +266,8 @@ class _Compiler:
                 maker = (id, output, text[len(path) + 1 :], path)
         if maker is None:
             if escapes(text):
-                self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
+                if text != given["glob"]:
+                    self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix=WORKSPACE)
                 return []
             matches = [match for match in self.globs.get(text, ()) if match not in self.left_out and not excluded(match, exclude)]
             self.found |= dict.fromkeys(matches, _Found(scope.recipe, axis, where))
@@ -307,19 +310,20 @@ class _Compiler:
             path = posixpath.normpath(str(value)) if value else ""
             if len(self.sketch.problems) > unread:
                 path = f"invalid/{step.id}/{n}"
-            elif path.split("/")[0] == ".recipe":
-                self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
-            elif not path or path == "." or escapes(path):
-                self.sketch.problem(
-                    scope.recipe,
-                    "path-escape",
-                    f'output "{output.name}" of "{step.id}" is "{value}", which leaves the attempt directory',
-                    where,
-                    fix="give a relative path below it",
-                )
+            elif wrong := unfit(str(value)):
+                if value != raw:  # as it is written it was looked at already
+                    self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" {wrong}', where, fix=BELOW)
                 path = f"invalid/{step.id}/{n}"
             draft.outputs[output.name] = (path, _output_flags(output))
             scope.makers[path] = (step.id, output.name)
+
+    def _state(self, scope: Scope, step: Step, state: State, places: Mapping[str, Any]) -> str:
+        """The path of a state."""
+        where = (*step.origin, "state", state.name, "path")
+        value = self.sketch.evaluate(scope, state.path, places, where)
+        if value not in (None, state.path) and (wrong := unfit(str(value))):
+            self.sketch.problem(scope.recipe, "path-escape", f'state "{state.name}" of "{step.id}" {wrong}', where, fix=BELOW)
+        return str(value)
 
     def _fill(self, scope: Scope, draft: Draft, chosen: Any, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
@@ -352,7 +356,7 @@ class _Compiler:
             assert self.sketch.top is not None
             author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}
-        state = {s.name: str(self.sketch.evaluate(scope, s.path, places, (*step.origin, "state", s.name))) for s in step.state}
+        state = {s.name: self._state(scope, step, s, places) for s in step.state}
         git = [c for c in code if isinstance(c, GitCode)]
         if git:
             author["git"] = [[c.url, c.commit, c.at] for c in git]
@@ -576,13 +580,8 @@ class _Compiler:
                 continue
             path = posixpath.normpath(str(value))
             if escapes(path):
-                self.sketch.problem(
-                    scope.recipe,
-                    "path-escape",
-                    f'"{value}" leaves the workspace',
-                    where,
-                    fix="use a path below the workspace, or an input of type file or dataset",
-                )
+                if value != (raw := dep if isinstance(dep, str) else dep.pattern):
+                    self.sketch.problem(scope.recipe, "path-escape", f'"{value}", as "{raw}" is here, leaves the workspace', where, fix=WORKSPACE)
                 continue
             if scope.prefix or scope is not self.sketch.top:
                 self.sketch.problem(
@@ -839,6 +838,12 @@ class _Compiler:
             elif isinstance(value, list):
                 moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
         return moved
+
+
+def _last(path: str) -> str:
+    """The last name in a path; empty where it has none."""
+    name = posixpath.basename(posixpath.normpath(path))
+    return "" if name in (".", "..") else name
 
 
 def _output_flags(output: Output) -> int:

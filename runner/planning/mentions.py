@@ -164,10 +164,6 @@ class Near:
         yield from (head for head in heads(posixpath.dirname(fixed)) if head in self._all)
 
 
-def escapes(path: str) -> bool:
-    return path.startswith(("/", "~")) or path == ".." or path.startswith("../") or "\0" in path
-
-
 def is_glob(path: str) -> bool:
     return "*" in path or "?" in path or "[" in path or "\0" in path
 
