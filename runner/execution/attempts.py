@@ -252,9 +252,9 @@ class Attempts:
     def stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
         root, cache = self._top, self.ws.cache
-        for dep in node.deps:
-            for path in self.survey.facts.matches.get(dep, (dep,)):
-                attempt.add_path(cache, path, self.survey.facts.files.get(path), f"{root}/{path}", path)
+        found = {path for dep in node.deps for path in self.survey.facts.matches.get(dep, (dep,))}
+        for path in sorted(found):  # a folder before what lies in it
+            attempt.add_path(cache, path, self.survey.facts.files.get(path), f"{root}/{path}", path)
         for pattern in node.code:
             base = os.path.realpath(self.survey.plan.homes[node.home])
             for name, content in self.survey.facts.code.get((node.home, pattern), ()):

@@ -773,11 +773,23 @@ TAKE = r"""
 cd "$1" 2>/dev/null || { echo gone; return 0; }
 A=$(pwd -P)
 [ ! -f "$A.in" ] || : >"$A.out"
+P=$(cd "$R" && pwd -P)
 xargs -0 sh -c 'for f; do printf %s "$f" | tr "\n" "\001"; echo; done' sh >"$T.n"
 while IFS= read -r p; do
   p=$(printf %s. "$p" | tr '\001' '\n')
   p=${p%.}
   cd "$A" || return 1
+  d=$A
+  case $p in
+  */*) d=$(cd "${p%/*}" 2>/dev/null && pwd -P) || d=$A ;;
+  esac
+  case $d/ in
+  "$A"/* | "$P"/states/*) ;;
+  *)
+    printf 'o\0' # behind a link that leads out
+    continue
+    ;;
+  esac
   if [ -d "$p" ]; then
     printf 'd\0'
     cd "$p" || return 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..planning import preflight
 from ..planning.judge import RESTORE
+from ..planning.mentions import unspelled
 from ..planning.preflight import Facts, Verdict
 from ..planning.settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
 from . import gotchas
@@ -193,8 +194,8 @@ class _Looks:
                     add(path, tree.encode())
             elif path.endswith(program.CONFIGS):
                 found.append((tree, path, ""))
-        brought = [(self._ws.root, node.deps), (self._ws.root, list(self._takes(node.prefix).values()))]
-        brought.append((Path(self._found.plan.homes[node.home]), node.code))
+        brought = [(self._ws.root, [unspelled(dep)[0] for dep in node.deps]), (self._ws.root, list(self._takes(node.prefix).values()))]
+        brought.append((Path(self._found.plan.homes[node.home]), [unspelled(pattern)[0] for pattern in node.code]))
         for name in dict.fromkeys(named):
             if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in detail["files"]:
                 for place, patterns in brought:

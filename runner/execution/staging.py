@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ..errors import Infrastructure
+from ..errors import CannotRun, Infrastructure
+from ..planning.mentions import heads
+from ..planning.places import escapes
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
 from ..storage.artifacts import Objects, delete, overwrite
 from ..storage.files import Changed, Content, DigestCache, Unhashable
@@ -48,6 +50,7 @@ class Attempt:
     _taken: dict[str, Content] = field(default_factory=dict)  # outputs whose files are links to stored objects
     _scrap: Scrap | None = None
     _spare: list[str] = field(default_factory=list)  # files of an earlier attempt, to be written over
+    _aside: int = 0  # spare files that had a name which was wanted
     _idle: dict[str, None] = field(default_factory=dict)  # folders of an earlier attempt that nobody has asked for yet
 
     def begin(self, scrap: Scrap | None = None) -> None:
@@ -65,18 +68,38 @@ class Attempt:
         self._made[self.path] = None
 
     def place(self, name: str) -> str:
-        """The absolute path of `name`, whose parent exists afterwards."""
+        """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to."""
+        if ".." in name or name[0] == "/":
+            if escapes(name):
+                raise CannotRun(f'"{name}" leaves the attempt directory')
+            name = posixpath.normpath(name)
         target = f"{self.path}/{name}"
         parent = target[: target.rindex("/")]
         if parent not in self._made:
             self._make(parent)
         if target in self._spare:  # the name is wanted, the file is still spare
-            self._spare.remove(target)
-            self._spare.append(f"{self.path}/.spare-{len(self._made)}-{len(self._spare)}-{len(self.staged)}")
-            os.rename(target, self._spare[-1])
+            self._set_aside(target)
+        elif target in self._idle:
+            for name in [name for name in self._spare if name.startswith(f"{target}/")]:
+                self._set_aside(name)
+            for folder in [folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")]:
+                os.rmdir(folder)
+                del self._idle[folder]
         return target
 
+    def _set_aside(self, spare: str) -> None:
+        self._spare.remove(spare)
+        self._aside += 1
+        self._spare.append(f"{self.path}/.spare-{self._aside}")
+        os.rename(spare, self._spare[-1])
+
     def _make(self, folder: str) -> None:
+        name = folder[len(self.path) + 1 :]
+        if name in self.links or name in self.objects:
+            raise CannotRun(
+                f'something is to be put into "{name}", which the step is given as a whole: it would be written into the original',
+                fix="write it elsewhere, or give the step single files instead of the folder",
+            )
         above = folder[: folder.rindex("/")]
         if above not in self._made:
             self._make(above)
@@ -114,8 +137,8 @@ class Attempt:
 
     def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
-        if name in self.staged:
-            return  # two patterns of the recipe name one file
+        if name in self.staged or self._linked(at, name):
+            return  # two patterns of the recipe name one file, or one names the folder that it lies in
         target = self.place(name)
         found = os.stat(source)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
@@ -132,6 +155,10 @@ class Attempt:
         if now is None or now != (content or now):
             self.doubtful.append(at)
         self.links[name] = (at, now or "")
+
+    def _linked(self, at: str, name: str) -> bool:
+        """Whether a file of the caller's is there already, in a folder that is linked as a whole."""
+        return any(self.links[head][0] + name[len(head) :] == at for head in (heads(name) if self.links else ()) if head in self.links)
 
     def add_object(self, objects: Objects, content: str, name: str) -> None:
         """An output of an earlier step."""
@@ -193,6 +220,9 @@ class Attempt:
                 if not flags & OPTIONAL:
                     wrong.append(f"declared output {path} was not made")
                 continue
+            if self._leads_out(path, kept):
+                wrong.append(f"declared output {path} lies behind a link that leads out of the attempt directory")
+                continue
             plain = stat.S_ISREG(here.st_mode)
             if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):
                 wrong.append(f"declared output {path} is empty, which the recipe forbids")
@@ -222,6 +252,13 @@ class Attempt:
     def whole(self, node: Node) -> bool:
         """Whether every output that has to be there is."""
         return all(os.path.lexists(f"{self.path}/{path}") for _, path, flags in node.outputs if not flags & OPTIONAL)
+
+    def _leads_out(self, path: str, kept: Iterable[str]) -> bool:
+        """Whether a folder above an output is a link to somewhere else; a state, where outputs may lie, is one of ours."""
+        links = [head for head in heads(path)[1:] if os.path.islink(f"{self.path}/{head}") and head not in kept]
+        root = f"{os.path.realpath(self.path)}/"
+        return any(not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links)
+
 
     def taken(self) -> dict[str, str]:
         """Outputs that a host was moving among its objects when a worker died: name -> content."""

@@ -3,6 +3,9 @@
 A compiled plan is a pure function of the recipe's text, its inputs, the recipes it uses, the matches of its globs and our version.  It is kept under
 the digest of the first two with a note of the others, so it may be absent but is never stale; a run in which nothing is to be done reads only this
 note, the plan's first line, the stats of the files and the traces.
+
+A glob over the workspace finds files of its caller's: no path that a step of the plan makes, and none that an earlier run of the recipe put there, as
+long as it is as that run left it.
 """
 
 from __future__ import annotations
@@ -15,15 +18,17 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..digest import Digest, of_bytes, of_value
-from ..errors import CannotRun, Invalid, NotFound
+from ..errors import Invalid, NotFound, RecipeError
 from ..planning.judge import Facts, Made, Verdict, judge
+from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
 from ..planning.plan import COMPILER, Plan
 from ..storage.files import Content
 from .workspace import Workspace
@@ -148,12 +153,12 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
         plan = _recall(ws, kept)
         if plan is not None:
             return plan
-    globs = Globs(ws.root, known)
+    globs = Globs(ws.root, known, ws)
     sources: dict[str, Digest] = {}
     recipe, plan = _compile(ws, source, text, request, globs, sources)
     if digest is not None and not ws.read_only:
         secrets = sorted(spec.env for spec in recipe.inputs.values() if spec.type == "secret" and spec.required and spec.env)
-        note = json.dumps({"sources": sources, "globs": globs.looked, "secrets": secrets})
+        note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
         ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
     return plan
 
@@ -169,6 +174,8 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
         for pattern, matches in made_from["globs"].items():
             if folders.matches(pattern) != matches:
                 return None
+        if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
+            return None
         if any(name not in os.environ for name in made_from["secrets"]):
             return None
         return Plan.load(rest)
@@ -192,6 +199,7 @@ def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, glo
     from ..planning.compile import compile_plan
 
     recipe = parse.recipe(document.parse(text, str(source)))
+    globs.recipe = recipe.id
     used: dict[str, Recipe] = {}
     load_used(ws.root, recipe, used, sources)
     values = inputs.bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
@@ -227,11 +235,13 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
 
 
 class Globs(Mapping[str, tuple[str, ...]]):
-    """Matches as the compiler asks for them; what it looked at is remembered."""
+    """Matches as the compiler asks for them, without what earlier runs of `recipe` left; what it looked at is remembered."""
 
-    def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]], ws: Workspace | None = None) -> None:
         self.looked: dict[str, list[str]] = {}
-        self._folders, self._known = Folders(root), known
+        self.left: set[str] = set()
+        self.recipe = ""
+        self._folders, self._known, self._ws = Folders(root), known, ws
 
     def __getitem__(self, pattern: str) -> tuple[str, ...]:
         if pattern in self._known:
@@ -239,7 +249,9 @@ class Globs(Mapping[str, tuple[str, ...]]):
         if ":" in pattern:
             raise KeyError(pattern)
         self.looked[pattern] = found = self._folders.matches(pattern)
-        return tuple(found)
+        left = Earlier(self._ws, self.recipe).among(found) if self._ws is not None else set()
+        self.left |= left
+        return tuple(match.rstrip("/") for match in found if match not in left)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.looked)
@@ -273,27 +285,63 @@ class Folders:
         return [os.path.join(folder, each) for each in found if each[0] != "." or name[0] == "."]
 
 
+class Earlier:
+    """What runs of a recipe put below the workspace.  What its caller adopted, or changed since, is a file of the caller's again."""
+
+    def __init__(self, ws: Workspace, recipe: str) -> None:
+        self._ws, self._recipe = ws, recipe
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[str, str]]:
+        """Paths below the workspace: how the store spells each, and the content that it was left with."""
+        head = f"{self._ws.root}/"
+        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.published(self._recipe).items() if row.run}
+
+    @cached_property
+    def _above(self) -> set[str]:
+        return {above for path in self._rows for above in heads(path)[1:]}
+
+    def among(self, paths: Iterable[str]) -> set[str]:
+        """Those of `paths` that a run left, that lie below what one left, or that are folders of such files and hold nothing else."""
+        at = {path: posixpath.normpath(path) for path in paths}
+        if not at or not self._rows:
+            return set()
+        made = {path: head for path, plain in at.items() for head in heads(plain) if head in self._rows}
+        same = {head for head in dict.fromkeys(made.values()) if self._untouched(head)}
+        return {path for path, plain in at.items() if made.get(path) in same or (plain in self._above and self._nothing_else(plain))}
+
+    def _untouched(self, path: str) -> bool:
+        spelled, content = self._rows[path]
+        try:
+            return not os.path.islink(self._ws.root / path) and self._ws.cache.content_of(spelled) == content
+        except RecipeError:  # a pipe, or a link that leads out: nothing that we would have put there
+            return False
+
+    def _nothing_else(self, folder: str) -> bool:
+        found = [os.path.relpath(os.path.join(at, name), self._ws.root) for at, _, names in os.walk(self._ws.root / folder) for name in names]
+        return len(self.among(found)) == len(found)
+
+
 # -- the world -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     """Contents of everything that the plan's nodes refer to."""
     facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
-    own = {node.prefix + path for node in plan.nodes for _, path, _ in node.outputs}
     wanted: dict[str, None] = {}
-    folders = Folders(ws.root)
+    theirs = _Theirs(ws, plan)
     for node in plan.nodes:
         for dep in node.deps:
-            if "*" in dep or "?" in dep or "[" in dep:
+            if is_glob(dep):
                 if dep not in facts.matches:
-                    facts.matches[dep] = [match for match in folders.matches(dep) if not any(head in own for head in _heads(match))]
+                    facts.matches[dep] = theirs.matches(dep)
                 for match in facts.matches[dep]:
                     wanted[match] = None
             else:
                 wanted[dep] = None
         for pattern in node.code:
             if (node.home, pattern) not in facts.code:
-                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern)
+                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs)
         for _, kind, address, *only in node.takes:
             if (kind, address, *only) not in facts.takes:
                 facts.takes[kind, address, *only] = _identity(ws, kind, address, only, update=request.update)
@@ -303,6 +351,27 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     if request.current_python:
         facts.current_python = of_value("packages/1", packages())
     return facts
+
+
+class _Theirs:
+    """Matches of globs that are files of the caller's: not what the plan makes, nor what an earlier run of it left."""
+
+    def __init__(self, ws: Workspace, plan: Plan) -> None:
+        self._plan, self._folders, self._earlier = plan, Folders(ws.root), Earlier(ws, plan.recipe)
+
+    @cached_property
+    def _makes(self) -> Makes:
+        return Makes(node.prefix + path for node in self._plan.nodes for _, path, _ in node.outputs)
+
+    def matches(self, dep: str) -> list[str]:
+        """What a glob of `deps` matches, sorted."""
+        pattern, exclude = unspelled(dep)
+        return self.among([match.rstrip("/") for match in self._folders.matches(pattern) if not excluded(match, exclude)])
+
+    def among(self, paths: list[str]) -> list[str]:
+        left = [path for path in paths if not self._makes.meets(path)]
+        ours = self._earlier.among(left)
+        return [path for path in left if path not in ours]
 
 
 def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool) -> str | None:
@@ -318,11 +387,14 @@ def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, up
     return resolve(ws, kind, address, update=update)
 
 
-def _code(ws: Workspace, home: str, pattern: str) -> list[tuple[str, str]]:
+def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:
+    pattern, exclude = unspelled(text)
     base = Path(home).resolve()
-    if posixpath.normpath(pattern).startswith(("..", "/")):
-        raise CannotRun(f"code {pattern!r} leaves the recipe's folder", fix="keep the code beside the recipe, or name it as {git: …}")
     names = sorted(name for name in glob.glob(pattern, root_dir=base, recursive=True) if (base / name).is_file() and "__pycache__" not in name)
+    names = [name for name in names if not excluded(name, exclude)]
+    if is_glob(text) and base.is_relative_to(root := ws.root.resolve()):
+        at = {str((base / name).relative_to(root)): name for name in names}
+        names = [at[path] for path in theirs.among(list(at))]
     contents = ws.cache.contents(str(base / name) for name in names)
     return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
 
@@ -374,13 +446,6 @@ def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
     if request.out is not None:
         return ws.absolute(str(request.out))
     return ws.root / "out" / plan.recipe / plan.digest[:12] if library else ws.root
-
-
-def _heads(path: str) -> Iterator[str]:
-    """`a/b/c`, `a/b`, `a`."""
-    while path:
-        yield path
-        path = posixpath.dirname(path)
 
 
 def _is_path(name: str) -> bool:

@@ -94,7 +94,7 @@ def needs(recipe: Recipe, step: Step) -> list[str]:
     for part in step.origin:
         written = written[part]
     makers = {output.path.rstrip("/"): other.id for other in recipe.steps.values() for output in other.outputs}
-    found = [*step.needs, *([step.select.source] if step.select else []), *(makers[dep] for dep in step.deps if dep in makers)]
+    found = [*step.needs, *([step.select.source] if step.select else []), *(makers[dep] for dep in step.reads if dep in makers)]
     for leaf, _ in leaves(written):
         found += [path[1] for path in _mentions(leaf) if path[0] == "steps" and len(path) > 1]
     return [id for id in dict.fromkeys(found) if id in recipe.steps]

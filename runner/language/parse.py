@@ -5,7 +5,7 @@ What needs a plan (edges, cycles of steps, output paths as rendered, names insid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from .document import Document
 from .inputs import Wrong, converted, leaves, misread, ordered
 from .recipe import (
     GitCode,
+    Glob,
     Health,
     Input,
     Limits,
@@ -389,7 +390,7 @@ class _Reader:
             select=self._select(id, raw, path) if "select" in raw else None,
             shell=raw.get("shell", "sh"),
             needs=tuple(raw.get("needs", ())),
-            deps=tuple(raw.get("deps", ())),
+            deps=tuple(map(_path_or_glob, raw.get("deps", ()))),
             code=_code(raw["code"]) if "code" in raw else None,
             files=raw.get("files", {}),
             outputs=tuple(self._outputs(id, raw["outputs"], path)) if "outputs" in raw else (),
@@ -523,8 +524,13 @@ def _python(raw: Any) -> Python | None:
     return Python(raw["lock"]) if raw else None
 
 
-def _code(raw: Iterable[Any]) -> tuple[str | GitCode, ...]:
-    return tuple(item if isinstance(item, str) else GitCode(item["git"], item["commit"], item["at"]) for item in raw)
+def _path_or_glob(item: Any) -> str | Glob:
+    return item if isinstance(item, str) else Glob(item["glob"], tuple(item.get("exclude", ())))
+
+
+def _code(raw: Sequence[Any]) -> tuple[str | Glob | GitCode, ...]:
+    git = [isinstance(item, dict) and "git" in item for item in raw]
+    return tuple(GitCode(item["git"], item["commit"], item["at"]) if is_git else _path_or_glob(item) for item, is_git in zip(raw, git, strict=True))
 
 
 def _a(kind: str) -> str:

@@ -66,6 +66,14 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Glob:
+    """A pattern of paths, and patterns of those that are no match."""
+
+    pattern: str
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GitCode:
     url: str
     commit: str
@@ -147,8 +155,8 @@ class Step:
     select: Select | None = None
     shell: Literal["sh", "bash"] = "sh"
     needs: tuple[str, ...] = ()
-    deps: tuple[str, ...] = ()
-    code: tuple[str | GitCode, ...] | None = None  # None: the recipe's
+    deps: tuple[str | Glob, ...] = ()
+    code: tuple[str | Glob | GitCode, ...] | None = None  # None: the recipe's
     files: Mapping[str, Tree] = field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
     state: tuple[State, ...] = ()
@@ -159,7 +167,7 @@ class Step:
     python: Python | None = None
     resources: Resources = Resources()
     nodes: int | str = 1
-    matrix: Mapping[str, Tree] | None = None  # axis -> list | template | {"glob": pattern}
+    matrix: Mapping[str, Tree] | None = None  # axis -> list | template | {"glob": pattern, "exclude": [patterns]}
     allow_failure: bool = False
     when: Leaf = None
     retries: int = 0  # task failures
@@ -169,6 +177,11 @@ class Step:
     cache: bool = True
     metrics: Metrics | None = None
     local: bool = False  # `where: local`
+
+    @property
+    def reads(self) -> list[str]:
+        """The paths and patterns among `deps`, without what they exclude."""
+        return [dep if isinstance(dep, str) else dep.pattern for dep in self.deps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +232,7 @@ class Recipe:
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    code: tuple[str | GitCode, ...] = ()
+    code: tuple[str | Glob | GitCode, ...] = ()
 
     @property
     def id(self) -> str:

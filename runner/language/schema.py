@@ -190,16 +190,18 @@ _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "a
 
 
 def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
-    """The author meant the alternative whose kind of value is there; where none is, say what all of them are."""
+    """The author meant the alternative whose kind is there, of mappings the one with most of the keys; where none is, say what all of them are."""
     branches: dict[object, list[ValidationError]] = {}
     for inner in error.context or ():
         branches.setdefault(inner.relative_schema_path[0], []).append(inner)
-    for inners in branches.values():
-        if not any(inner.validator == "type" and not inner.relative_path for inner in inners):
-            for inner in inners:
-                yield from _explained(inner, path)
-            return
     schema: Any = error.schema
+    found: Any = error.instance
+    meant = [n for n, inners in branches.items() if not any(inner.validator == "type" and not inner.relative_path for inner in inners)]
+    if meant:
+        known = {n: _resolved(schema["anyOf"][n]).get("properties", {}).keys() if isinstance(found, dict) else () for n in meant}
+        for inner in branches[max(meant, key=lambda n: sum(key in known[n] for key in found) if known[n] else 0)]:
+            yield from _explained(inner, path)
+        return
     kinds = [_expected(_resolved(branch)) for branch in schema["anyOf"]]
     yield _wrong_type(path, _listed(kinds), schema, error.instance)
 

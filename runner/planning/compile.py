@@ -3,6 +3,7 @@
 mention = edge      every `steps.x.y` in a step's leaves is an edge, taken or not: errors and the plan do not depend on values
 reads = key         every named value that a leaf mentions is part of the author's half of the key
 matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
+globs               no match is a path that a step of the plan makes, holds or lies below one: compiled with all matches, then without those
 uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
 """
 
@@ -11,20 +12,21 @@ from __future__ import annotations
 import itertools
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from ..digest import Digest, of_value
 from ..errors import Invalid, Problem
-from ..language.recipe import Resources
+from ..language.recipe import GitCode, Resources
 from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
-from .mentions import Misnamed, Near, escapes, heads, is_glob, may_make, ordered, reaches, selected, steps_of, templates, walk
+from .mentions import Makes, Misnamed, Near, excluded, heads, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
+from .places import BELOW, WORKSPACE, escapes, misplaced, unfit
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Input, Output, Recipe, Step, Tree, Uses, Where
+    from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Tree, Uses, Where
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
@@ -51,8 +53,18 @@ def compile_plan(
     `used` has each recipe named by a `uses`, by the name written there; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
     pattern below an output (`step/output:pattern`) known so far; `bind` and `kind_of` are `language.inputs`'.  Raises Invalid with every problem.
     """
-    compiler = _Compiler(used, globs, bind, kind_of)
-    compiler.add(recipe, values, prefix="", preset=preset)
+    left_out: dict[str, _Found] = {}
+    while True:
+        compiler = _Compiler(used, globs, bind, kind_of, left_out)
+        compiler.add(recipe, values, prefix="", preset=preset)
+        makes = compiler.makes()
+        if not (more := {path: found for path, found in compiler.found.items() if makes.meets(path)}):
+            break
+        left_out |= more  # it only grows, and no output comes with a match that goes: this ends
+    for path, (there, axis, where) in left_out.items():
+        if not makes.meets(path):
+            message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
+            compiler.sketch.problem(there, "matrix-axis", message, where, fix="make the output elsewhere, or leave the path out with `exclude`")
     return assemble(compiler.sketch, recipe, values, digest, recipe.presets[preset].limits if preset else None)
 
 
@@ -61,13 +73,31 @@ _NOTHING: Final[dict[str, Any]] = {}
 _UNSAID: Final = Resources()
 
 
+class _Found(NamedTuple):
+    """Where a match comes from: an axis of a recipe, and the place of its pattern."""
+
+    recipe: Recipe
+    axis: str
+    where: Where
+
+
 class _Compiler:
     def __init__(
-        self, used: Mapping[str, Recipe], globs: Mapping[str, tuple[str, ...]], bind: Callable[..., dict[str, Tree]], kind_of: Callable[[str], str]
+        self,
+        used: Mapping[str, Recipe],
+        globs: Mapping[str, tuple[str, ...]],
+        bind: Callable[..., dict[str, Tree]],
+        kind_of: Callable[[str], str],
+        left_out: Collection[str],
     ) -> None:
-        self.used, self.globs, self.bind, self.kind_of = used, globs, bind, kind_of
+        self.used, self.globs, self.bind, self.kind_of, self.left_out = used, globs, bind, kind_of, left_out
+        self.found: dict[str, _Found] = {}  # workspace paths that became values of an axis
         self.sketch = Sketch()
         self.depth: list[str] = []
+
+    def makes(self) -> Makes:
+        """Every path that a step makes, if there is a match that may be one."""
+        return Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values()) if self.found or self.left_out else Makes(())
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
 
@@ -84,6 +114,7 @@ class _Compiler:
             self.sketch.top = scope
         chosen = recipe.presets.get(preset) if preset else None
         self.depth.append(recipe.id)
+        self.sketch.problems += [found for found in misplaced(recipe) if found not in self.sketch.problems]
         order, loops = ordered(recipe)
         for loop in loops:
             path = " -> ".join(loop)
@@ -125,7 +156,7 @@ class _Compiler:
     def _named(self, value: Any, folder: str, spec: Input, type: str) -> Any:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
-            base = posixpath.basename(value.name.rstrip("/")) or spec.name
+            base = _last(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
             return PathValue(f"{folder}/{base}", value.kind, value.address if given else (value.address[0], spec.only))
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
@@ -134,7 +165,7 @@ class _Compiler:
         if kind != "path" and spec.stream:
             return PathValue(value, "stream", (value, ()))
         whole = value if kind == "path" else value.split("@")[0]
-        return PathValue(f"{folder}/{posixpath.basename(posixpath.normpath(whole)) or spec.name}", kind, (value, spec.only))
+        return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only))
 
     def _step(self, scope: Scope, step: Step, chosen: Any, preset: str | None) -> None:
         if step.uses:
@@ -155,7 +186,7 @@ class _Compiler:
             for error in shell.errors(step.run, bash=step.shell == "bash"):
                 self.sketch.template_problem(scope, error, (*step.origin, "run"))
         waits = [name for name in steps_of(step) if name in scope.pending]
-        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.deps)]
+        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.reads)]
         axes = self._axes(scope, step)
         if waits or axes is None:
             scope.pending.add(step.id)
@@ -197,7 +228,7 @@ class _Compiler:
         for name, axis in step.matrix.items():
             where = (*step.origin, "matrix", name)
             if isinstance(axis, dict):
-                values = self._glob(scope, step, name, str(axis["glob"]), (*where, "glob"))
+                values = self._glob(scope, step, name, axis, where)
                 if values is None:
                     return None
             else:
@@ -223,20 +254,24 @@ class _Compiler:
             axes[name] = values
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
-    def _glob(self, scope: Scope, step: Step, axis: str, pattern: str, where: Where) -> list[Any] | None:
+    def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where) -> list[Any] | None:
         maker = None
-        text = pattern
-        if "{{" in pattern:
-            value = self.sketch.evaluate(scope, pattern, {"inputs": scope.inputs, "steps": Results(scope)}, where)
-            text = str(value) if value is not None else ""
+        names = {"inputs": scope.inputs, "steps": Results(scope)}
+        exclude = [str(each) for each in self.sketch.evaluate(scope, given.get("exclude", []), names, (*where, "exclude"))]
+        where = (*where, "glob")
+        value = self.sketch.evaluate(scope, given["glob"], names, where)
+        text = str(value) if value is not None else ""
         for path, (id, output) in scope.makers.items():
             if text.startswith(path + "/"):
                 maker = (id, output, text[len(path) + 1 :], path)
         if maker is None:
             if escapes(text):
-                self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix="use a path below the workspace")
+                if text != given["glob"]:
+                    self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix=WORKSPACE)
                 return []
-            return [PathValue(match, "dep", match) for match in self.globs.get(text, ())]
+            matches = [match for match in self.globs.get(text, ()) if match not in self.left_out and not excluded(match, exclude)]
+            self.found |= dict.fromkeys(matches, _Found(scope.recipe, axis, where))
+            return [PathValue(match, "dep", match) for match in matches]
         id, output, below, path = maker
         if id in scope.pending or len(scope.groups.get(id, ())) != 1:
             self.sketch.problem(
@@ -252,7 +287,7 @@ class _Compiler:
         if known is None:
             self.sketch.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
             return None
-        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known]
+        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known if not excluded(f"{path}/{match}", exclude)]
 
     def _outputs(self, scope: Scope, draft: Draft) -> None:
         step = draft.step
@@ -275,19 +310,20 @@ class _Compiler:
             path = posixpath.normpath(str(value)) if value else ""
             if len(self.sketch.problems) > unread:
                 path = f"invalid/{step.id}/{n}"
-            elif path.split("/")[0] == ".recipe":
-                self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
-            elif not path or path == "." or escapes(path):
-                self.sketch.problem(
-                    scope.recipe,
-                    "path-escape",
-                    f'output "{output.name}" of "{step.id}" is "{value}", which leaves the attempt directory',
-                    where,
-                    fix="give a relative path below it",
-                )
+            elif wrong := unfit(str(value)):
+                if value != raw:  # as it is written it was looked at already
+                    self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" {wrong}', where, fix=BELOW)
                 path = f"invalid/{step.id}/{n}"
             draft.outputs[output.name] = (path, _output_flags(output))
             scope.makers[path] = (step.id, output.name)
+
+    def _state(self, scope: Scope, step: Step, state: State, places: Mapping[str, Any]) -> str:
+        """The path of a state."""
+        where = (*step.origin, "state", state.name, "path")
+        value = self.sketch.evaluate(scope, state.path, places, where)
+        if value not in (None, state.path) and (wrong := unfit(str(value))):
+            self.sketch.problem(scope.recipe, "path-escape", f'state "{state.name}" of "{step.id}" {wrong}', where, fix=BELOW)
+        return str(value)
 
     def _fill(self, scope: Scope, draft: Draft, chosen: Any, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
@@ -320,8 +356,8 @@ class _Compiler:
             assert self.sketch.top is not None
             author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}
-        state = {s.name: str(self.sketch.evaluate(scope, s.path, places, (*step.origin, "state", s.name))) for s in step.state}
-        git = [c for c in code if not isinstance(c, str)]
+        state = {s.name: self._state(scope, step, s, places) for s in step.state}
+        git = [c for c in code if isinstance(c, GitCode)]
         if git:
             author["git"] = [[c.url, c.commit, c.at] for c in git]
 
@@ -346,7 +382,7 @@ class _Compiler:
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         draft.wants = [found for name in steps_of(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
-        draft.code = [c for c in code if isinstance(c, str)]
+        draft.code = [c if isinstance(c, str) else spelled(c.pattern, c.exclude) for c in code if not isinstance(c, GitCode)]
         draft.lock = python.lock if python else ""
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
@@ -537,20 +573,15 @@ class _Compiler:
         that a pattern may reach.
         """
         step = draft.step
-        for n, raw in enumerate(step.deps):
+        for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
-            value = self.sketch.evaluate(scope, raw, {"inputs": draft.inputs, "matrix": draft.matrix}, where) if "{{" in raw else raw
+            value, exclude = self._dep(scope, draft, dep, where)
             if value is None:
                 continue
             path = posixpath.normpath(str(value))
             if escapes(path):
-                self.sketch.problem(
-                    scope.recipe,
-                    "path-escape",
-                    f'"{raw}" leaves the workspace',
-                    where,
-                    fix="use a path below the workspace, or an input of type file or dataset",
-                )
+                if value != (raw := dep if isinstance(dep, str) else dep.pattern):
+                    self.sketch.problem(scope.recipe, "path-escape", f'"{value}", as "{raw}" is here, leaves the workspace', where, fix=WORKSPACE)
                 continue
             if scope.prefix or scope is not self.sketch.top:
                 self.sketch.problem(
@@ -562,9 +593,10 @@ class _Compiler:
                 )
             if path in draft.upstream:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
-            if is_glob(path):
-                others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d is not draft]
-                makers = [name for name, flags in others if reaches(path, name, bool(flags & DIRECTORY))]
+            pattern = is_glob(path) or not isinstance(dep, str)
+            if pattern:
+                others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d.step is not step]
+                makers = [name for name, flags in others if reaches(path, name, bool(flags & DIRECTORY)) and not excluded(name, exclude)]
             else:
                 makers = [head for head in heads(path) if head in made]
                 if path in inside:
@@ -578,8 +610,16 @@ class _Compiler:
                     )
             for name in makers:
                 draft.upstream[name] = (*made[name], "")
-            if not makers or is_glob(path):
-                draft.deps.append(path)
+            if not makers or pattern:
+                draft.deps.append(spelled(path, exclude))
+
+    def _dep(self, scope: Scope, draft: Draft, dep: str | Glob, where: Where) -> tuple[Any, list[str]]:
+        """A path or pattern as it is for one instance, and what it excludes."""
+        names = {"inputs": draft.inputs, "matrix": draft.matrix}
+        if isinstance(dep, str):
+            return self.sketch.evaluate(scope, dep, names, where), []
+        exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
+        return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [str(each) for each in exclude]
 
     def _when(self, scope: Scope, draft: Draft, names: dict[str, Any]) -> None:
         step = draft.step
@@ -802,6 +842,12 @@ class _Compiler:
             elif isinstance(value, list):
                 moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
         return moved
+
+
+def _last(path: str) -> str:
+    """The last name in a path; empty where it has none."""
+    name = posixpath.basename(posixpath.normpath(path))
+    return "" if name in (".", "..") else name
 
 
 def _output_flags(output: Output) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..digest import Digest
 from . import fingerprint
+from .mentions import unspelled
 from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, bare
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
@@ -151,7 +152,7 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
     for pattern in node.code:
         found = facts.code.get((node.home, pattern), ())
         if not found:
-            missing.append(f"no code matches {pattern}")
+            missing.append(f"no code matches {unspelled(pattern)[0]}")
         world.extend(["code", name, content] for name, content in found)
     for name, kind, address, *only in node.takes:
         identity = facts.takes.get((kind, address, *only))

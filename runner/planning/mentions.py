@@ -9,7 +9,7 @@ import bisect
 import fnmatch
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import did_you_mean
@@ -133,7 +133,7 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
     for step in recipe.steps.values():
         found = [id for id in steps_of(step) if id in recipe.steps]
         maybe: list[str] = []
-        for dep in step.deps:
+        for dep in step.reads:
             path = posixpath.normpath(dep)
             above = heads(path)
             maybe += [id for made, id in rendered if id != step.id and may_make(made, path)]
@@ -206,12 +206,47 @@ class Near:
         yield from (head for head in heads(posixpath.dirname(fixed)) if head in self._all)
 
 
-def escapes(path: str) -> bool:
-    return path.startswith(("/", "~")) or path == ".." or path.startswith("../") or "\0" in path
-
-
 def is_glob(path: str) -> bool:
-    return "*" in path or "?" in path or "[" in path
+    return "*" in path or "?" in path or "[" in path or "\0" in path
+
+
+def spelled(pattern: str, exclude: Iterable[str]) -> str:
+    """A glob as one text, which is how a node holds it."""
+    return "\0".join((pattern, *exclude))
+
+
+def unspelled(text: str) -> tuple[str, list[str]]:
+    """The pattern of a glob and what it excludes."""
+    pattern, *exclude = text.split("\0")
+    return pattern, exclude
+
+
+def excluded(path: str, exclude: Sequence[str]) -> bool:
+    """Whether a pattern names this path or a folder above it: one without a slash its last name, one with a slash all of it."""
+    if not exclude:
+        return False
+    above = [head.split("/") for head in heads(posixpath.normpath(path))]
+    return any(_fits(pattern.strip("/").split("/"), names if "/" in pattern else names[-1:]) for pattern in exclude for names in above)
+
+
+def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
+    if not parts or not names:
+        return not names and all(part == "**" for part in parts)
+    if parts[0] == "**":
+        return _fits(parts[1:], names) or _fits(parts, names[1:])
+    return fnmatch.fnmatchcase(names[0], parts[0]) and _fits(parts[1:], names[1:])
+
+
+class Makes:
+    """Paths that are made.  What is one of them, lies below one or holds one is not the same before and after, and so no match of a glob."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._all = set(paths)
+        self._above = {head for path in self._all for head in heads(path)[1:]}
+
+    def meets(self, path: str) -> bool:
+        path = posixpath.normpath(path)
+        return path in self._above or any(head in self._all for head in heads(path))
 
 
 def heads(path: str) -> list[str]:

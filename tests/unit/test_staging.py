@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from runner.execution.scrap import Scrap
 from runner.execution.staging import Attempt
+from runner.planning.plan import DIRECTORY, Node
 from runner.storage.artifacts import Objects
 from runner.storage.files import Changed, Content, DigestCache
 
@@ -25,3 +27,39 @@ def test_a_source_that_does_not_hold_still_is_stale(tmp_path: Path) -> None:
 def test_a_link_whose_target_does_not_hold_still_was_changed(tmp_path: Path) -> None:
     attempt = Attempt(str(tmp_path / "a"), links={"data": ("in", "t:0")})
     assert attempt.tampered(Restless(tmp_path), Objects(tmp_path)) == ["data"]
+
+
+def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
+    attempts, cache = tmp_path / "attempts", DigestCache(tmp_path)
+    for name in ("lib/sub/a", "lib/b"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    scrap = Scrap(str(attempts), "t", 8)
+
+    def begun(name: str) -> Attempt:
+        attempt = Attempt(str(attempts / name))
+        attempt.begin(scrap)
+        return attempt
+
+    one = begun("one")
+    for name in ("lib/sub/a", "lib/b"):
+        one.add_path(cache, name, None, str(tmp_path / name), name)
+    one.retire(scrap)
+    two = begun("two")
+    two.add_path(cache, "lib", None, str(tmp_path / "lib"), "lib")
+    two.ready()
+    assert (attempts / "two" / "lib").is_symlink() and (attempts / "two" / "lib/sub/a").read_text() == "lib/sub/a"
+
+
+def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    scrap = Scrap(str(tmp_path / "attempts"), "t", 8)
+    for name in ("one", "two"):
+        attempt = Attempt(str(tmp_path / "attempts" / name))
+        attempt.begin(scrap)
+        if name == "one":
+            attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
+            attempt.retire(scrap)
+    attempt.prepare_outputs(Node("s", "", [], [], 0, [], [], [], [], [["o", "out", DIRECTORY]], "", "", 0))
+    attempt.ready()
+    assert (tmp_path / "attempts/two/out").is_dir()

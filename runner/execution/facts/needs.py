@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
+    from ...planning.mentions import unspelled
     from ..sources import wanted
 
     node, facts = found.plan.nodes[n], found.facts
     absent = "does not exist"
     wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
-    wrong += [(pattern, "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
+    wrong += [(unspelled(pattern)[0], "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
     if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
         wrong.append((node.lock, absent))
     for _, kind, address, *only in node.takes:

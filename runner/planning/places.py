@@ -1,0 +1,83 @@
+"""Whether a path that a recipe names stays where it belongs: its attempt, the workspace, the recipe's folder.  Knows text, not the disk."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from ..errors import Problem
+from ..language.recipe import GitCode, Glob
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Step, Where
+
+BELOW: Final = "give a relative path below it"
+WORKSPACE: Final = "use a path below the workspace, or an input of type file or dataset"
+_BESIDE: Final = "keep the code beside the recipe, or name it as {git: …}"
+
+
+def escapes(path: str) -> bool:
+    """Whether a path leads out of the folder that it is relative to."""
+    plain = posixpath.normpath(path)
+    return plain.startswith(("/", "~")) or plain == ".." or plain.startswith("../") or "\0" in path
+
+
+def unfit(path: str, *, folder: bool = True) -> str:
+    """What keeps a path from being written in an attempt, to follow its name in a sentence; empty if nothing does.  `folder`: it may be one."""
+    plain = posixpath.normpath(path) if path else ""
+    if plain in ("", ".") or escapes(path):
+        return f'is "{path}", which leaves the attempt directory'
+    if plain.split("/")[0] == ".recipe":
+        return f'is "{path}", which lies in .recipe, which is ours'
+    if path.endswith("/") and not folder:
+        return f'is "{path}", which names a folder'
+    return ""
+
+
+def misplaced(recipe: Recipe) -> Iterator[Problem]:
+    """Every path of a recipe, as it is written, that leads out of where it belongs.  Templates are looked at when they are rendered."""
+    yield from _code(recipe, recipe.code, ())
+    for step in recipe.steps.values():
+        yield from _written(recipe, step)
+        yield from _code(recipe, step.code or (), step.origin)
+        for n, dep in enumerate(step.deps):
+            yield from _read(recipe, dep, "the workspace", WORKSPACE, (*step.origin, "deps", n))
+        for name, axis in (step.matrix or {}).items():
+            if isinstance(axis, dict):
+                yield from _read(recipe, Glob(str(axis["glob"]), ()), "the workspace", WORKSPACE, (*step.origin, "matrix", name))
+
+
+def _written(recipe: Recipe, step: Step) -> Iterator[Problem]:
+    named = [(f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name)) for output in step.outputs]
+    named += [(f'state "{state.name}" of "{step.id}"', state.path, ("state", state.name, "path")) for state in step.state]
+    if step.metrics and step.metrics.file:
+        named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
+    for what, path, below in named:
+        if "{{" not in path and (wrong := unfit(path)):
+            yield recipe.document.problem("path-escape", f"{what} {wrong}", (*step.origin, *_spelled(recipe, step, below)), fix=BELOW)
+    for path in step.files:
+        if wrong := unfit(path, folder=False):
+            yield recipe.document.problem("path-escape", f'a file of "{step.id}" {wrong}', (*step.origin, "files", path), fix=BELOW, key=True)
+
+
+def _spelled(recipe: Recipe, step: Step, below: Where) -> Where:
+    """The place of a part of a step, whose outputs may be a list."""
+    names = [output.name for output in step.outputs]
+    listed = below[0] == "outputs" and all(output.name.rstrip("/") == output.path for output in step.outputs)
+    return (below[0], names.index(str(below[1]))) if listed else below
+
+
+def _code(recipe: Recipe, code: tuple[str | Glob | GitCode, ...], origin: Where) -> Iterator[Problem]:
+    for n, item in enumerate(code):
+        where = (*origin, "code", n)
+        if not isinstance(item, GitCode):
+            yield from _read(recipe, item, "the recipe's folder", _BESIDE, where)
+        elif posixpath.normpath(item.at) != "." and (wrong := unfit(item.at)):  # all of the attempt may be a checkout
+            yield recipe.document.problem("path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW)
+
+
+def _read(recipe: Recipe, item: str | Glob, root: str, fix: str, where: Where) -> Iterator[Problem]:
+    path, where = (item, where) if isinstance(item, str) else (item.pattern, (*where, "glob"))
+    if "{{" not in path and escapes(path):
+        yield recipe.document.problem("path-escape", f'"{path}" leaves {root}', where, fix=fix)
