@@ -75,7 +75,7 @@ def steps(space: Space, gpus: object = 1, *, names: str = "ab", wait: Path | Non
 def test_steps_that_run_at_once_see_different_cards(space: Space, cards: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     steps(space, wait=gate)
-    worker = space.start("run", "-j2")
+    worker = space.start("run", "--allow", "all", "-j2")
     until(lambda: len(noted(space)) == 2)
     gate.touch()
     assert worker.wait(20) == 0
@@ -153,7 +153,7 @@ def test_two_workspaces_are_never_on_one_card(tmp_path: Path, cards: Cards) -> N
         space.recipe(
             "steps:\n" + "".join(f"  s{n}: {{run: '{work}; echo {n} > {n}', outputs: {{o: '{n}'}}, resources: {{gpus: 1}}}}\n" for n in range(2))
         )
-    workers = [space.start("run", "-j4") for space in spaces]
+    workers = [space.start("run", "--allow", "all", "-j4") for space in spaces]
     for worker in workers:
         _, words = worker.communicate(timeout=60)
         assert worker.returncode == 0, words
@@ -167,9 +167,9 @@ def test_a_run_waits_for_cards_that_another_holds_says_so_once_and_starts_when_o
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, wait=gate)
     steps(two, names="c")
-    first = one.start("run", "-j2")
+    first = one.start("run", "--allow", "all", "-j2")
     until(lambda: len(noted(one)) == 2)
-    second = two.start("run", stdout=(two.root / "out").open("w"), stderr=(two.root / "err").open("w"))
+    second = two.start("run", "--allow", "all", stdout=(two.root / "out").open("w"), stderr=(two.root / "err").open("w"))
     until(lambda: "waiting for a GPU: 2 of 2 are in use by another run" in two.read("err"))
     assert noted(two) == {}
     gate.touch()
@@ -181,9 +181,9 @@ def test_a_run_that_waits_for_a_card_can_be_interrupted(tmp_path: Path, cards: C
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, 2, names="a", wait=gate)
     steps(two, names="c")
-    first = one.start("run")
+    first = one.start("run", "--allow", "all")
     until(lambda: noted(one))
-    second = two.start("run", stderr=(two.root / "err").open("w"))
+    second = two.start("run", "--allow", "all", stderr=(two.root / "err").open("w"))
     until(lambda: "waiting for a GPU" in two.read("err"))
     second.send_signal(signal.SIGINT)
     assert second.wait(10) == 130
@@ -195,13 +195,13 @@ def test_a_killed_worker_leaves_its_card_to_its_step_and_the_next_run_takes_both
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, 2, names="a", wait=gate)
     steps(two, names="c")
-    first = one.start("run")
+    first = one.start("run", "--allow", "all")
     until(lambda: noted(one))
     first.kill()
     first.wait()
-    second = two.start("run", stderr=(two.root / "err").open("w"))
+    second = two.start("run", "--allow", "all", stderr=(two.root / "err").open("w"))
     until(lambda: "waiting for a GPU" in two.read("err"))
-    again = one.start("run", "-v", stderr=(one.root / "err").open("w"))
+    again = one.start("run", "--allow", "all", "-v", stderr=(one.root / "err").open("w"))
     until(lambda: "a: started" in one.read("err"))
     gate.touch()
     assert (again.wait(20), second.wait(20)) == (0, 0)
@@ -265,7 +265,7 @@ def test_steps_on_a_host_are_given_its_cards(space: Space, away: Cards) -> None:
 def test_a_host_and_this_machine_never_give_out_one_card(tmp_path: Path, away: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, wait=gate)
-    first = one.start("run", "-j2")
+    first = one.start("run", "--allow", "all", "-j2")
     until(lambda: len(noted(one)) == 2)
     two.recipe("steps: {c: {run: 'echo $CUDA_VISIBLE_DEVICES > c', outputs: {o: c}, resources: {gpus: 2}}}\n")
     words: list[str] = []

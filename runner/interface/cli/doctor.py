@@ -85,17 +85,17 @@ def _machine() -> Iterator[Finding]:
     text = f"{memory / 1e9:.1f} GB"
     yield Finding("ok", "memory", text if limit is None or limit >= memory else f"{limit / 1e9:.1f} GB (this group's limit; the machine has {text})")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    limit = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
+    setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     found = devices_here()
     if not found:
-        yield Finding("note", "gpus", f"none{limit}", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
+        yield Finding("note", "gpus", f"none{setting}", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
         return
     try:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
         driver = "driver unknown"
     names = ", ".join(f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name for device in found)
-    yield Finding("ok", "gpus", f"{len(found)} ({driver}{limit}): {names}")
+    yield Finding("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
 def _extensions() -> Iterator[Finding]:
