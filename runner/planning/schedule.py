@@ -39,7 +39,7 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
     _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run made it
-    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause
+    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause, busy
     _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
     _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
     _S.FAILED: frozenset(),
