@@ -13,6 +13,10 @@ greeting, then the JSON line of every job that ends.  Every client hears of ever
 A job that is to follow another begins as soon as that one has ended well (exit 0, of itself), before anybody hears of it.  When it ends otherwise, or
 on request, the follower never begins: that is told as an end with the reason `withdrawn`, and forgotten, so that it may be started later.
 
+A job may have locks: names that one job of this login holds on this machine, whatever root its supervisor has.  They are taken before it begins and
+held until it is over.  The job inherits the descriptors: when this process is killed, they stay held while anything of the job lives.  Where another
+job holds one, this one does not begin: its end is `busy`, which is forgotten in the same way.
+
 A job is over when its first process has ended and nothing of what it left behind is alive.  As a subreaper this process inherits every background
 process that a job leaves, also one that made a session of its own; the cookie in its environment (`RECIPE_JOB`), else its session, says whose it is.
 If this process is killed, how its jobs end can no longer be known: the next supervisor in this root ends what is left of them (SIGTERM, then
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     import resource
     from collections.abc import Callable, Iterable
 
-GREETING = b'{"supervisor": 2}\n'
+GREETING = b'{"supervisor": 3}\n'
 LINGER = 2.0  # seconds without jobs or clients before the end
 STRAY_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what a job left behind
 GRACE = 10.0  # the same for a job that ran out of time, and for what a dead supervisor left
@@ -52,7 +56,7 @@ class _Job:
     """One job that is not over yet."""
 
     __slots__ = (
-        *("ahead", "code", "cpu", "deadline", "ended", "follower", "idle", "idle_at", "kill_at", "killed", "log", "name"),
+        *("ahead", "code", "cpu", "deadline", "ended", "follower", "held", "idle", "idle_at", "kill_at", "killed", "log", "name"),
         *("orphaned", "peak", "pid", "reason", "session", "signal", "started", "strays", "termed"),
     )
 
@@ -78,6 +82,7 @@ class _Job:
         self.cpu = 0.0
         self.peak = 0
         self.strays: set[int] = set()
+        self.held: list[int] = []  # descriptors of its locks
 
 
 class Supervisor:
@@ -251,10 +256,27 @@ class Supervisor:
             if name in self._over:
                 self._lines.append(self._over[name])
             elif name not in self._jobs:
-                self._jobs[name] = _Job(name, fields[3])
-                fresh.append(fields)
+                job = _Job(name, fields[3])
+                if self._holds(job, fields[6].decode().split()):
+                    self._jobs[name] = job
+                    fresh.append(fields)
         if fresh:
             self._launch(fresh)
+
+    def _holds(self, job: _Job, locks: list[str]) -> bool:
+        """Whether it has all its locks now; else its end is on its way."""
+        try:
+            held = take_locks(locks)
+        except OSError as error:
+            detail = b"cannot hold %s: %s" % (os.fsencode(error.filename or "its locks"), _why(error))
+            now = time.time()
+            self._settle(job.name, _line(job.name, 126, None, b"exit", now, now, 0.0, 0, 0, detail))
+            return False
+        if held is None:
+            self._lines.append(_never(job.name, b"busy"))
+            return False
+        job.held = held
+        return True
 
     def _launch(self, frames: list[list[bytes]]) -> None:
         now = time.time()
@@ -268,6 +290,8 @@ class Supervisor:
         ahead = self._jobs.get(after)
         if name in self._over or name in self._jobs:
             self._begin([fields])
+        elif fields[6]:
+            self._lines.append(_never(name, b"withdrawn"))
         elif ahead is not None and ahead.follower is None:
             self._jobs[name] = job = _Job(name, fields[3])
             job.ahead = ahead
@@ -275,7 +299,7 @@ class Supervisor:
         elif ahead is None and _WELL in self._over.get(after, b""):
             self._begin([fields])
         else:
-            self._lines.append(_withdrawn(name))
+            self._lines.append(_never(name, b"withdrawn"))
 
     def _withdraw(self, name: bytes) -> None:
         """A job that waits for another never begins; one that has begun goes on."""
@@ -284,7 +308,7 @@ class Supervisor:
             job.ahead.follower = None
             self._succeed(job)
             del self._jobs[name]
-            self._lines.append(_withdrawn(name))
+            self._lines.append(_never(name, b"withdrawn"))
 
     def _succeed(self, job: _Job) -> None:
         """What follows a job that is over begins in this turn of the loop, or never."""
@@ -297,13 +321,15 @@ class Supervisor:
                 self._withdraw(name)
 
     def _spawn(self, fields: list[bytes]) -> None:
-        _, name, cwd, log, timeout, idle, count, *rest = fields
+        _, name, cwd, log, timeout, idle, _, count, *rest = fields
         argv = rest[: int(count)]
         pairs = iter(rest[int(count) :])
         env = dict(zip(pairs, pairs, strict=True))
         env[b"RECIPE_JOB"] = name + self._mark
         job = self._jobs[name]
         job.started = time.time()
+        for fd in job.held:
+            os.set_inheritable(fd, True)
         try:
             os.chdir(cwd)
             pid = os.posix_spawn(
@@ -323,6 +349,8 @@ class Supervisor:
             self._programs.clear()
             self._not_begun(job, argv[0], cwd, error)
             return
+        for fd in job.held:
+            os.set_inheritable(fd, False)
         job.pid = job.session = pid
         self._pids[pid] = job
         try:
@@ -585,6 +613,8 @@ class Supervisor:
     def _drop(self, job: _Job) -> None:
         self._jobs.pop(job.name, None)
         self._timed.discard(job)
+        while job.held:
+            os.close(job.held.pop())
         self._succeed(job)
 
     def _settle(self, name: bytes, line: bytes) -> None:
@@ -725,8 +755,68 @@ def _line(
     )
 
 
-def _withdrawn(name: bytes) -> bytes:
-    return _line(name, None, None, b"withdrawn", 0.0, 0.0, 0.0, 0, 0)
+def _never(name: bytes, reason: bytes) -> bytes:
+    """The end of a job that did not begin, and may begin later."""
+    return _line(name, None, None, reason, 0.0, 0.0, 0.0, 0, 0)
+
+
+def take_locks(names: Iterable[str]) -> list[int] | None:
+    """Descriptors that hold all these locks; None where another process holds one.  Raises OSError."""
+    held: list[int] = []
+    for name in sorted(names):  # in one order: of two jobs that want the same several locks, one gets them
+        fd = _lock(name, shared=False)
+        if fd is None:
+            for other in held:
+                os.close(other)
+            return None
+        held.append(fd)
+    return held
+
+
+def free_locks(names: Iterable[str]) -> list[str]:
+    """Those that no process holds.  Raises OSError."""
+    free = []
+    for name in names:
+        fd = _lock(name, shared=True)
+        if fd is not None:
+            os.close(fd)
+            free.append(name)
+    return free
+
+
+def _lock(name: str, *, shared: bool) -> int | None:
+    import fcntl
+
+    path = f"{_lock_folder()}/{name}.lock"
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            os.utime(fd)  # programs that clean /tmp leave new files
+            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)  # a number that no script's `exec 3>` replaces
+        except BlockingIOError:
+            return None
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        finally:
+            os.close(fd)
+
+
+def _lock_folder() -> str:
+    """Where the locks of this login are.  Raises PermissionError where the folder is not its own.
+
+    Not below `$XDG_RUNTIME_DIR`, which one login may have in one session and not in the next, and which goes with the last session.
+    """
+    folder = f"/tmp/recipe-{os.geteuid()}"  # noqa: S108  # the owner is checked
+    for path in (folder, f"{folder}/gpus"):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            there = os.stat(path, follow_symlinks=False)
+            if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
+                raise PermissionError(13, "it must be a folder of this login's own that no other may enter", path) from None
+    return f"{folder}/gpus"
 
 
 def _escaped(text: bytes) -> bytes:

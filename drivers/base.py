@@ -85,6 +85,7 @@ class Command:
     timeout: float | None = None  # seconds of wall time, kept by whoever supervises the job
     idle_timeout: float | None = None  # seconds without a byte of log
     log: str | None = None  # a path on the host for stdout and stderr; None: the host chooses
+    locks: tuple[str, ...] = ()  # names, per machine and login, that the job holds while any process of it lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,13 @@ class Job:
 class Exit(NamedTuple):
     """A job is over.  `code` None: it left no status; `signal` is set when a signal ended it; `reason` says who ended it where we know.
 
-    `withdrawn`: it never began, because what it was to follow did not end well, or on request: see `NearHost`.
+    `withdrawn`: it never began, because what it was to follow did not end well, or on request: see `NearHost`.  `busy`: it never began, because
+    another job holds one of its locks.  After both the same key may be started again.
     """
 
     code: int | None
     signal: int | None = None
-    reason: Literal["exit", "signal", "oom", "timeout", "idle", "stopped", "lost", "withdrawn"] = "exit"
+    reason: Literal["exit", "signal", "oom", "timeout", "idle", "stopped", "lost", "withdrawn", "busy"] = "exit"
     started: float = 0.0  # seconds since the epoch, by the host's clock
     ended: float = 0.0
     cpu: float = 0.0  # seconds of user and system time
@@ -124,7 +126,11 @@ class Host(Protocol):
     """A shell and a disk.  Commands outlive the connection and our process."""
 
     async def start(self, command: Command, key: str) -> Job:
-        """Begin `command`.  The same key finds the same job; a start never queues."""
+        """Begin `command`.  The same key finds the same job; a start never queues, nor does it wait for a lock."""
+        ...
+
+    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+        """Those of these locks that no job of this login on that machine holds.  Raises Denied or Rejected where none can be held."""
         ...
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
@@ -159,7 +165,8 @@ class NearHost(Host, Protocol):
     async def follow(self, command: Command, key: str, ahead: Job) -> Job:
         """Start `command` as soon as `ahead` has ended with exit 0, of itself.
 
-        When that ends in another way, the end of this job is `withdrawn`: it has not begun, never will, and may be started under the same key.
+        When that ends in another way, or `command` has locks, the end of this job is `withdrawn`: it has not begun, never will, and may be started
+        under the same key.
         """
         ...
 

@@ -26,7 +26,7 @@ ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand,
 REMEMBERED = 10_000
 PATIENCE = 10.0  # seconds in which a supervisor must have greeted us
 RETRY = 0.01  # between attempts to reach one that is just leaving
-GREETING = b'{"supervisor": 2}'
+GREETING = b'{"supervisor": 3}'
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); import _supervisor as s; s.main(sys.argv[1], *map(int, sys.argv[2:]))"
 
@@ -101,6 +101,14 @@ class LocalHost:
     async def start(self, command: Command, key: str) -> Job:
         return self._ask(("start",), command, key)
 
+    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+        from . import _supervisor
+
+        try:
+            return _supervisor.free_locks(locks)
+        except OSError as error:
+            raise Denied(f"no lock can be held: {error.filename}: {error.strerror}") from error
+
     async def follow(self, command: Command, key: str, ahead: Job) -> Job:
         return self._ask(("follow", _name(ahead.key)), command, key)
 
@@ -110,10 +118,12 @@ class LocalHost:
     def _ask(self, how: tuple[str, ...], command: Command, key: str) -> Job:
         name = _name(key)
         job = Job(key, {"log": command.log or str(self._root / "logs" / name)})
-        if name not in self._over:
+        if name not in self._over or self._over[name].reason == "busy":
+            self._over.pop(name, None)
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
             env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
-            self._send(_frame(*how, name, command.cwd, job.data["log"], *limits, f"{len(command.argv)}", *command.argv, *env))
+            locks = " ".join(command.locks)
+            self._send(_frame(*how, name, command.cwd, job.data["log"], *limits, locks, f"{len(command.argv)}", *command.argv, *env))
             self._going.add(name)
         return job
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -131,10 +131,21 @@ class ShellHost:
     async def start(self, command: Command, key: str) -> Job:
         name = file_name(key)
         program = self._program(name, command)
-        answer = await self._start(program)
-        if answer not in (b"new", b"old"):
+        answer = await (self._answer("hold", name, *sorted(command.locks), program=program) if command.locks else self._start(program))
+        if answer == b"busy":
+            _keep(self._over, name, Exit(None, reason="busy"))
+        elif answer not in (b"new", b"old"):
             raise _refused(answer.removeprefix(b"no ").decode("utf-8", "replace"))
+        elif name in self._over and self._over[name].reason == "busy":
+            del self._over[name]
+            self._printed.pop(name, None)
         return Job(key, {"log": command.log} if command.log else {})
+
+    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+        answer = (await self._answer("unheld", *locks)).decode("utf-8", "replace")
+        if answer.startswith("no "):
+            raise _refused(answer.removeprefix("no "))
+        return answer.split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         name = file_name(job.key)

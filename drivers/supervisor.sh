@@ -39,6 +39,7 @@ done
 proc=''
 [ ! -r /proc/self/stat ] || proc=/proc
 able='' # what makes `env` undo ignored signals
+locked=${locked-} # whether locks are held for a job, which the keeper must not inherit
 { read -r able <bin/able; } 2>/dev/null
 
 # --- small questions, answered in the variable of the same name
@@ -131,6 +132,44 @@ start() { # NAME ARGUMENT…, with cwd log limit idle metrics set, and `environm
     echo new
 }
 
+hold() { # NAME LOCK…: runs the program of its input, which starts that job, with these locks held by all of it.  Answers as that does, or busy
+    lock_folder || return 0
+    if [ -d "jobs/$1" ]; then set --; else shift; fi # the job itself may hold them already
+    for lock in "$@"; do
+        shift
+        set -- "$@" flock -n "$locks/$lock.lock"
+    done
+    locked=yes
+    export locked
+    answer=$($setsid "$@" $shell -s)
+    locked=''
+    echo "${answer:-busy}"
+    ensure_keeper # not from within, where it would hold them, too
+}
+
+unheld() { # LOCK…: those that no process holds, a line each
+    lock_folder || return 0
+    for lock in "$@"; do
+        ! flock -n -s "$locks/$lock.lock" true || printf '%s\n' "$lock"
+    done
+}
+
+lock_folder() { # locks: where those of this login are; false, and why, where it is not its own.  The same place as in _supervisor.py
+    command -v flock >/dev/null || {
+        echo "no flock is not installed there: it holds GPUs (package util-linux)"
+        return 1
+    }
+    locks=/tmp/recipe-$(id -u)/gpus
+    for folder in "${locks%/*}" "$locks"; do
+        mkdir -m 700 "$folder" 2>/dev/null
+        case $(ls -ldn "$folder") in
+            drwx------*) [ ! -O "$folder" ] || continue ;;
+        esac
+        echo "no $folder: it must be a folder of this login's own that no other may enter"
+        return 1
+    done
+}
+
 supervise() { # ARGUMENT…: from the first process to the last
     trap '' HUP
     now
@@ -173,6 +212,7 @@ supervise() { # ARGUMENT…: from the first process to the last
     { read -r detail <"$here/why"; } 2>/dev/null
     { read -r rest && read -r user system; } 2>/dev/null <"$here/times"
     { read -r peak <"$here/peak"; } 2>/dev/null
+    exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- # its locks are free before anybody hears of its end
     write_end "$name" "$code $signal ${reason:-exit} $started $lag $took ${user:-0}+${system:-0} ${peak:-0} $strays $detail"
 }
 
@@ -180,7 +220,7 @@ first() { # ARGUMENT…: becomes the command
     trap - HUP INT QUIT
     cd -- "$cwd" 2>/dev/null || fail "cannot enter the directory $cwd"
     true 2>/dev/null >>"$log" || fail "cannot write to $log"
-    unset PATH PWD OLDPWD SHLVL # some shells hand them on, whether somebody gave them or not
+    unset PATH PWD OLDPWD SHLVL locked # some shells hand them on, whether somebody gave them or not
     exec >>"$log" 2>&1
     # Without job control a shell has what it starts in the background ignore SIGINT, and some cannot undo it; bash adds a variable of its own.
     case $1 in
@@ -315,6 +355,7 @@ cared_for() { # NAME: whether somebody looks after it, who is `owned`
 # --- the keeper
 
 ensure_keeper() {
+    [ -z "$locked" ] || return 0
     pid='' its=''
     { read -r pid its <keeper/pid; } 2>/dev/null
     if [ -n "$pid" ]; then

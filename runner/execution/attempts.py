@@ -35,6 +35,8 @@ from .survey import Survey
 from .workspace import Workspace
 
 if TYPE_CHECKING:
+    from drivers.devices import Device
+
     from . import checkpoints
     from .containers import Containers, Mount
     from .keeper import Round
@@ -58,6 +60,7 @@ class Running:
     lock: Lock | None
     site: Site
     wants: Mapping[str, float]
+    devices: tuple[Device, ...] = ()  # GPUs that it holds; of one that was taken up they are not known
     goes_on: int | None = None  # the step of the checkpoint that it goes on from
     taken_up: bool = False  # begun by an earlier worker
     task: asyncio.Task[None] | None = None  # what carries it to another disk than ours, and back
@@ -156,8 +159,7 @@ class Attempts:
         """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
         if detail["accelerate"] is None:
             return None
-        host = {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}
-        scope = judging.scope_of(detail, self.survey.plan, n, self.made) | {"host": host}
+        scope = judging.scope_of(detail, self.survey.plan, n, self.made) | {"host": site.seen(detail["resources"].get("gpus"))}
         return launch.processes(detail["accelerate"], scope)
 
     def secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
@@ -209,7 +211,7 @@ class Attempts:
         self, running: Running, detail: dict[str, Any], python: str, restored: Mapping[str, checkpoints.Newest]
     ) -> tuple[Command, bytes | None]:
         """What is run, and the script that has to lie beside the attempt for it."""
-        node, attempt, site = running.node, running.attempt, running.site
+        node, attempt, site, gpus = running.node, running.attempt, running.site, detail["resources"].get("gpus")
         paths = site.paths(attempt)
         attempt.prepare_outputs(node)  # after the state, below which some may lie
         scope: dict[str, Any] = {}
@@ -222,7 +224,7 @@ class Attempts:
                 "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": 0},
                 "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
-                "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])},
+                "host": site.seen(gpus),
             }
         made = launch.render(detail, scope, python=python)
         for path, data in made.files.items():
@@ -238,15 +240,22 @@ class Attempts:
             base = boxed_env(detail["pass_env"], os.environ) if image else site.env(detail["pass_env"])
             base = self._base[inherits] = base | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
         env = {**base, "RECIPE_STEP": node.id}
+        if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
+            from drivers.devices import assigned
+
+            env |= assigned(running.devices, env)
         if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if detail["metrics"] is not None:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in running.secrets}
-        command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log)
+        locks = tuple(device.lock for device in running.devices)
+        command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log, locks)
         if image:
-            command = self.boxes_of(site).wrap(command, image, self._mounts(running, detail, command), detail["resources"].get("gpus", 0))
+            limited = "CUDA_VISIBLE_DEVICES" in site.env(())
+            given = running.devices if gpus is not None else site.devices if limited else None
+            command = self.boxes_of(site).wrap(command, image, self._mounts(running, detail, command), given, needed=bool(gpus))
         return command, script
 
     def stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:

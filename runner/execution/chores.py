@@ -34,7 +34,7 @@ class Chores:
 
     def __init__(self, site: Site, run: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         self.site, self._run, self._settings = site, run, settings
-        self._scope = {"inputs": inputs, "host": {"gpus": int(site.machine["gpus"]), "cpus": int(site.machine["cpus"])}}
+        self._scope = {"inputs": inputs, "host": site.seen(None)}
         self._doing: dict[str, Job] = {}
         self._stopped: set[str] = set()
         self._count = 0

@@ -21,12 +21,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivers.base import Command, Exit, Host, Job, Rejected
 
 from ..digest import of_value
 from ..errors import CannotRun
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
 
 MOST = 64
 """Mounts of one container: where links lead to more places than this, folders above them are mounted."""
@@ -126,10 +129,10 @@ class Containers:
         """What exactly an image is, as far as `image` has found it."""
         return self._images[name].digest if name in self._images else name
 
-    def wrap(self, command: Command, name: str, mounts: Sequence[Mount], gpus: float = 0) -> Command:
+    def wrap(self, command: Command, name: str, mounts: Sequence[Mount], gpus: Sequence[Device] | None = None, *, needed: bool = False) -> Command:
         """`wrap` for an image that `image` has found."""
         assert self._engine is not None
-        return wrap(command, self._images[name], self._engine, mounts, gpus)
+        return wrap(command, self._images[name], self._engine, mounts, gpus, needed=needed)
 
     async def over(self, attempt: str, exit: Exit) -> None:
         """A job in a container has ended; one that did not end by itself may have left it.  `attempt` is the path of its directory."""
@@ -345,15 +348,17 @@ def _tops(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def wrap(command: Command, image: Image, engine: Engine, mounts: Sequence[Mount], gpus: float = 0) -> Command:
+def wrap(
+    command: Command, image: Image, engine: Engine, mounts: Sequence[Mount], gpus: Sequence[Device] | None = None, *, needed: bool = False
+) -> Command:
     """`command`, to be run in a container of `image`.  Its environment is given by name, so that no value of a secret stands in an argv.
 
-    `gpus` is how many the step asks for; it gets all that the host has.  Raises CannotRun when the engine has no way to give it any, or a name or
-    path cannot be passed on.
+    `gpus` are those that it sees, None for all that the host has; where the engine cannot give any, it sees none.  Raises CannotRun when they are
+    `needed` then, or a name or path cannot be passed on.
     """
-    if gpus and not engine.gpus:
+    if gpus and needed and not engine.gpus:
         raise CannotRun(
-            f"it needs {gpus:g} GPU(s), and {engine.kind} {engine.version} there cannot give them to a container",
+            f"it needs {len(gpus)} GPU(s), and {engine.kind} {engine.version} there cannot give them to a container",
             fix="install nvidia-container-toolkit there" + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
         )
     name, box = _name(command.cwd), f"{command.cwd}.box"
@@ -373,8 +378,8 @@ def wrap(command: Command, image: Image, engine: Engine, mounts: Sequence[Mount]
         words += ["--shm-size", str(engine.memory // 2)]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
     if not _has(engine.args, "--network", "--net"):
         words += ["--network", "host"]
-    if engine.gpus:
-        words += ["--gpus", "all"] if engine.gpus == "gpus" else ["--device", "nvidia.com/gpu=all"]
+    if engine.gpus and (gpus is None or gpus):
+        words += _given(gpus, engine)
     for mount in mounts:
         words += _mounted(mount, engine)
     env, named = _environment(command, engine)
@@ -382,6 +387,15 @@ def wrap(command: Command, image: Image, engine: Engine, mounts: Sequence[Mount]
     words += ["--env", f"RECIPE_CONTAINER={name}", "--env", "RECIPE_JOB", *engine.args, image.id, *command.argv]
     plan = (engine.kind, "init" if engine.init else "", name, box, str(len(engine.words)), *engine.words, *words)
     return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
+
+
+def _given(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
+    """By UUID where the engine takes one; CDI always knows the number that nvidia-smi shows."""
+    if engine.gpus == "gpus":
+        names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
+        return ["--gpus", "all" if gpus is None else f'"device={names}"']  # Docker reads CSV: without quotes it would end at a comma
+    places = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
+    return [word for place in places for word in ("--device", f"nvidia.com/gpu={place}")]
 
 
 def _name(attempt: str) -> str:

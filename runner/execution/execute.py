@@ -30,7 +30,7 @@ from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
-from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
+from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State, Task, priorities
 from ..secrets import Masker
 from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
@@ -44,7 +44,7 @@ from .ledger import Ledger
 from .leftovers import Leftovers, clear
 from .scrap import Scrap
 from .sharing import Deliveries
-from .sites import Away, Errand, Site
+from .sites import SOONEST_LOOK, Away, Errand, Site
 from .staging import Attempt, OutputProblem, no_space, undeclared
 from .successors import BRISK, Successors
 from .survey import Survey, compiled, expansions, look
@@ -52,6 +52,7 @@ from .workspace import Workspace
 
 if TYPE_CHECKING:
     from drivers.base import Command
+    from drivers.devices import Device
 
     from . import checkpoints
 
@@ -97,6 +98,10 @@ class Report:
     abandoned: list[str] = field(default_factory=list)
 
 
+class _Taken(Exception):
+    """The GPUs that there seemed to be are another run's by now."""
+
+
 class Executor:
     """One run, from its first judgement to its last move."""
 
@@ -138,6 +143,7 @@ class Executor:
         self._failures_kept = self.left.any_failed
         self._tick = listener
         self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
+        self._queued_for: set[str] = set()  # places whose GPUs others hold, as people know
         self._held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
         tasks = self._tasks(self.todo)
@@ -490,8 +496,10 @@ class Executor:
         return tasks
 
     def _capacity(self) -> dict[str, float]:
-        named = {pool for detail in self.plan.details() for pool in detail["resources"].get("pools", {})}
-        return {**self.fleet.machine(), **dict.fromkeys(named, 1.0), **self.options.pools}
+        wanted = [detail["resources"] for detail in self.plan.details()]
+        named = {pool for wants in wanted for pool in wants.get("pools", {})}
+        sizes = self.fleet.machine(name for name in ("cpus", "memory", "gpus") if any(wants.get(name) for wants in wanted))
+        return {**sizes, **dict.fromkeys(named, 1.0), **self.options.pools}
 
     # -- starting --------------------------------------------------------------------------------------------------------------------------------
 
@@ -522,6 +530,16 @@ class Executor:
         if site is None:
             self.resting[id] = time.monotonic() + 0.2
             return self._without_room(id, node, taking)
+        gpus: tuple[Device, ...] = ()
+        if taking.get("gpus") and not (key is not None and key[:24] in self.left):  # what an earlier worker left may hold its own
+            try:
+                gpus = await self._pick(id, site, int(taking["gpus"]))
+            except DriverError as error:
+                self._record([self.scheduler.start(id)])
+                self._fail(id, "error", str(error))
+                return True
+            if not gpus:
+                return False
         if key is not None and not self.ledger.hold(key, id):
             # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
             self.resting[id] = time.monotonic() + 0.1
@@ -550,7 +568,7 @@ class Executor:
             self.resting[id] = time.monotonic() + 0.2
             return False
         if self._disturbed:
-            # An interrupt or the run's limit came while the state was asked after: nothing new starts.
+            # An interrupt or the run's limit came while the state or the GPUs were asked after: nothing new starts.
             if lock is not None:
                 lock.release()
             if key is not None:
@@ -573,7 +591,12 @@ class Executor:
                 raise CannotRun(
                     f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
                 )
-            running = await self._begin(n, node, detail, key, world, generation, lock, name, site, restored)
+            running = await self._begin(n, node, detail, key, world, generation, lock, name, site, restored, gpus)
+        except _Taken:
+            if lock is not None:
+                lock.release()
+            self._not_begun(id, key)
+            return True
         except (RecipeError, OSError, DriverError) as error:
             if lock is not None:
                 lock.release()
@@ -588,7 +611,7 @@ class Executor:
                 self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
             return True
         self.running[id] = running
-        running.site.enter(running.wants)
+        running.site.enter(running.wants, running.devices)
         if running.errand is not None:
             running.task = asyncio.get_running_loop().create_task(self._carry(id, running, running.errand))
         elif self._next is not None and running.site is self.fleet.here:
@@ -598,6 +621,32 @@ class Executor:
         if self._stopping:  # asked for while this job was being started
             self._beside(self._stop(running))
         return True
+
+    async def _pick(self, id: str, site: Site, count: int) -> tuple[Device, ...]:
+        """GPUs of a place that nobody holds; none when the step has to wait for them, which is told once.  Raises DriverError."""
+        found = await site.pick(count)
+        if not found.devices:
+            self.resting[id] = time.monotonic() + found.again
+            if found.others and site.name not in self._queued_for:
+                self._queued_for.add(site.name)
+                what = "a GPU" if count == 1 else f"{count} GPUs"
+                where = "" if site is self.fleet.here else f" on {site.name}"
+                held = f"{found.others} of {len(site.devices)} {'is' if found.others == 1 else 'are'}"
+                self.ledger.say(f"waiting for {what}{where}: {held} in use by another run")
+        return found.devices
+
+    def _not_begun(self, id: str, key: Digest | None = None) -> None:
+        """Another run took a GPU in the moment before: the step waits again, at no cost to its retries."""
+        if key is not None:
+            self.ledger.release_after_flush(key)
+        self._record(self.scheduler.end(id, Outcome(False, BUSY)))
+        self.resting[id] = time.monotonic() + SOONEST_LOOK
+
+    def _discard(self, running: Running) -> None:
+        """Delete what there is of an attempt that did not begin."""
+        if running.errand is not None and isinstance(running.site, Away):
+            self._beside(self._clear_away(running.site, running.errand, ()))
+        clear_up(running, self._scrap)
 
     def _shown(self, id: str, name: str, detail: Mapping[str, Any]) -> dict[str, object]:
         """What is said of an attempt that begins."""
@@ -682,6 +731,7 @@ class Executor:
         name: str,
         site: Site,
         restored: Mapping[str, checkpoints.Newest],
+        gpus: tuple[Device, ...] = (),
         start: Callable[[Command, str], Awaitable[Job]] | None = None,
     ) -> Running:
         """Prepare an attempt and start it: at once, unless `start` says in which way."""
@@ -701,12 +751,14 @@ class Executor:
                         running.errand = self.attempts.errand(running, detail, sys.executable, site)
                         running.errand.job, running.errand.rejoined = job, True
                     return running
+        if not gpus and taking.get("gpus") and not (gpus := await self._pick(node.id, site, int(taking["gpus"]))):
+            raise _Taken
         log = attempt.path + ".log"
         image = self.attempts.image(detail)
         python = "python" if image else await self.attempts.python(node, site)
         if image:
             await self.attempts.boxes_of(site).image(image)
-        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, taking)
+        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, taking, gpus)
         if generation is not None:
             from . import checkpoints
 
@@ -815,14 +867,14 @@ class Executor:
         """Have a step begin when the job `job` of `ahead` has ended well; what is special about it is for its own turn."""
         n = self.plan.index[id]
         node, detail, key = self.plan.nodes[n], self.plan.details()[n], self._verdicts[id].key
-        plain = not (detail["state"] or node.lock or self.attempts.image(detail) or id in self._refused)
+        plain = not (detail["state"] or node.lock or self.attempts.image(detail) or detail["resources"].get("gpus") or id in self._refused)
         if not plain or key is None or key[:24] in self.left or key in self.ledger.made or self._conflicts(n) or not self.ledger.hold(key, id):
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)
         start = functools.partial(next_ones.near.follow, ahead=job)
         try:
-            prepared = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start)
+            prepared = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start=start)
         except (RecipeError, OSError, DriverError):
             clear(f"{self._attempts}/{name}")
             self.ledger.release_after_flush(key)
@@ -865,7 +917,7 @@ class Executor:
             self._succeed(self._next, id, exit)
             self._next.brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         running = self.running.pop(id)
-        running.site.leave(running.wants)
+        running.site.leave(running.wants, running.devices)
         detail = self.plan.details()[self.plan.index[id]]
         image = self.attempts.image(detail)
         try:
@@ -874,7 +926,10 @@ class Executor:
                     await self.attempts.boxes_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
             if isinstance(exit, HostLost) and isinstance(running.site, Away):
                 self._lose(running.site, str(exit))
-            if isinstance(exit, RecipeError):
+            if isinstance(exit, Exit) and exit.reason == BUSY:
+                self._discard(running)
+                self._not_begun(id)
+            elif isinstance(exit, RecipeError):
                 self._failed(id, running, detail, "error", f"{exit}{f' ({exit.fix})' if exit.fix else ''}")
             elif isinstance(exit, DriverError):
                 self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))

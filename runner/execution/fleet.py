@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from drivers import load
+from drivers import devices, load
 from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled
+from drivers.devices import Card
 
 from .. import extensions
 from ..digest import of_value
@@ -39,11 +40,15 @@ SWEEP = timedelta(days=1)
 TELL = 5.0
 """Seconds between words about a transfer."""
 
-# The command path of a login there, and the Python that was named.  $1: its name.
+# The command path of a login there, the Python that was named, and the GPUs that it sees.  $1: the name of that Python.
 _ASK = (
     "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
     'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
+    '[ -z "${CUDA_VISIBLE_DEVICES+set}" ] || printf "CUDA_VISIBLE_DEVICES=%s\\n" "$CUDA_VISIBLE_DEVICES"\n'
+    '[ -z "${CUDA_DEVICE_ORDER+set}" ] || printf "CUDA_DEVICE_ORDER=%s\\n" "$CUDA_DEVICE_ORDER"\n'
+    "nvidia-smi -L 2>/dev/null || :\n"
 )
+_TOLD = ("PATH=", "PYTHON=", f"{devices.VISIBLE}=", f"{devices.ORDER}=")
 
 
 # A program called `python` in the folder $1 that is the Python $2, as words of a shell: systems have a python3 and no python, or an older one of that
@@ -97,9 +102,9 @@ class Fleet:
         """Whether steps run elsewhere than on this machine."""
         return self.name != "local"
 
-    def machine(self) -> dict[str, float]:
-        """What all places have together: cpus, memory in bytes, gpus."""
-        return {name: sum(site.machine[name] for site in self.sites) for name in ("cpus", "memory", "gpus")}
+    def machine(self, names: Iterable[str]) -> dict[str, float]:
+        """What all places have together of cpus, gpus, or memory in bytes."""
+        return {name: sum(site.has(name) for site in self.sites) for name in names}
 
     async def open(self, *, want: int) -> None:
         """Take what there is, for at most `want` steps at once.  Raises Busy when all is taken, DriverError."""
@@ -107,7 +112,7 @@ class Fleet:
         found = await self.local.hosts(self._here)
         if not found:
             raise Infrastructure("this machine has no host")
-        self.here = Site(self.ws, "local", found[0], self.ws.machine())
+        self.here = Site(self.ws, "local", found[0], self.ws.machine(), lambda: self.ws.devices)
         if not self.away:
             self.sites = [self.here]
             return
@@ -241,15 +246,17 @@ class Fleet:
 
     async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
         have = offer.resources
-        machine = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf"), "gpus": float(have.gpus or 0)}
+        machine = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
+        cards = tuple(Card(number) for number in range(have.gpus or 0))
         if self._of().traits.shared_disk:
-            return Site(self.ws, f"{self.name} {offer.id}", host, machine, slots=slots)
+            return Site(self.ws, f"{self.name} {offer.id}", host, machine, lambda: devices.visible(None, cards), slots=slots)
         from .transfer import Depot
 
         name = f"{self.name} {offer.id}"
         python = lease.data.get("python", "python3")
         said = b"".join([data async for data in host.call(("/bin/sh", "-c", _ASK, "sh", python))]).decode("utf-8", "surrogateescape")
-        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(("PATH=", "PYTHON=")))
+        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
+        cards = devices.listed(said) or cards
         told_of = _Told(self.say)
         depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall)
         await depot.open()
@@ -261,7 +268,9 @@ class Fleet:
             with contextlib.suppress(Rejected):
                 answer = [data async for data in host.call(("/bin/sh", "-c", _CALL_IT, "sh", ours, shlex.quote(python)))]
                 path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
-        return Away(self.ws, name, host, machine, depot, slots=slots, python=python, path=path, say=self.say)
+        seen = devices.visible(told.get(devices.VISIBLE), cards)
+        env = {"PATH": path} | {name: told[name] for name in (devices.VISIBLE, devices.ORDER) if name in told}
+        return Away(self.ws, name, host, machine, seen, depot, slots=slots, python=python, env=env, say=self.say)
 
     def _recall(self, content: str) -> Any:
         from ..storage.files import Content

@@ -76,14 +76,11 @@ def plain(detail: Mapping[str, Any]) -> bool:
 
 
 def base_env(pass_env: list[str]) -> dict[str, str]:
-    """What a local step inherits: PATH, beginning with the folder of the Python that runs us, and what it asked to have passed on."""
+    """What a local step inherits: PATH, with the folder of the Python that runs us first; which GPUs we see; and what it asked to have passed on."""
     here = os.path.dirname(sys.executable)
     path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
     env = {"PATH": path if path.startswith(here + ":") else f"{here}:{path}", "PYTHONUNBUFFERED": "1"}
-    for name in pass_env:
-        if name in os.environ:
-            env[name] = os.environ[name]
-    return env
+    return env | {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *pass_env) if name in os.environ}
 
 
 def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:

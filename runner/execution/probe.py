@@ -13,8 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from drivers import load, machine
+from drivers import devices, load, machine
 from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Unreachable
+from drivers.devices import Device
 
 from .. import extensions
 from ..errors import CannotRun
@@ -241,6 +242,11 @@ def _sizes(told: machine.Facts) -> Iterator[Finding]:
     now = _one(told, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
         yield Finding("note", "clock", f"{int(now) - time.time():+.0f} s from ours", "set it: times in logs and reports will not fit together")
+
+
+def devices_here() -> tuple[Device, ...]:
+    """The GPUs that steps on this machine see, or are given."""
+    return devices.here(os.environ)
 
 
 def _gpus(told: machine.Facts) -> Iterator[Finding]:

@@ -378,8 +378,10 @@ def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None
         node, wants = found.plan.nodes[n], details[n]["resources"]
         sites = [fleet.here] if node.flags & LOCAL else fleet.sites
         for name, unit, size in (("gpus", "GPU(s)", 1.0), ("cpus", "processors", 1.0), ("memory", "GB of memory", 1e9)):
-            most = settings.pools.get(name, max(site.machine[name] for site in sites))
-            if wants.get(name, 0) > most:
+            if not wants.get(name):
+                continue
+            most = settings.pools[name] if name in settings.pools else max(site.has(name) for site in sites)
+            if wants[name] > most:
                 whose = "this machine has" if sites == [fleet.here] else "its largest host has"
                 wrong.append(f"{node.id} needs {wants[name] / size:g} {unit}; {whose} {most / size:.{0 if name == 'memory' else 3}g}")
     if wrong:

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +31,8 @@ from .staging import Attempt
 from .workspace import Workspace
 
 if TYPE_CHECKING:
+    from drivers.devices import Device
+
     from .checkpoints import Newest
     from .fetching import Taken
     from .keeper import Keeper
@@ -44,6 +46,10 @@ OUT_OF_SIGHT = 900.0
 """Seconds without a word from a host after which what runs there is given up for lost."""
 GLANCE, LONGEST_GLANCE = 0.2, 2.0
 """Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+SOONEST_LOOK, LATEST_LOOK = 0.1, 1.0
+"""Seconds between looks whether another run has given a GPU back: at first, and after a while."""
+LONGEST_QUESTION = 5.0
+"""Seconds that such a look may take."""
 LULL, LULLS = 0.03, 10
 """Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
 ROOM = 8 << 20
@@ -68,19 +74,39 @@ class Paths(NamedTuple):
         return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics")
 
 
+class Pick(NamedTuple):
+    """GPUs for one attempt.  Without any: seconds until the next look, and how many were held by others at this one, if there was one."""
+
+    devices: tuple[Device, ...]
+    again: float
+    others: int
+
+
 class Site:
     """A host that sees our disk: attempts run where they are made."""
 
     def __init__(
-        self, ws: Workspace, name: str, host: Host, machine: Mapping[str, float], *, slots: int | None = None, python: str = sys.executable
+        self,
+        ws: Workspace,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        devices: Callable[[], Sequence[Device]],
+        *,
+        slots: int | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.ws, self.name, self.host, self.machine, self.slots, self.python = ws, name, host, machine, slots, python
+        self._devices = devices
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
         self.silent = False
         """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
         self._running = 0
         self._used: dict[str, float] = {}
+        self._given: set[Device] = set()
+        self._crowded: dict[int, float] = {}  # GPUs that could not be had at once -> the time of the next look
+        self._pause = SOONEST_LOOK
 
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(attempt.path)
@@ -125,25 +151,81 @@ class Site:
         found = os.statvfs(f"{self.root}/attempts")
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
+    @functools.cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs that a program sees here which is given none."""
+        return tuple(self._devices())
+
+    def has(self, name: str) -> float:
+        """How much there is of cpus, gpus, or memory in bytes.  GPUs are not listed before somebody asks for them."""
+        return float(len(self.devices)) if name == "gpus" else self.machine[name]
+
+    def seen(self, share: int | None) -> Mapping[str, int]:
+        """`host` in templates, for a step that asks for so many GPUs, None where it says nothing about them."""
+        return _Seen(self, share)
+
     def could(self, wants: Mapping[str, float]) -> bool:
         """Whether a step that takes so many cpus, gpus and bytes of memory could ever run here."""
-        return not self.lost and all(amount <= self.machine[name] for name, amount in wants.items() if name in self.machine)
+        return not self.lost and all(amount <= self.has(name) for name, amount in wants.items())
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
         """Whether it may start here now."""
         if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
             return False
-        return all(self._used.get(name, 0.0) + amount <= self.machine[name] + 1e-9 for name, amount in wants.items() if name in self.machine)
+        if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
+            return False
+        return all(self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9 for name, amount in wants.items())
 
-    def enter(self, wants: Mapping[str, float]) -> None:
+    async def pick(self, count: int) -> Pick:
+        """GPUs for a step that asks for so many: some that no run holds now, or none, and when to look again.  Raises DriverError."""
+        now = time.monotonic()
+        if (again := self._crowded.get(count, 0.0)) > now:
+            return Pick((), again - now, 0)
+        ours = [device for device in self.devices if device not in self._given]
+        free: Sequence[str] = ()
+        with contextlib.suppress(Unreachable, TimeoutError):  # there will be another look; what runs there says what is wrong
+            async with asyncio.timeout(LONGEST_QUESTION):
+                free = await self.host.free([device.lock for device in ours])
+        found = tuple(device for device in ours if device.lock in free)
+        if len(found) >= count:
+            self._crowded.clear()
+            self._pause = SOONEST_LOOK
+            return Pick(found[:count], 0.0, 0)
+        pause, self._pause = self._pause, min(LATEST_LOOK, self._pause * 2)
+        self._crowded[count] = now + pause
+        return Pick((), pause, len(ours) - len(found))
+
+    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running += 1
+        self._given.update(devices)
         for name, amount in wants.items():
             self._used[name] = self._used.get(name, 0.0) + amount
 
-    def leave(self, wants: Mapping[str, float]) -> None:
+    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running -= 1
+        self._given.difference_update(devices)
+        if devices:
+            self._crowded.clear()
         for name, amount in wants.items():
             self._used[name] -= amount
+
+
+class _Seen(Mapping[str, int]):
+    def __init__(self, site: Site, share: int | None) -> None:
+        self._site, self._share = site, share
+
+    def __getitem__(self, name: str) -> int:
+        if name == "gpus":
+            return len(self._site.devices) if self._share is None else self._share
+        if name == "cpus":
+            return int(self._site.machine["cpus"])
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("gpus", "cpus"))
+
+    def __len__(self) -> int:
+        return 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +270,17 @@ class Away(Site):
         name: str,
         host: Host,
         machine: Mapping[str, float],
+        devices: Sequence[Device],
         depot: Depot,
         *,
         slots: int,
         python: str,
-        path: str,
+        env: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(ws, name, host, machine, slots=slots, python=python)
+        super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python)
         self.depot = depot
-        self._path, self._say = path, say
+        self._env, self._say = env, say
         self._here: set[str] = set()  # contents that lie there for certain
         self._silent_since = 0.0
         self._spent: list[str] = []  # paths there that nobody needs any more
@@ -207,7 +290,7 @@ class Away(Site):
         return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
 
     def env(self, pass_env: Sequence[str]) -> dict[str, str]:
-        env = {"PATH": self._path, "PYTHONUNBUFFERED": "1"}
+        env = {**self._env, "PYTHONUNBUFFERED": "1"}
         return env | {name: os.environ[name] for name in pass_env if name in os.environ}
 
     @property
@@ -281,7 +364,7 @@ class Away(Site):
         rest = self.insist(lambda: self._rest(errand, job, paths))
         if exit.code != 0 or exit.reason != "exit":
             await rest
-            if exit.reason != "stopped":
+            if exit.reason not in ("stopped", "busy"):
                 await self._bring_remains(errand, paths)
             return Brought(exit)
         brought, _ = await asyncio.gather(self.insist(lambda: self._bring(errand, exit, paths)), rest)

@@ -15,6 +15,8 @@ from ..storage.files import Content, DigestCache
 from ..storage.store import Store, home
 
 if TYPE_CHECKING:
+    from drivers.devices import Device
+
     from ..storage.store import Published, Trace
     from .config import Config
     from .sharing import Sharing
@@ -119,13 +121,16 @@ class Workspace:
             self.cache.note(path, content)
 
     def machine(self) -> Mapping[str, float]:
-        """What this machine has: cpus, memory in bytes, gpus."""
-        return self._machine
+        """What this machine has: cpus, and memory in bytes."""
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages)}
 
     @cached_property
-    def _machine(self) -> dict[str, float]:
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages), "gpus": float(_gpus())}
+    def devices(self) -> Sequence[Device]:
+        """The GPUs of this machine that the caller sees.  Takes as long as nvidia-smi does."""
+        from drivers import devices
+
+        return devices.here(os.environ)
 
 
 def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -198,14 +203,3 @@ class _Stored:
 
     def __len__(self) -> int:
         return sum(1 for _ in self._objects.all())
-
-
-def _gpus() -> int:
-    """NVIDIA devices that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    try:
-        return sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
-    except OSError:
-        return 0

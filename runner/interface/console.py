@@ -478,6 +478,8 @@ class _Story:
         if before == "RUNNING":
             if event.reason == "stopped":
                 return [(f"{name}: stopped, goes on later", "odd")]
+            if event.reason == "busy":  # it never began
+                return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
             limit = data.get("retries")
             return [(f"{name}: retry {number}" + (f" of {limit}" if isinstance(limit, int) else "") + f" ({why})", "odd")]

@@ -39,7 +39,7 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
     _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run or step made it
-    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause
+    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause, busy
     _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
     _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
     _S.FAILED: frozenset(),
@@ -56,6 +56,7 @@ RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCEL
 _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 _PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
+BUSY = "busy"  # why an attempt never began for which there seemed to be room
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
 _PATIENCE = 16
 _UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
@@ -94,7 +95,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, lost, output, preempted, …"""
+    """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, busy (it never began), lost, output, preempted, …"""
 
     ok: bool
     reason: str = "exit"
@@ -109,12 +110,12 @@ class Spent(NamedTuple):
 
 
 def spent(reasons: Iterable[str]) -> Spent:
-    """The budget used by attempts that ended badly for these reasons.  Being stopped on request costs nothing."""
+    """The budget used by attempts that ended badly for these reasons.  Being stopped on request, or not begun, costs nothing."""
     failures = preemptions = 0
     for reason in reasons:
         if reason in _PREEMPTIONS:
             preemptions += 1
-        elif reason != "stopped":
+        elif reason not in ("stopped", BUSY):
             failures += 1
     return Spent(failures, preemptions)
 
@@ -295,6 +296,8 @@ class Scheduler:
             after = _S.CANCELLED
         elif outcome.reason == "stopped":
             after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
+        elif outcome.reason == BUSY:
+            after = _S.CANCELLED if self._draining else _S.QUEUED
         elif outcome.reason == LIMIT:
             after = _S.FAILED
             self._hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ contract = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
 async def work():
     driver = contract.make(Path(sys.argv[4]))
     host = await contract.host(driver)
-    job = await host.start(contract.command(sys.argv[5], Path(sys.argv[4])), "job")
+    job = await host.start(contract.command(sys.argv[5], Path(sys.argv[4]), locks=tuple(sys.argv[6:])), "job")
     await host.wait(job, contract.moment)
     print(json.dumps([job.key, dict(job.data)]), flush=True)
     await asyncio.Event().wait()
@@ -69,6 +69,26 @@ class DriverContract:
     def command(self, script: str, place: Path, **others: object) -> Command:
         return Command((SH, "-euc", script), cwd=str(place), env=ENV, **others)  # type: ignore[arg-type]
 
+    @pytest.fixture
+    def locks(self) -> Iterator[list[str]]:
+        """Names that no other test has: locks are of this machine."""
+        names = [f"test-{os.urandom(8).hex()}" for _ in range(16)]
+        yield names
+        for name in names:
+            Path(f"/tmp/recipe-{os.geteuid()}/gpus/{name}.lock").unlink(missing_ok=True)
+
+    async def begun(self, host: Host, command: Command, key: str) -> Job:
+        """A job whose command, which begins with a word for its log, is running."""
+        job = await host.start(command, key)
+        while not await host.log(job, 0):
+            assert await host.wait(job, self.moment) is None
+        return job
+
+    async def end(self, host: Host, job: Job) -> Exit:
+        exit = await host.wait(job, LONG)
+        assert exit is not None
+        return exit
+
     def on_host(self, place: Path, act: Callable[[Host], Coroutine[None, None, None]]) -> None:
         async def acting() -> None:
             driver = self.make(place)
@@ -81,10 +101,10 @@ class DriverContract:
 
         asyncio.run(acting())
 
-    def killed_workers(self, place: Path, script: str, several: int) -> list[Job]:
+    def killed_workers(self, place: Path, script: str, several: int, locks: Sequence[str] = ()) -> list[Job]:
         """The jobs that workers, all at once, began under one key just before they were killed."""
         paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-        argv = [sys.executable, "-c", WORKER, json.dumps(paths), type(self).__module__, type(self).__name__, str(place), script]
+        argv = [sys.executable, "-c", WORKER, json.dumps(paths), type(self).__module__, type(self).__name__, str(place), script, *locks]
         with ExitStack() as stack:
             workers = [stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE)) for _ in range(several)]
             said = [worker.stdout.readline() for worker in workers if worker.stdout is not None]
@@ -92,8 +112,8 @@ class DriverContract:
                 worker.send_signal(signal.SIGKILL)
         return [Job(key, data) for key, data in map(json.loads, said)]
 
-    def killed_worker(self, place: Path, script: str) -> Job:
-        return self.killed_workers(place, script, 1)[0]
+    def killed_worker(self, place: Path, script: str, locks: Sequence[str] = ()) -> Job:
+        return self.killed_workers(place, script, 1, locks)[0]
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
@@ -188,6 +208,51 @@ class DriverContract:
             assert await host.start(command, "same") == first
             assert await over(host, first) == end
             assert (place / "count").read_text() == "ran\n"
+
+        self.on_host(place, act)
+
+    def test_a_lock_is_held_until_nothing_of_its_job_lives(self, place: Path, locks: list[str]) -> None:
+        lock, other, *_ = locks
+
+        async def act(host: Host) -> None:
+            assert sorted(await host.free([lock, other])) == sorted([lock, other])
+            waits = self.command("echo began; read go < gate", place, locks=(lock,))
+            first = await self.begun(host, waits, "first")
+            assert await host.start(waits, "first") == first
+            assert list(await host.free([lock, other])) == [other]
+            second = self.command("echo second", place, locks=(other, lock))
+            refused = await self.end(host, await host.start(second, "second"))
+            assert refused.reason == "busy" and await host.log(Job("second"), 0) == b""
+            assert list(await host.free([lock, other])) == [other], "all locks or none"
+            await asyncio.to_thread((place / "gate").write_text, "go\n")
+            assert (await self.end(host, first)).code == 0
+            job = await host.start(second, "second")
+            assert (await self.end(host, job)).code == 0 and await host.log(job, 0) == b"second\n"
+
+        self.on_host(place, act)
+
+    def test_a_lock_outlives_the_worker_that_asked_for_it(self, place: Path, locks: list[str]) -> None:
+        lock = locks[0]
+        job = self.killed_worker(place, "echo began; read go < gate", (lock,))
+
+        async def act(host: Host) -> None:
+            while not await host.log(job, 0):  # noqa: ASYNC110  # a host is asked again, it does not call
+                await asyncio.sleep(0.01)
+            assert list(await host.free([lock])) == []
+            await asyncio.to_thread((place / "gate").write_text, "go\n")
+            await self.end(host, job)
+            assert list(await host.free([lock])) == [lock]
+
+        self.on_host(place, act)
+
+    def test_a_job_holds_many_locks(self, place: Path, locks: list[str]) -> None:
+        async def act(host: Host) -> None:
+            job = await self.begun(host, self.command("echo began; read go < gate", place, locks=tuple(locks)), "job")
+            assert list(await host.free(locks)) == []
+            await asyncio.to_thread((place / "gate").write_text, "go\n")
+            assert (await self.end(host, job)).code == 0
+            while len(await host.free(locks)) < len(locks):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
         self.on_host(place, act)
 

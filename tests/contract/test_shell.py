@@ -730,3 +730,36 @@ def alive(pid: int) -> bool:
 
 def host_nonce(argv: Argv) -> bytes:
     return argv[argv.index("recipe") + 3].encode()
+
+
+# --- locks
+
+
+def test_a_lock_is_held_by_a_job_under_every_shell(machine: Machine) -> None:
+    lock = f"test-{os.urandom(8).hex()}"
+
+    async def act(host: ShellHost) -> None:
+        first = await host.start(command("read go < gate", machine, locks=(lock,)), "first")
+        assert list(await host.free([lock])) == []
+        second = await host.start(command("true", machine, locks=(lock,)), "second")
+        assert (end := await host.wait(second, LONG)) is not None and end.reason == "busy"
+        machine.keeper()  # it lives on after the job, and holds nothing of it
+        (machine.home / "gate").write_text("go\n")
+        assert (end := await host.wait(first, LONG)) is not None and end.code == 0
+        assert list(await host.free([lock])) == [lock]
+
+    try:
+        machine.run(act)
+    finally:
+        Path(f"/tmp/recipe-{os.geteuid()}/gpus/{lock}.lock").unlink(missing_ok=True)
+
+
+def test_a_host_without_flock_refuses_a_job_with_locks_in_a_sentence(plain: Machine) -> None:
+    async def act(host: ShellHost) -> None:
+        host._script, host._digest = host._script.replace(b"command -v flock", b"command -v no-flock-here"), "0" * 16
+        with pytest.raises(Rejected, match="flock is not installed there"):
+            await host.start(command("true", plain, locks=("x",)), "job")
+        with pytest.raises(Rejected, match="flock is not installed there"):
+            await host.free(["x"])
+
+    plain.run(act)

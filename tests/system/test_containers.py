@@ -28,6 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.base import Command, Exit, Job, Order, Resources
+from drivers.devices import Device
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.errors import CannotRun
@@ -572,8 +573,10 @@ PLAIN_COMMAND = Command(("true",), "/w/attempts/a", {"A": "1"}, {"TOKEN": "secre
 IMAGE = Image("sha256:1", "sha256:2")
 
 
-def _words(engine: Engine, mounts: Sequence[Mount] = (), gpus: float = 0, command: Command = PLAIN_COMMAND) -> list[str]:
-    argv = list(containers.wrap(command, IMAGE, engine, mounts, gpus).argv)
+def _words(
+    engine: Engine, mounts: Sequence[Mount] = (), gpus: Sequence[Device] | None = None, command: Command = PLAIN_COMMAND, *, needed: bool = False
+) -> list[str]:
+    argv = list(containers.wrap(command, IMAGE, engine, mounts, gpus, needed=needed).argv)
     return argv[argv.index("run") :]
 
 
@@ -586,15 +589,26 @@ PODMAN = Engine("podman", "/usr/bin/podman", "5.1", "1000:1000", rootless=True)
 
 
 def test_gpus_are_given_in_the_way_the_engine_knows_and_only_where_there_are_some() -> None:
-    assert ("--gpus", "all") in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus"), gpus=1))
-    assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(DOCKER, cards=2, gpus="cdi"), gpus=1))
+    assert ("--gpus", "all") in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus")))
+    assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(DOCKER, cards=2, gpus="cdi")))
     assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(PODMAN, cards=2, gpus="cdi")))
     assert not {"--gpus", "--device"} & set(_words(DOCKER))
 
 
+def test_a_container_is_given_the_gpus_of_its_step_and_no_other() -> None:
+    two = (Device("1", "GPU-b", "1"), Device("0", "GPU-a", "0"))
+    assert ("--gpus", '"device=GPU-b,GPU-a"') in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus"), gpus=two))
+    assert ("--gpus", '"device=1"') in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus"), gpus=(Device("1"),)))
+    given = _words(replace(PODMAN, cards=2, gpus="cdi"), gpus=two)
+    assert [word for word in given if word.startswith("nvidia.com")] == ["nvidia.com/gpu=1", "nvidia.com/gpu=0"]
+    for engine in (replace(DOCKER, cards=2, gpus="gpus"), replace(PODMAN, cards=2, gpus="cdi")):
+        assert not {"--gpus", "--device"} & set(_words(engine, gpus=()))
+
+
 def test_a_step_that_needs_a_gpu_is_refused_where_the_engine_can_give_none() -> None:
     with pytest.raises(CannotRun, match=r"needs 1 GPU.*podman 5.1 there cannot give them") as error:
-        _words(replace(PODMAN, cards=1), gpus=1)
+        _words(replace(PODMAN, cards=1), gpus=(Device("0"),), needed=True)
+    assert not {"--gpus", "--device"} & set(_words(replace(PODMAN, cards=1), gpus=(Device("0"),)))
     assert "nvidia-ctk cdi generate" in error.value.fix
 
 

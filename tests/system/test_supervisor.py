@@ -364,3 +364,38 @@ def test_what_waits_begins_though_its_client_is_gone_and_the_next_client_hears_o
 
     on(root, leave)
     on(root, come_back)
+
+
+def test_a_lock_stays_held_by_a_job_whose_supervisor_was_killed(root: Path) -> None:
+    lock = f"test-{os.urandom(8).hex()}"
+
+    async def act(host: LocalHost) -> None:
+        script = "echo $$; trap '' TERM; read go < gate; read go < gate"
+        job = await host.start(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV, locks=(lock,)), "job")
+        while not (said := await host.log(job, 0)):  # noqa: ASYNC110  # a host is asked again, it does not call
+            await asyncio.sleep(0.01)
+        (supervisor,) = supervisors(root)
+        os.kill(supervisor, signal.SIGSTOP)  # so that nothing takes its place yet
+        await host.aclose()
+        os.kill(supervisor, signal.SIGKILL)
+        assert list(await host.free([lock])) == []
+        os.kill(int(said), signal.SIGKILL)
+        while not await host.free([lock]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    try:
+        on(root, act)
+    finally:
+        Path(f"/tmp/recipe-{os.geteuid()}/gpus/{lock}.lock").unlink(missing_ok=True)
+
+
+def test_a_lock_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_supervisor.os, "geteuid", lambda: f"test-{os.getpid()}")
+    folder = Path(f"/tmp/recipe-test-{os.getpid()}")
+    folder.symlink_to(tmp_path)
+    try:
+        with pytest.raises(PermissionError, match="must be a folder of this login's own"):
+            _supervisor.free_locks(["x"])
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        folder.unlink()

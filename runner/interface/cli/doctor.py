@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...execution.probe import Finding
+from ...execution.probe import Finding, devices_here
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
@@ -84,16 +84,18 @@ def _machine() -> Iterator[Finding]:
     limit = _memory_limit()
     text = f"{memory / 1e9:.1f} GB"
     yield Finding("ok", "memory", text if limit is None or limit >= memory else f"{limit / 1e9:.1f} GB (this group's limit; the machine has {text})")
-    cards = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
-    if not cards:
-        yield Finding("note", "gpus", "none", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
+    found = devices_here()
+    if not found:
+        yield Finding("note", "gpus", f"none{setting}", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
         return
     try:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
         driver = "driver unknown"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    yield Finding("ok", "gpus", f"{len(cards)} ({driver})" + (f", of which CUDA_VISIBLE_DEVICES={hidden} are seen" if hidden is not None else ""))
+    names = ", ".join(f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name for device in found)
+    yield Finding("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
 def _extensions() -> Iterator[Finding]:
