@@ -46,11 +46,17 @@ class Masker:
     """Replaces secrets in bytes and in values: `mask` in a whole text, `stream` in one that comes in pieces.  Without secrets it is false."""
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
+        self._known: set[tuple[bytes, bytes]] = set()
+        self.learn(secrets)
+
+    def learn(self, secrets: Iterable[Secret]) -> None:
+        """Mask these, too, from now on."""
+        self._known |= {pair for secret in secrets for pair in _forms(secret.reveal)}
         self._forms: dict[bytes, list[bytes]] = {}  # by how they begin, the longest first
         self._heads: dict[bytes, dict[bytes, None]] = {}  # those beginnings, by a word that a text has to have in it for any of them to be there
-        for core, form in sorted({pair for secret in secrets for pair in _forms(secret.reveal)}, key=lambda pair: (-len(pair[1]), pair)):
+        for word, form in sorted(self._known, key=lambda pair: (-len(pair[1]), pair)):
             self._forms.setdefault(form[:SHORTEST], []).append(form)
-            self._heads.setdefault(core, {})[form[:SHORTEST]] = None
+            self._heads.setdefault(word, {})[form[:SHORTEST]] = None
         self._begun = {head[:length] for head in self._forms for length in range(1, SHORTEST)}
         self._longest = max((len(forms[0]) for forms in self._forms.values()), default=0)
         self.margin = 2 * self._longest
@@ -92,7 +98,7 @@ class Masker:
     def found(self, flat: bytes) -> list[tuple[int, int]]:
         """Where secrets are in a text without line ends: what overlaps is one."""
         spans = []
-        for head in {head for core, heads in self._heads.items() if core in flat for head in heads}:
+        for head in {head for word, heads in self._heads.items() if word in flat for head in heads}:
             at = flat.find(head)
             while at >= 0:
                 if form := next((form for form in self._forms[head] if flat.startswith(form, at)), b""):
@@ -242,7 +248,7 @@ def _shell(text: str) -> Iterator[str]:
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII)
     yield re.sub(r'(["$`\\])', r"\\\1", text)
-    quoted = text.translate(str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}))  # as in $'…'
+    quoted = text.translate({ord(char): escape for char, escape in zip("\\'\n\r\t", ("\\\\", "\\'", "\\n", "\\r", "\\t"), strict=True)})  # as in $'…'
     yield quoted
     yield "".join(char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _bytes(char)) for char in quoted)
 

@@ -31,7 +31,6 @@ from ..planning.fingerprint import World
 from ..planning.judge import NOTHING, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import LIMIT, Move, Outcome, Scheduler, State, Task, priorities
-from ..secrets import Masker
 from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
 from ..storage.files import Content
@@ -42,6 +41,7 @@ from .chores import INSTALL
 from .fleet import Fleet
 from .ledger import Ledger
 from .leftovers import Leftovers, clear
+from .masking import all_given
 from .scrap import Scrap
 from .sharing import Deliveries
 from .sites import Away, Errand, Site
@@ -78,7 +78,7 @@ class Options:
 
 
 class Failure(NamedTuple):
-    """A step that failed, and what is worth reading about it."""
+    """A step that failed, and what is worth reading about it, masked."""
 
     id: str
     reason: str
@@ -432,6 +432,7 @@ class Executor:
         self.made.clear()
         self.made.update(made)
         self.survey.plan = self.plan
+        self.ledger.masker.learn(all_given(self.plan, os.environ))
         self.survey.places = self.survey.place(self.ws, self.plan)
         facts = look(self.ws, self.plan, self.survey.request)
         facts.there = dict(self.ws.cache.contents(path for targets in self.survey.places.values() for _, path in targets))
@@ -663,7 +664,7 @@ class Executor:
     ) -> Running:
         """Prepare an attempt and start it: at once, unless `start` says in which way."""
         attempt = Attempt(f"{self._attempts}/{name}")
-        secrets, taking = self.attempts.secrets(detail), wants(detail)
+        taking = wants(detail)
         if key is not None:
             for old in self.left.pop(key[:24]):
                 found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
@@ -671,9 +672,7 @@ class Executor:
                     job, site = found
                     attempt = Attempt(f"{self._attempts}/{old}")
                     log = attempt.path + ".log"
-                    running = Running(
-                        node, n, key, world, attempt, job, old, log, time.time(), secrets, generation, lock, site, taking, taken_up=True
-                    )
+                    running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, taking, taken_up=True)
                     if isinstance(site, Away):
                         running.errand = self.attempts.errand(running, detail, sys.executable, site)
                         running.errand.job, running.errand.rejoined = job, True
@@ -683,7 +682,7 @@ class Executor:
         python = "python" if image else await self.attempts.python(node, site)
         if image:
             await self.attempts.boxes_of(site).image(image)
-        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, taking)
+        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), generation, lock, site, taking)
         if generation is not None:
             from . import checkpoints
 
@@ -868,14 +867,14 @@ class Executor:
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
-                reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, running.log)
+                reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, outcomes.tail(running.log, self.ledger.masker))
                 if exit.reason == "lost" and running.site is not self.fleet.here:
                     words += f" ({running.site.name} was restarted, or it was killed there)"
                 if reason == "exit":
                     where = "" if running.site is self.fleet.here else running.site.name
                     if where and exit.code == 127 and not image:
                         words += f" on {where}; `recipe doctor --driver {self.fleet.name}` tells what there is"
-                    if full := outcomes.full(outcomes.tail(running.log), await running.site.room(), where):
+                    if full := outcomes.full(outcomes.tail(running.log, self.ledger.masker), await running.site.room(), where):
                         reason, words = "disk", f"{words}: {full}"
                 self._failed(id, running, detail, reason, words)
             else:
@@ -916,7 +915,7 @@ class Executor:
             self._failed(id, running, detail, "disk", str(error))
             return
         crashpoint("outputs-stored")
-        values = outcomes.measured(attempt.path, running.log, detail["metrics"], running.secrets)
+        values = outcomes.measured(attempt.path, running.log, detail["metrics"], self.ledger.masker)
         if running.goes_on is not None:
             from . import checkpoints
 
@@ -965,7 +964,7 @@ class Executor:
 
     def _failed(self, id: str, running: Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
         attempt = running.attempt
-        tail = Masker(running.secrets).mask(outcomes.tail(running.log))
+        tail = outcomes.tail(running.log, self.ledger.masker)
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
@@ -1007,7 +1006,8 @@ class Executor:
             return
         if own.after == State.FAILED:
             self.made[self.plan.index[id]] = NOTHING
-            self.failures.append(Failure(id, words or reason, tail, log, hint, reason != "error", left))
+            text = self.ledger.masker.text
+            self.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
 
     def _tidy(self, running: Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:
@@ -1052,7 +1052,7 @@ class Executor:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
         measured = f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
-        return outcomes.keep(running.log, measured, kept, running.secrets, self._scrap)
+        return outcomes.keep(running.log, measured, kept, self.ledger.masker, self._scrap)
 
     def _publish(self, n: int, made: Made, attempt: Attempt | None = None) -> None:
         flags = {name: f for name, _, f in self.plan.nodes[n].outputs}

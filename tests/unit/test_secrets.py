@@ -117,7 +117,7 @@ def test_values_are_masked_in_names_and_numbers_too() -> None:
 
 
 def test_what_a_shell_prints_of_a_quoted_secret_is_masked() -> None:
-    value = "it's a $ecret & \"more\" \\ `x`"
+    value = 'it\'s a $ecret & "more" \\ `x`'
     said = subprocess.run(["bash", "-c", 'printf "%q\\n" "$1"; set -x; true "$1"', "bash", value], capture_output=True, check=True)
     masker = Masker([Secret("t", value)])
     assert masker.mask(said.stdout) == b"***\n"

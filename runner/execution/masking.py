@@ -1,0 +1,27 @@
+"""The secrets of a plan: what they are set to in an environment.  Knows where secrets come from, not where they might be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..planning.plan import Plan
+from ..secrets import Secret, unusable
+
+
+def given(detail: Mapping[str, Any], environ: Mapping[str, str]) -> list[Secret]:
+    """The secrets of a step that are set, under the names that it finds them by."""
+    return [Secret(name, environ[source]) for _, name, source, _ in detail.get("secrets", ()) if environ.get(source)]
+
+
+def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
+    """Those of all steps, under the names of the caller's variables.  What one step is given, another may print."""
+    sources = {source for detail in plan.details() for _, _, source, _ in detail.get("secrets", ())}
+    return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
+
+
+def faults(id: str, detail: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]:
+    """A sentence for each secret of a step without which, or with which, it cannot run."""
+    for _, name, source, required in detail.get("secrets", ()):
+        if wrong := unusable(source, environ.get(source), required=required):
+            yield f"the secret {name} of {id} {wrong}; `export {source}=…`"
