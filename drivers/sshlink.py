@@ -567,7 +567,7 @@ def _readable(words: bytes) -> str:
 
 
 def _keys(route: Route) -> tuple[list[str], list[str] | None]:
-    """Files of keys that are named, those with a passphrase too; public keys of these, which only the agent has, None for all of its.  Raises Denied."""
+    """The files of the named keys; the public keys of those with a passphrase, which the agent has, None for all of its.  Raises Denied."""
     of_agent = []
     for name in route.identity:
         path = Path(name).expanduser()

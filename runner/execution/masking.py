@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..planning.plan import Plan
@@ -20,8 +20,8 @@ def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
 
 
-def faults(id: str, detail: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]:
-    """A sentence for each secret of a step without which, or with which, it cannot run."""
-    for _, name, source, required in detail.get("secrets", ()):
+def faults(id: str, detail: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each secret of a step whose value keeps it from running."""
+    for name, _, source, required in detail.get("secrets", ()):
         if wrong := unusable(source, environ.get(source), required=required):
-            yield f"the secret {name} of {id} {wrong}; `export {source}=…`"
+            yield f"{id}: the secret {name}, which is ${source}, {wrong}"

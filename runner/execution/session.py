@@ -299,23 +299,20 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
-    wrong, gone = [], []
+    wrong, gone, unset = [], [], list[str]()
     details = found.plan.details()
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or "select" in details[n]:
             continue
         from .facts.needs import missing
+        from .masking import faults
 
         detail, id = details[n], found.plan.nodes[n].id
         gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
         nodes = _nodes(detail)
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
-        wrong += [
-            f"{id} needs the secret {name}: set the variable {source}"
-            for name, _, source, required in detail["secrets"]
-            if required and not os.environ.get(source)
-        ]
+        unset += faults(id, detail, os.environ)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
         shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
@@ -324,9 +321,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             fix="move them away, give --overwrite, or `recipe adopt` the step",
         )
     if gone:
-        lines = [*gone, *wrong]
+        lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
         raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
+    if unset:
+        raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")

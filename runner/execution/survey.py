@@ -25,6 +25,7 @@ from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.plan import COMPILER, Plan
+from ..secrets import unusable
 from ..storage.files import Content
 from .workspace import Workspace
 
@@ -152,7 +153,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     sources: dict[str, Digest] = {}
     recipe, plan = _compile(ws, source, text, request, globs, sources)
     if digest is not None and not ws.read_only:
-        secrets = sorted(spec.env for spec in recipe.inputs.values() if spec.type == "secret" and spec.required and spec.env)
+        secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
         note = json.dumps({"sources": sources, "globs": globs.looked, "secrets": secrets})
         ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
     return plan
@@ -169,8 +170,8 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
         for pattern, matches in made_from["globs"].items():
             if folders.matches(pattern) != matches:
                 return None
-        if any(name not in os.environ for name in made_from["secrets"]):
-            return None
+        if any(unusable(name, os.environ.get(name), required=required) for name, required in made_from["secrets"]):
+            return None  # reading the recipe says where
         return Plan.load(rest)
     except (OSError, ValueError, KeyError):
         return None
