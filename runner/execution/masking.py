@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..language.inputs import divided
 from ..planning.plan import Plan
-from ..secrets import Secret, unusable
+from ..secrets import SHORTEST, Secret, unusable
 
 
 def given(detail: Mapping[str, Any], environ: Mapping[str, str]) -> list[Secret]:
@@ -18,6 +19,11 @@ def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
     """Those of all steps, under the names of the caller's variables.  What one step is given, another may print."""
     sources = {source for detail in plan.details() for _, _, source, _ in detail.get("secrets", ())}
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
+
+
+def of_addresses(addresses: Iterable[str]) -> list[Secret]:
+    """What opens them."""
+    return [Secret("address", part) for address in addresses for part in divided(address)[1] if len(part) >= SHORTEST]
 
 
 def faults(id: str, detail: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:

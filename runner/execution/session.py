@@ -239,7 +239,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     from ..storage.store import RunRow
     from .ledger import Ledger
     from .manifests import remember
-    from .masking import all_given
+    from .masking import all_given, of_addresses
 
     nodes = found.plan.nodes
     data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh}
@@ -250,7 +250,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     remember(ws, found)
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
-    masker = Masker(all_given(found.plan, os.environ))
+    masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
     ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
     listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
     _tell(ws, listener)

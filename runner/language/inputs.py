@@ -32,6 +32,8 @@ _HUB = re.compile(rf"(?:hf://(?:datasets/)?)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za
 _SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
 _INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?")
+_HTTPS = re.compile(r"https://(?:([^/?#@]*)@)?([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+_SIGNATURE = 16  # characters
 _PATIENCE = 0.25  # seconds for one `pattern`: a recipe's expression must not be able to hang
 
 
@@ -78,6 +80,19 @@ def kind_of(address: str) -> Kind:
     """What a bound model, dataset or file is: its scheme, or a path."""
     found = _SCHEME.match(address)
     return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
+
+
+def divided(address: str) -> tuple[str, tuple[str, ...]]:
+    """An https address as it may be stored and shown, which is host and path, and the parts of it that open it: its query, and a login.
+
+    Of the query's values, those that are long enough to be a signature are parts of their own.
+    """
+    found = _HTTPS.fullmatch(address)
+    if found is None:
+        return address, ()
+    login, place, query = found[1] or "", found[2], found[3] or ""
+    values = (pair.partition("=")[2] for pair in query.split("&"))
+    return f"https://{place}", tuple(part for part in (login, query, *(value for value in values if len(value) >= _SIGNATURE)) if part)
 
 
 def converted(spec: Input, value: object) -> Tree:
