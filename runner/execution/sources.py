@@ -155,10 +155,16 @@ def _ask_hub(address: str) -> str:
 
 
 def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
-    """A client of fsspec for an address, and the name that the client has for it."""
+    """A client of fsspec for an address, and the name that the client has for it.  A bucket that is a store's, too, is asked as that store is."""
     import fsspec
 
-    client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address))
+    store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
+    options: dict[str, Any] = {}
+    if store is not None:
+        from ..storage.buckets import client_options
+
+        options = client_options(address[:2], store.endpoint, store.region, store.profile, store.anonymous)
+    client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)
     return client, name
 
 
