@@ -162,7 +162,8 @@ class Link:
                     tunnel=tunnel,
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
-                    client_keys=keys or (),
+                    client_keys=keys or (),  # which are those in ~/.ssh
+                    ignore_encrypted=True,
                     agent_path=route.agent if identities is None or identities else None,
                     agent_identities=identities or None,
                     agent_forwarding=False,
@@ -566,8 +567,8 @@ def _readable(words: bytes) -> str:
 
 
 def _keys(route: Route) -> tuple[list[str], list[str] | None]:
-    """Files of keys to log in with, none for the usual ones; public keys of those that only the agent has, None for all of its.  Raises Denied."""
-    ours, of_agent = [], []
+    """The files of the named keys; the public keys of those with a passphrase, which the agent has, None for all of its.  Raises Denied."""
+    of_agent = []
     for name in route.identity:
         path = Path(name).expanduser()
         try:
@@ -581,9 +582,7 @@ def _keys(route: Route) -> tuple[list[str], list[str] | None]:
             if not route.agent or not public.exists():
                 raise Denied(f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})") from error
             of_agent.append(str(public))
-        else:
-            ours.append(str(path))
-    return ours, of_agent if route.identity else None
+    return [str(Path(name).expanduser()) for name in route.identity], of_agent if route.identity else None
 
 
 def _trusted(route: Route) -> asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:

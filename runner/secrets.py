@@ -1,26 +1,25 @@
-"""Secret values and the masking of text.  Knows nothing of where secrets come from.
+"""Secret values, and the masking of text: whatever form a secret is printed in.  Knows nothing of where secrets come from.
 
-A Secret prints as `***`.  A Masker replaces every registered value, and its base64, URL, JSON and hex spellings, in a stream of bytes; it holds
-back just enough of the end of each chunk that a value cut in two by a chunk edge is still found.
+A text is searched without its line ends, so that a secret is found however it is wrapped: base64 of 76 columns, a key of many lines.  What is found,
+and the line ends inside it, becomes `***`.
 """
 
 from __future__ import annotations
 
-import base64
-import json
+import bisect
 import re
-from collections.abc import Iterable
-from typing import Final
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 SHORTEST: Final = 6
-"""Values shorter than this are refused: masking them would shred ordinary text."""
+"""Characters.  A shorter value is refused: to mask it would spoil ordinary text, and not to mask it would show it."""
 
 STARS: Final = b"***"
+_LINE_END: Final = re.compile(rb"[\r\n]")
 
 
 class Secret:
-    """A value that no text form of any object around it shows."""
+    """A value that no text form of any object around it shows.  Bytes in it that are no UTF-8 stand as `os.environ` has them."""
 
     __slots__ = ("name", "reveal")
 
@@ -34,52 +33,256 @@ class Secret:
     __str__ = __repr__
 
 
+def unusable(variable: str, value: str | None, *, required: bool) -> str:
+    """What is wrong with the value of a secret's environment variable, to follow the secret's name; empty when nothing is."""
+    if value and len(value) < SHORTEST:
+        return f"is too short: {variable} has {len(value)} characters, and fewer than {SHORTEST} cannot be masked in a log"
+    if value or not required:
+        return ""
+    return "is not set" if value is None else f"is empty: {variable} is set, but to an empty text"
+
+
 class Masker:
-    """Replace secrets in a byte stream.  `feed` returns what is safe to show now, `end` the rest."""
+    """Replaces secrets in bytes and in values: `mask` in a whole text, `stream` in one that comes in pieces.  Without secrets it is false."""
 
-    def __init__(self, secrets: Iterable[Secret]) -> None:
-        needles = sorted({spelling for secret in secrets for spelling in _spellings(secret.reveal)}, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, needles))) if needles else None
-        self._needles = needles
-        self._hold = max(map(len, needles), default=1) - 1
-        self._tail = b""
+    def __init__(self, secrets: Iterable[Secret] = ()) -> None:
+        self._known: set[tuple[bytes, bytes]] = set()
+        self.learn(secrets)
 
-    def feed(self, chunk: bytes) -> bytes:
-        if self._pattern is None:
-            return chunk
-        data = self._tail + chunk
-        cut = len(data) - self._begun(data)
-        for match in self._pattern.finditer(data):
-            if match.start() < cut < match.end():
-                cut = match.end()
-        self._tail = data[cut:]
-        return self._pattern.sub(STARS, data[:cut])
+    def learn(self, secrets: Iterable[Secret]) -> None:
+        """Mask these, too, from now on."""
+        self._known |= {pair for secret in secrets for pair in _forms(secret.reveal)}
+        self._forms: dict[bytes, list[bytes]] = {}  # by how they begin, the longest first
+        self._heads: dict[bytes, dict[bytes, None]] = {}  # those beginnings, by a word that a text has to have in it for any of them to be there
+        for word, form in sorted(self._known, key=lambda pair: (-len(pair[1]), pair)):
+            self._forms.setdefault(form[:SHORTEST], []).append(form)
+            self._heads.setdefault(word, {})[form[:SHORTEST]] = None
+        self._begun = {head[:length] for head in self._forms for length in range(1, SHORTEST)}
+        self._longest = max((len(forms[0]) for forms in self._forms.values()), default=0)
+        self.margin = 2 * self._longest
+        """Bytes before a cut that have to be looked at, too, so that no part of a secret which the cut divides is shown: a form and its line ends."""
 
-    def end(self) -> bytes:
-        tail, self._tail = self._tail, b""
-        return self.mask(tail)
+    def __bool__(self) -> bool:
+        return bool(self._forms)
 
-    def _begun(self, data: bytes) -> int:
-        """How many bytes at the end of `data` may be the beginning of a secret: only those wait for what comes next."""
-        for length in range(min(self._hold, len(data)), 0, -1):
-            end = data[-length:]
-            if any(len(needle) > length and needle.startswith(end) for needle in self._needles):
-                return length
-        return 0
+    def stream(self) -> Stream:
+        """What masks one text that comes in pieces."""
+        return Stream(self)
 
     def mask(self, data: bytes) -> bytes:
-        """Mask one whole text."""
-        return data if self._pattern is None else self._pattern.sub(STARS, data)
+        """A whole text, masked."""
+        stream = self.stream()
+        return stream.feed(data) + stream.end()
+
+    def text(self, text: str) -> str:
+        """The same for text."""
+        if not self._forms:
+            return text
+        try:
+            return self.mask(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+        except UnicodeError:  # half a character, as JSON may name one
+            return self.mask(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with every text in it masked, names too; a number that shows a secret becomes text."""
+        if not self._forms or value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, (int, float)):
+            return value if (shown := self.text(str(value))) == str(value) else shown
+        if isinstance(value, Mapping):
+            return {self.value(name): self.value(inner) for name, inner in value.items()}
+        return [self.value(inner) for inner in value]
+
+    def found(self, flat: bytes) -> list[tuple[int, int]]:
+        """Where secrets are in a text without line ends: what overlaps is one."""
+        spans = []
+        for head in {head for word, heads in self._heads.items() if word in flat for head in heads}:
+            at = flat.find(head)
+            while at >= 0:
+                if form := next((form for form in self._forms[head] if flat.startswith(form, at)), b""):
+                    spans.append((at, at + len(form)))
+                at = flat.find(head, at + 1)
+        return _merged(spans)
+
+    def begun(self, flat: bytes) -> int:
+        """From where on the end of a text without line ends may be the beginning of a secret."""
+        first = next((at for at in range(max(0, len(flat) - SHORTEST + 1), len(flat)) if flat[at:] in self._begun), len(flat))
+        for head, forms in self._forms.items():
+            at = flat.find(head, max(0, len(flat) - self._longest + 1))
+            while -1 < at < first:
+                if any(len(form) > len(flat) - at and form.startswith(flat[at:]) for form in forms):
+                    first = at
+                at = flat.find(head, at + 1)
+        return first
 
 
-def _spellings(value: str) -> set[bytes]:
-    raw = value.encode()
-    found = {raw, raw.hex().encode(), quote(value, safe="").encode(), json.dumps(value)[1:-1].encode()}
-    found |= {line.strip() for line in raw.splitlines() if len(line.strip()) >= SHORTEST}
-    # Inside a longer base64 text the value starts at one of three alignments; only the characters wholly made of it are searched for.
+class Stream:
+    """One text, masked piece by piece.  It holds back what may be the beginning of a secret until the next piece shows whether it is."""
+
+    __slots__ = ("_covered", "_masker", "held")
+
+    def __init__(self, masker: Masker) -> None:
+        self._masker = masker
+        self.held = b""
+        self._covered = 0  # bytes of it, without line ends, that belong to a secret whose stars were given out
+
+    def feed(self, piece: bytes) -> bytes:
+        """What is safe to show now."""
+        return self._next(piece, last=False) if self._masker else piece
+
+    def end(self) -> bytes:
+        """The rest."""
+        return self._next(b"", last=True) if self.held else b""
+
+    def _next(self, piece: bytes, *, last: bool) -> bytes:
+        data = self.held + piece
+        flat = _flat(data)
+        place = _places(data, flat)
+        spans = self._masker.found(flat)
+        if self._covered:
+            spans = _merged([(0, self._covered), *spans])
+        cut = len(flat) if last else self._masker.begun(flat)
+        shown, done = [], 0
+        for start, end in spans:
+            if start >= cut:
+                break
+            shown.append(data[done : place(start)])
+            if start or not self._covered:
+                shown.append(STARS)
+            done = place(end - 1) + 1
+        stop = len(data) if cut == len(flat) else place(cut)
+        shown.append(data[done:stop])
+        self._covered = max(0, max((end for start, end in spans if start < cut), default=self._covered) - cut)
+        self.held = data[stop:]
+        return b"".join(shown)
+
+
+def _flat(data: bytes) -> bytes:
+    return data.replace(b"\n", b"").replace(b"\r", b"")
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _places(data: bytes, flat: bytes) -> Callable[[int], int]:
+    """From a place in a text without its line ends to that in the text."""
+    before: list[int] = []
+
+    def place(at: int) -> int:
+        if not before:  # not counted unless something was found, or is held back
+            before.extend(end.start() - n for n, end in enumerate(_LINE_END.finditer(data)))
+        return at + bisect.bisect_right(before, at)
+
+    return int if len(data) == len(flat) else place
+
+
+# -- the forms of a secret
+
+
+def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
+    """All forms of a value, and its lines one by one, each without line ends and with a word that is in it."""
+    raw = _bytes(value)
+    texts = {value: 2, raw.decode("utf-8", "replace"): 2} | {line.strip(): 1 for line in value.splitlines() if line.strip() != value}
+    for text, times in texts.items():
+        # All escapes of a text have its longest word in common: where that is not, none of them need be looked for.
+        word = max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="").encode()
+        yield from ((word, form) for each in escaped(text, times) if len(form := _flat(_bytes(each))) >= SHORTEST)
+    yield from ((form, form) for form in encoded(raw) if len(form) >= SHORTEST)
+
+
+def escaped(text: str, times: int) -> set[str]:
+    """A text as it is, escaped by any rule, and what came of that escaped again, so many times."""
+    found = newest = {text}
+    for _ in range(times):
+        newest = {form for each in newest for escape in ESCAPES.values() for form in escape(each)} - found
+        found = found | newest
+    return found
+
+
+def encoded(raw: bytes) -> set[bytes]:
+    """Bytes as other text: nothing of theirs is to be seen in it."""
+    return {form for encode in ENCODINGS.values() for form in encode(raw)}
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _url(text: str) -> Iterator[str]:
+    from urllib.parse import quote, quote_plus
+
+    # For a value, for a path, as JavaScript does a part and a whole, and in a form.
+    for safe in ("", "/", "!*'()", "!*'();/?:@&=+$,#"):
+        yield from _both_cases(quote(text, safe=safe, errors="surrogateescape"), r"%[0-9A-F]{2}")
+    yield from _both_cases(quote_plus(text, errors="surrogateescape"), r"%[0-9A-F]{2}")
+
+
+def _json(text: str) -> Iterator[str]:
+    import json
+
+    for ascii_only in (True, False):
+        for form in _both_cases(json.dumps(text, ensure_ascii=ascii_only)[1:-1], r"(?<=\\u)[0-9a-f]{4}"):
+            yield form
+            yield form.replace("/", "\\/")
+            yield form.translate({ord(char): f"\\u{ord(char):04x}" for char in "<>&"})
+
+
+def _python(text: str) -> Iterator[str]:
+    for form in (repr(text)[1:-1], ascii(text)[1:-1], repr(_bytes(text))[2:-1]):
+        plain = form.replace("\\'", "'")  # which of the two quotes is escaped depends on the text around it
+        yield from (form, plain, plain.replace("'", "\\'"))
+
+
+def _shell(text: str) -> Iterator[str]:
+    yield text.replace("'", "'\\''")
+    yield text.replace("'", "'\"'\"'")
+    yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
+    yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII)
+    yield re.sub(r'(["$`\\])', r"\\\1", text)
+    quoted = text.translate({ord(char): escape for char, escape in zip("\\'\n\r\t", ("\\\\", "\\'", "\\n", "\\r", "\\t"), strict=True)})  # as in $'…'
+    yield quoted
+    yield "".join(char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _bytes(char)) for char in quoted)
+
+
+def _html(text: str) -> Iterator[str]:
+    form = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for double, single in (('"', "'"), ("&quot;", "'"), ("&quot;", "&#x27;"), ("&quot;", "&#39;"), ("&#34;", "&#39;"), ("&quot;", "&apos;")):
+        quoted = form.replace('"', double).replace("'", single)
+        yield quoted
+        yield quoted.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _hex(raw: bytes) -> Iterator[bytes]:
+    yield raw.hex().encode()
+    yield raw.hex().upper().encode()
+
+
+def _base64(raw: bytes) -> Iterator[bytes]:
+    """Inside a longer base64 text a value begins at one of three places; only characters that are wholly made of it are searched for."""
+    import base64
+
     for pad in range(3):
-        text = base64.b64encode(b"\0" * pad + raw).rstrip(b"=")
-        start = (pad * 8 + 5) // 6
-        middle = text[start : len(text) - (1 if (pad + len(raw)) % 3 else 0)]
-        found |= {middle, middle.replace(b"+", b"-").replace(b"/", b"_")}
-    return {spelling for spelling in found if len(spelling) >= SHORTEST}
+        text = base64.b64encode(bytes(pad) + raw).rstrip(b"=")
+        middle = text[(pad * 8 + 5) // 6 : len(text) - (1 if (pad + len(raw)) % 3 else 0)]
+        for plus, slash in ((b"+", b"/"), (b"-", b"_"), (b"%2B", b"%2F"), (b"%2b", b"%2f"), (b"+", b"\\/")):
+            yield middle.replace(b"+", plus).replace(b"/", slash)
+
+
+def _both_cases(text: str, digits: str) -> tuple[str, str, str]:
+    """A text, and the same with all that `digits` matches in small and in capital letters."""
+    return text, re.sub(digits, lambda found: found[0].lower(), text), re.sub(digits, lambda found: found[0].upper(), text)
+
+
+ESCAPES: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {"url": _url, "json": _json, "python": _python, "shell": _shell, "html": _html}
+"""How a text is put into another one.  ASCII letters and digits stay as they are in all of them."""
+ENCODINGS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = {"hex": _hex, "base64": _base64}
+"""How bytes are written in letters and digits."""

@@ -19,7 +19,6 @@ from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import Made
 from ..planning.plan import DIRECTORY, Node
-from ..secrets import Secret
 from ..storage.artifacts import Objects
 from ..storage.files import Content
 from ..storage.locks import Lock
@@ -27,6 +26,7 @@ from . import launch
 from .chores import GRACE, INSTALL, Chores
 from .fleet import Fleet
 from .ledger import Ledger
+from .masking import given
 from .scrap import Scrap
 from .sites import Away, Brought, Errand, Site
 from .sources import chosen, fetch
@@ -55,7 +55,6 @@ class Running:
     name: str
     log: str
     started: float
-    secrets: list[Secret]
     state: checkpoints.Generation | None
     lock: Lock | None
     site: Site
@@ -162,11 +161,6 @@ class Attempts:
         scope = judging.scope_of(detail, self.survey.plan, n, self.made) | {"host": site.seen(detail["resources"].get("gpus"))}
         return launch.processes(detail["accelerate"], scope)
 
-    def secrets(self, detail: Mapping[str, Any]) -> list[Secret]:
-        if not detail["secrets"]:
-            return []
-        return [Secret(name, os.environ[source]) for _, name, source, _ in detail["secrets"] if os.environ.get(source)]
-
     def restored(self, detail: Mapping[str, Any], generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
         """From which checkpoint each state goes on, as far as what is here shows."""
         if generation is None:
@@ -249,13 +243,13 @@ class Attempts:
         if detail["metrics"] is not None:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in running.secrets}
+        secrets = {secret.name: secret.reveal for secret in given(detail, os.environ)}
         locks = tuple(device.lock for device in running.devices)
         command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log, locks)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.env(())
-            given = running.devices if gpus is not None else site.devices if limited else None
-            command = self.boxes_of(site).wrap(command, image, self._mounts(running, detail, command), given, needed=bool(gpus))
+            held = running.devices if gpus is not None else site.devices if limited else None
+            command = self.boxes_of(site).wrap(command, image, self._mounts(running, detail, command), held, needed=bool(gpus))
         return command, script
 
     def stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:

@@ -59,9 +59,21 @@ class Config:
             f'there is no store "{wanted}"', fix=fix or f"add [stores.{wanted}] with a url to {NAME}; `recipe config` shows those there are"
         )
 
+    def store_of(self, address: str) -> StoreSettings | None:
+        """The settings of a store in the bucket of `address`, which say how it is asked: of several, those of the nearest folder above."""
+        there = {each.url.rstrip("/"): each for each in self.stores.values() if "://" in each.url and _bucket(each.url) == _bucket(address)}
+        nearest = max(there, key=lambda url: len(url) if f"{address}/".startswith(f"{url}/") else 0, default="")
+        return there.get(nearest)
+
     def driver(self, name: str) -> dict[str, Any]:
         """The settings of a driver; none when nothing is said about it."""
         return dict(self.drivers.get(name, {}))
+
+
+def _bucket(url: str) -> str:
+    """Scheme and bucket of an address."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 NOTHING: Final = Config()

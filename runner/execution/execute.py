@@ -31,7 +31,6 @@ from ..planning.fingerprint import World
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
 from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
 from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State, Task, priorities
-from ..secrets import Masker
 from ..storage.artifacts import delete
 from ..storage.crash import crashpoint
 from ..storage.files import Content
@@ -42,6 +41,7 @@ from .chores import INSTALL
 from .fleet import Fleet
 from .ledger import Ledger
 from .leftovers import Leftovers, clear
+from .masking import all_given
 from .scrap import Scrap
 from .sharing import Deliveries
 from .sites import SOONEST_LOOK, Away, Errand, Site
@@ -77,7 +77,7 @@ class Options:
 
 
 class Failure(NamedTuple):
-    """A step that failed, and what is worth reading about it."""
+    """A step that failed, and what is worth reading about it, masked."""
 
     id: str
     reason: str
@@ -461,6 +461,7 @@ class Executor:
         self.made.clear()
         self.made.update(made)
         self.survey.plan = self.plan
+        self.ledger.masker.learn(all_given(self.plan, os.environ))
         self.survey.places = self.survey.place(self.ws, self.plan)
         facts = look(self.ws, self.plan, self.survey.request)
         facts.there = dict(self.ws.cache.contents(path for targets in self.survey.places.values() for _, path in targets))
@@ -646,7 +647,7 @@ class Executor:
         """Delete what there is of an attempt that did not begin."""
         if running.errand is not None and isinstance(running.site, Away):
             self._beside(self._clear_away(running.site, running.errand, ()))
-        clear_up(running, self._scrap)
+        clear_up(running, self._scrap, self.ws.objects)
 
     def _shown(self, id: str, name: str, detail: Mapping[str, Any]) -> dict[str, object]:
         """What is said of an attempt that begins."""
@@ -736,7 +737,7 @@ class Executor:
     ) -> Running:
         """Prepare an attempt and start it: at once, unless `start` says in which way."""
         attempt = Attempt(f"{self._attempts}/{name}")
-        secrets, taking = self.attempts.secrets(detail), wants(detail)
+        taking = wants(detail)
         if key is not None:
             for old in self.left.pop(key[:24]):
                 found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
@@ -744,9 +745,7 @@ class Executor:
                     job, site = found
                     attempt = Attempt(f"{self._attempts}/{old}")
                     log = attempt.path + ".log"
-                    running = Running(
-                        node, n, key, world, attempt, job, old, log, time.time(), secrets, generation, lock, site, taking, taken_up=True
-                    )
+                    running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, taking, taken_up=True)
                     if isinstance(site, Away):
                         running.errand = self.attempts.errand(running, detail, sys.executable, site)
                         running.errand.job, running.errand.rejoined = job, True
@@ -758,7 +757,7 @@ class Executor:
         python = "python" if image else await self.attempts.python(node, site)
         if image:
             await self.attempts.boxes_of(site).image(image)
-        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), secrets, generation, lock, site, taking, gpus)
+        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), generation, lock, site, taking, gpus)
         if generation is not None:
             from . import checkpoints
 
@@ -946,14 +945,14 @@ class Executor:
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
-                reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, running.log)
+                reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, outcomes.tail(running.log, self.ledger.masker))
                 if exit.reason == "lost" and running.site is not self.fleet.here:
                     words += f" ({running.site.name} was restarted, or it was killed there)"
                 if reason == "exit":
                     where = "" if running.site is self.fleet.here else running.site.name
                     if where and exit.code == 127 and not image:
                         words += f" on {where}; `recipe doctor --driver {self.fleet.name}` tells what there is"
-                    if full := outcomes.full(outcomes.tail(running.log), await running.site.room(), where):
+                    if full := outcomes.full(outcomes.tail(running.log, self.ledger.masker), await running.site.room(), where):
                         reason, words = "disk", f"{words}: {full}"
                 self._failed(id, running, detail, reason, words)
             else:
@@ -992,7 +991,7 @@ class Executor:
             self._failed(id, running, detail, "disk", str(error))
             return
         crashpoint("outputs-stored")
-        values = outcomes.measured(attempt.path, running.log, detail["metrics"], running.secrets)
+        values = outcomes.measured(attempt.path, running.log, detail["metrics"], self.ledger.masker)
         if running.goes_on is not None:
             from . import checkpoints
 
@@ -1041,7 +1040,7 @@ class Executor:
 
     def _failed(self, id: str, running: Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
         attempt = running.attempt
-        tail = Masker(running.secrets).mask(outcomes.tail(running.log))
+        tail = outcomes.tail(running.log, self.ledger.masker)
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
@@ -1084,7 +1083,8 @@ class Executor:
             return
         if own.after == State.FAILED:
             self.made[self.plan.index[id]] = NOTHING
-            self.failures.append(Failure(id, words or reason, tail, log, hint, reason != "error", left))
+            text = self.ledger.masker.text
+            self.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
 
     def _tidy(self, running: Running, detail: Mapping[str, Any], *, success: bool) -> None:
         for name, _, pattern, _, keep in detail["state"]:
@@ -1132,7 +1132,7 @@ class Executor:
     def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
-        return outcomes.keep(running.log, self._measured(running, detail), kept, running.secrets)
+        return outcomes.keep(running.log, self._measured(running, detail), kept, self.ledger.masker)
 
     def _measured(self, running: Running, detail: Mapping[str, Any]) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""

@@ -16,6 +16,7 @@ from drivers.base import Exit
 from ..errors import Infrastructure
 from ..planning.plan import Node
 from ..planning.schedule import Move
+from ..secrets import Masker
 from ..storage.files import Content
 from ..storage.store import AttemptRow, Event, Made, Published, StepRow, Trace
 from .workspace import Workspace
@@ -87,12 +88,21 @@ class _Group:
 
 
 class Ledger:
-    """The pen of one claimed run."""
+    """The pen of one claimed run: what it writes is masked."""
 
     def __init__(
-        self, ws: Workspace, run: str, fence: int, recipe: str, listener: Listener | None, expected: Mapping[str, float], say: Callable[[str], None]
+        self,
+        ws: Workspace,
+        run: str,
+        fence: int,
+        recipe: str,
+        listener: Listener | None,
+        expected: Mapping[str, float],
+        say: Callable[[str], None],
+        masker: Masker,
     ) -> None:
-        self.ws, self.run, self.fence, self.recipe, self.expected, self.say = ws, run, fence, recipe, expected, say
+        self.ws, self.run, self.fence, self.recipe, self.expected, self.masker = ws, run, fence, recipe, expected, masker
+        self._say = say
         self.keys = Keys(str(ws.home / "locks" / "keys"))
         self._listener = listener
         self._sent: _Group | None = None
@@ -106,7 +116,14 @@ class Ledger:
     def size(self) -> int:
         return len(self._next.moves)
 
+    def say(self, text: str) -> None:
+        """Tell people something, masked."""
+        self._say(self.masker.text(text))
+
     def move(self, move: Move) -> None:
+        """Note a move.  No secret is in what is stored and shown of it."""
+        if self.masker:
+            move = move._replace(reason=self.masker.text(move.reason), data=self.masker.value(move.data))
         self._next.moves.append(move)
         if move.subject == "run" and move.before != move.after:
             self._next.state = (str(move.after), move.reason)
@@ -149,7 +166,7 @@ class Ledger:
             started,
             time.time(),
             outcome,
-            reason,
+            self.masker.text(reason),
             ended,
             dict(image),
         )

@@ -6,11 +6,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+from ..secrets import Masker
 
 Value = float | int | str | bool
 LONGEST = 1 << 20
 """Bytes of one line."""
+NOTHING: Final = Masker()
 
 
 def last(lines: Iterable[bytes]) -> dict[str, Value]:
@@ -66,23 +69,33 @@ def first_step(path: Path) -> int | None:
         return None
 
 
-def match(log: Path, pattern: str) -> dict[str, Value]:
-    """The last value of every named group of `pattern` over the lines of a log, as a number where it is one."""
+def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
+    """The last value of every named group of `pattern` over the lines of a log, which are masked before, as a number where it is one."""
     import regex
 
     compiled = regex.compile(pattern.encode())
     found: dict[str, Value] = {}
     with log.open("rb") as file:
-        for line in _lines(file):
+        for line in _lines(file, masker):
             hit = compiled.search(line[:4096], timeout=1)
             if hit:
                 found.update({name: _number(text) for name, text in hit.groupdict().items() if text is not None})
     return found
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: BinaryIO, masker: Masker = NOTHING) -> Iterator[bytes]:
     """Lines, and of one that is too long to mean anything its pieces: a log without newlines never lies in memory as a whole."""
-    return iter(lambda: file.readline(LONGEST), b"")
+    if not masker:
+        yield from iter(lambda: file.readline(LONGEST), b"")
+        return
+    stream, rest = masker.stream(), b""
+    while data := file.read(LONGEST):
+        *lines, rest = (rest + stream.feed(data)).split(b"\n")
+        yield from lines
+        if len(rest) > LONGEST:
+            yield rest
+            rest = b""
+    yield rest + stream.end()
 
 
 def _flat(value: dict[str, object], head: str) -> dict[str, Value]:

@@ -7,13 +7,13 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from drivers.base import Exit
 
-from ..secrets import Masker, Secret
+from ..secrets import Masker, Stream
 from . import metrics
 from .scrap import Scrap
 
@@ -29,12 +29,12 @@ def reason(exit: Exit) -> str:
     return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
 
 
-def said(exit: Exit, detail: Mapping[str, Any], image: str, log: str) -> str:
-    """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why in the log."""
+def said(exit: Exit, detail: Mapping[str, Any], image: str, tail: bytes) -> str:
+    """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why at the end of the log."""
     if image:
         from .containers import explain
 
-        if words := explain(exit, tail(log), image):
+        if words := explain(exit, tail, image):
             return words
     if exit.reason == "timeout":
         return f"ran longer than {detail['timeout']:g} s and was stopped"
@@ -67,13 +67,12 @@ def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
     return f"no space left on a disk{f' of {host}' if host else ''} ({left} for attempts)"
 
 
-def tail(path: str) -> bytes:
-    """The end of a log; empty when there is none."""
+def tail(path: str, masker: Masker) -> bytes:
+    """The end of a log, masked; empty when there is none."""
     try:
         with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL))
-            return file.read()
+            stream = _from(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
+            return stream.feed(file.read()) + stream.end()
     except OSError:
         return b""
 
@@ -89,33 +88,33 @@ def words(tail: bytes) -> bytes:
     return launcher.sub(b"", tail)
 
 
-def keep(log: str, measured: str, kept: str, secrets: Sequence[Secret]) -> str:
+def keep(log: str, measured: str, kept: str, masker: Masker) -> str:
     """Put what an attempt printed and measured where logs are kept, masked; it also stays where it is.
 
     Answers the path of the kept log; empty when nothing was printed, and nothing kept.
     """
     if measured and os.path.exists(measured):
-        _keep(measured, f"{kept}.metrics", secrets, 0)
+        _keep(measured, f"{kept}.metrics", masker, 0)
     try:
         size = os.stat(log).st_size
     except OSError:
         return ""
     if size == 0:
         return ""
-    _keep(log, f"{kept}.log", secrets, size)
+    _keep(log, f"{kept}.log", masker, size)
     return f"{kept}.log"
 
 
-def _keep(source: str, target: str, secrets: Sequence[Secret], size: int) -> None:
+def _keep(source: str, target: str, masker: Masker, size: int) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    if not secrets and size <= LOG_CAP:
+    if not masker and size <= LOG_CAP:
         try:
             os.link(source, target)
             return
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 raise
-    _copy_masked(source, target, Masker(secrets), size)
+    _copy_masked(source, target, masker, size)
 
 
 def discard(log: str, measured: str, scrap: Scrap) -> None:
@@ -130,31 +129,38 @@ def discard(log: str, measured: str, scrap: Scrap) -> None:
             os.unlink(measured)
 
 
-def measured(attempt: str, log: str, how: tuple[str, str] | None, secrets: Sequence[Secret]) -> dict[str, Any]:
-    """The metrics that an attempt reported: in files of a pattern, by lines of its log, or in the file that its environment named."""
+def measured(attempt: str, log: str, how: tuple[str, str] | None, masker: Masker) -> dict[str, Any]:
+    """The metrics that an attempt reported, masked: in files of a pattern, by lines of its log, or in the file that its environment named."""
     if how is None:
         return {}
     file, pattern = how
     if pattern:
-        found = metrics.match(Path(log), pattern)
+        found = metrics.match(Path(log), pattern, masker)
     else:
         paths = sorted(Path(attempt).glob(file)) if file else [Path(attempt + ".metrics")]
         found = {name: value for path in paths for name, value in metrics.read(path).items()}
-    if secrets:
-        mask = Masker(secrets).mask
-        return {name: mask(value.encode()).decode() if isinstance(value, str) else value for name, value in found.items()}
-    return dict(found)
+    return dict(masker.value(found))
 
 
 def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
     with open(source, "rb") as origin, open(target, "wb") as kept:
-        left = LOG_CAP // 2
-        while size > LOG_CAP and left > 0 and (data := origin.read(min(1 << 20, left))):
-            left -= len(data)
-            kept.write(masker.feed(data))
+        stream = masker.stream()
         if size > LOG_CAP:
-            kept.write(masker.end() + f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
-            origin.seek(size - LOG_CAP // 2)
+            left = LOG_CAP // 2
+            while left > 0 and (data := origin.read(min(1 << 20, left))):
+                left -= len(data)
+                kept.write(stream.feed(data))
+            # What is held back may be the beginning of a secret: it goes with what is dropped.
+            kept.write(f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
+            stream = _from(origin, size - LOG_CAP // 2, masker)
         while data := origin.read(1 << 20):
-            kept.write(masker.feed(data))
-        kept.write(masker.end())
+            kept.write(stream.feed(data))
+        kept.write(stream.end())
+
+
+def _from(file: BinaryIO, start: int, masker: Masker) -> Stream:
+    """What masks a file from `start` on, having seen what stands before, so that of a secret which begins there nothing is shown."""
+    stream = masker.stream()
+    file.seek(max(0, start - masker.margin))
+    stream.feed(file.read(start - file.tell()))
+    return stream

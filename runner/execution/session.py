@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
+from ..secrets import Masker
 from ..storage.files import Content
 from .survey import Request, Survey, out_dir, survey
 from .workspace import Workspace
@@ -49,7 +49,7 @@ class Overview(NamedTuple):
     expected: Mapping[str, float]
     jobs: int
     workspace: str
-    mask: Callable[[bytes], bytes] = bytes
+    masker: Masker = Masker()
     """Takes the run's secrets out of what a step prints."""
     command: Callable[[str], str] = lambda id: ""
     """A step's command as it would be typed, by the step's id."""
@@ -239,9 +239,10 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     from ..storage.store import RunRow
     from .ledger import Ledger
     from .manifests import remember
+    from .masking import all_given, of_addresses
 
     nodes = found.plan.nodes
-    data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh, "command": sys.argv[1:]}
+    data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh}
     ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.claim(id, f"process {os.getpid()}")
     if fence is None:
@@ -249,8 +250,9 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     remember(ws, found)
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
-    ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say)
-    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), _mask(found), partial(_typed, found)))
+    masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
+    ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
+    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
     _tell(ws, listener)
     _bury(ws, found.plan.recipe, id)
     crashpoint("run-claimed")
@@ -268,14 +270,6 @@ def _typed(found: Survey, id: str) -> str:
     from .explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
-
-
-def _mask(found: Survey) -> Callable[[bytes], bytes]:
-    """What takes the values of the plan's secrets out of a text."""
-    from ..secrets import Masker, Secret
-
-    named = {source for detail in found.plan.details() for _, _, source, _ in detail.get("secrets", ())}
-    return Masker([Secret(name, os.environ[name]) for name in sorted(named) if os.environ.get(name)]).mask
 
 
 def _bury(ws: Workspace, recipe: str, id: str) -> None:
@@ -305,23 +299,20 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
-    wrong, gone = [], []
+    wrong, gone, unset = [], [], list[str]()
     details = found.plan.details()
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or "select" in details[n]:
             continue
         from .facts.needs import missing
+        from .masking import faults
 
         detail, id = details[n], found.plan.nodes[n].id
         gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
         nodes = _nodes(detail)
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
-        wrong += [
-            f"{id} needs the secret {name}: set the variable {source}"
-            for name, _, source, required in detail["secrets"]
-            if required and not os.environ.get(source)
-        ]
+        unset += faults(id, detail, os.environ)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
         shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
@@ -330,9 +321,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             fix="move them away, give --overwrite, or `recipe adopt` the step",
         )
     if gone:
-        lines = [*gone, *wrong]
+        lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
         raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
+    if unset:
+        raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")

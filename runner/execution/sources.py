@@ -35,26 +35,35 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if kind == "stream" and not update and "://" not in address:
         return f"name:{address}"
     known = _locked(ws)
-    if address in known and not update:
+    if address in known and not update and (address not in ws.addresses or _note(ws, address, known[address]).exists()):
         return known[address]
     try:
-        identity = ask(kind, address)
+        identity = ask(ws, kind, address)
     except CannotRun:
         return None  # planning goes on without the answer, a run says so
+    if not update and known.get(address, identity) != identity:  # a query may also say which of many files is meant
+        raise _changed(address)
     known[address] = identity
     if not ws.read_only:
         ws.write(ws.root / "recipe.lock", (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode())
+        if address in ws.addresses:
+            ws.write(_note(ws, address, identity), b"")
     return identity
 
 
-def ask(kind: str, address: str) -> str:
+def _note(ws: Workspace, address: str, identity: str) -> Path:
+    """The file that says that this was the answer for an address with what opens it now."""
+    return ws.home / "cache" / f"asked-{of_value('asked', [ws.addresses[address], identity])[:32]}"
+
+
+def ask(ws: Workspace, kind: str, address: str) -> str:
     """What its server says now that `address` is, whatever `recipe.lock` says.  Raises CannotRun."""
     if kind == "hf" and _COMMIT.fullmatch(_hub(address)[1]):
         return f"hf:{_hub(address)[1]}"
     try:
-        return _ask_hub(address) if kind == "hf" else _ask_store(address)
+        return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
     except Exception as error:  # every client has its own way to say that it cannot reach its server
-        raise CannotRun(f"{address} cannot be looked at: {_words(error)}") from error
+        raise _trouble(ws, f"{address} cannot be looked at", error) from None
 
 
 def wanted(folder: str, only: Sequence[str]) -> list[str]:
@@ -84,13 +93,25 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
             if kind == "hf":
                 _download_hub(address, identity.partition(":")[2], target, only)
             else:
-                _download(address, identity, target, only)
+                _download(ws, address, identity, target, only)
         os.utime(folder)  # `gc` goes by when it was last wanted
         return target
     except CannotRun:
         raise
     except Exception as error:
-        raise CannotRun(f"{address} cannot be fetched: {_words(error)}") from error
+        raise _trouble(ws, f"{address} cannot be fetched", error) from None
+
+
+def _trouble(ws: Workspace, what: str, error: Exception) -> CannotRun:
+    """Clients name the whole address in what they raise, with what opens it: of that only masked words are kept."""
+    from ..secrets import Masker
+    from .masking import of_addresses
+
+    return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}")
+
+
+def _changed(address: str) -> CannotRun:
+    return CannotRun(f"{address} is not what it was when it was resolved", fix="take it as it is now: `recipe run --update`")
 
 
 def _words(error: Exception) -> str:
@@ -133,13 +154,25 @@ def _ask_hub(address: str) -> str:
     return f"hf:{info.sha}"
 
 
-def _ask_store(address: str) -> str:
+def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
+    """A client of fsspec for an address, and the name that the client has for it.  A bucket that is a store's, too, is asked as that store is."""
     import fsspec
 
-    store, path = fsspec.core.url_to_fs(address)
+    store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
+    options: dict[str, Any] = {}
+    if store is not None:
+        from ..storage.buckets import client_options
+
+        options = client_options(address[:2], store.endpoint, store.region, store.profile, store.anonymous)
+    client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)
+    return client, name
+
+
+def _ask_store(ws: Workspace, address: str) -> str:
+    store, path = _opened(ws, address)
     # What lies behind https is one file: to look for more would be to read it and follow its links.
     found: dict[str, Any] = {} if address.startswith("https:") else store.find(path, detail=True)
-    found = found or {path: store.info(path)}
+    found = found or {address if address.startswith("https:") else path: store.info(path)}
     names = ("VersionId", "ETag", "etag", "generation", "mtime", "Last-Modified")
     rows = [[name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))] for name, info in sorted(found.items())]
     return f"etag:{of_value('bucket/1', rows)}"
@@ -169,12 +202,10 @@ def _download_hub(address: str, revision: str, target: Path, only: Sequence[str]
         delete(partial)
 
 
-def _download(address: str, identity: str, target: Path, only: Sequence[str]) -> None:
-    import fsspec
-
+def _download(ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]) -> None:
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    store, path = fsspec.core.url_to_fs(address)
+    store, path = _opened(ws, address)
     folder = not address.startswith("https:") and store.isdir(path)
     try:
         if only and folder:
@@ -188,8 +219,8 @@ def _download(address: str, identity: str, target: Path, only: Sequence[str]) ->
         else:
             store.get_file(path, str(partial))
         store.invalidate_cache()
-        if _ask_store(address) != identity:
-            raise CannotRun(f"{address} is not what it was when it was resolved", fix="take it as it is now: `recipe run --update`")
+        if _ask_store(ws, address) != identity:
+            raise _changed(address)
         partial.rename(target)
     finally:
         delete(partial)

@@ -259,7 +259,6 @@ class Attempt:
         root = f"{os.path.realpath(self.path)}/"
         return any(not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links)
 
-
     def taken(self) -> dict[str, str]:
         """Outputs that a host was moving among its objects when a worker died: name -> content."""
         try:

@@ -19,22 +19,23 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..digest import Digest, of_bytes, of_value
-from ..errors import Invalid, NotFound, RecipeError
+from ..errors import Invalid, NotFound, Problem, RecipeError
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
 from ..planning.plan import COMPILER, Plan
+from ..secrets import unusable
 from ..storage.files import Content
 from .workspace import Workspace
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe
+    from ..language.recipe import Recipe, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     known: dict[str, tuple[str, ...]] = {}
     while True:
         plan = compiled(ws, source, request, known)
+        request = _storable(ws, plan, request)
         ws.traces.expect(plan.recipe)
         facts = look(ws, plan, request)
         places = _places(ws, plan, library, request)
@@ -156,8 +158,8 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     globs = Globs(ws.root, known, ws)
     sources: dict[str, Digest] = {}
     recipe, plan = _compile(ws, source, text, request, globs, sources)
-    if digest is not None and not ws.read_only:
-        secrets = sorted(spec.env for spec in recipe.inputs.values() if spec.type == "secret" and spec.required and spec.env)
+    if digest is not None and not ws.read_only and not ws.addresses:  # what opens an address is known from the request alone
+        secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
         note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
         ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
     return plan
@@ -176,8 +178,8 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
                 return None
         if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
             return None
-        if any(name not in os.environ for name in made_from["secrets"]):
-            return None
+        if any(unusable(name, os.environ.get(name), required=required) for name, required in made_from["secrets"]):
+            return None  # reading the recipe says where
         return Plan.load(rest)
     except (OSError, ValueError, KeyError):
         return None
@@ -202,10 +204,44 @@ def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, glo
     globs.recipe = recipe.id
     used: dict[str, Recipe] = {}
     load_used(ws.root, recipe, used, sources)
-    values = inputs.bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
+    bind = partial(_bind, ws)
+    values = bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
     digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
-    plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=inputs.bind, kind_of=inputs.kind_of, preset=request.preset)
+    plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=bind, kind_of=inputs.kind_of, preset=request.preset)
     return recipe, plan
+
+
+def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -> dict[str, Tree]:
+    """`inputs.bind`, with addresses as they may be stored: what opens one is kept in `ws.addresses`.  Raises Invalid."""
+    from ..language import inputs
+
+    def stored(name: str, value: Tree) -> Tree:
+        if not isinstance(value, str):
+            return value
+        address, private = inputs.divided(value)
+        if not private:
+            return value
+        if recipe.inputs[name].stream:
+            words, fix = "is streamed, so that its address stands in the command, and what opens it would, too", "say `stream: false` in the recipe"
+            raise Invalid([recipe.document.problem("streamed-secret", f'"{name}" {words}', ("inputs", name), fix=fix, key=True)])
+        if ws.addresses.setdefault(address, value) != value:
+            words = f"two inputs are {address} with different queries; a query opens a file and is no part of its name"
+            raise Invalid([Problem("two-queries", words, fix="fetch them into files, and give these")])
+        return address
+
+    values = inputs.bind(recipe, given, **how)
+    for name, value in values.items():
+        if {recipe.inputs[name].type, recipe.inputs[name].items} & {"file", "dataset", "model"}:
+            values[name] = [stored(name, item) for item in value] if isinstance(value, list) else stored(name, value)
+    return values
+
+
+def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
+    """The request without what opens its addresses."""
+    if not ws.addresses:
+        return request
+    opened = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
+    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in opened}})
 
 
 def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:

@@ -35,6 +35,7 @@ class Workspace:
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.sharing: Sharing | None = None  # a store that is used beside this one: see `sharing.share`
+        self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
 
     @classmethod
     def open(cls, root: Path, *, read_only: bool = False) -> Workspace:

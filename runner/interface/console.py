@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
+from ..secrets import Masker
 from .tail import LogTail, MetricsTail, fit, lines, shown, span, width
 
 if TYPE_CHECKING:
@@ -88,10 +89,8 @@ class JsonLines:
     def __init__(self, out: TextIO) -> None:
         self._out = _Stream(out)
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
-        self._mask: Callable[[bytes], bytes] = bytes
 
     def begin(self, overview: Overview) -> None:
-        self._mask = overview.mask
         self._put(
             {
                 "subject": "plan",
@@ -130,10 +129,7 @@ class JsonLines:
         self._put({"subject": "note", "text": text})
 
     def end(self, summary: Summary) -> None:
-        failed = [
-            {"id": f.id, "reason": f.reason, "tail": self._mask(f.tail).decode(errors="replace"), "log": f.log, "hint": f.hint}
-            for f in summary.failed
-        ]
+        failed = [{"id": f.id, "reason": f.reason, "tail": f.tail.decode(errors="replace"), "log": f.log, "hint": f.hint} for f in summary.failed]
         self._put(
             {
                 "subject": "summary",
@@ -308,9 +304,9 @@ class _Row:
         self._started = now
         self.expected = expected
         # A relative path is one of the workspace's.
-        self._log = LogTail(os.path.join(story.workspace, str(event.data.get("log") or "")), story.mask)
+        self._log = LogTail(os.path.join(story.workspace, str(event.data.get("log") or "")), story.masker)
         metrics = event.data.get("metrics")
-        self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics))) if metrics else None
+        self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics)), story.masker) if metrics else None
 
     def poll(self, now: float) -> bool:
         changed = self._log.poll()
@@ -394,7 +390,7 @@ class _Story:
         self._commands = commands
         self._clock = clock
         self.workspace = ""
-        self.mask: Callable[[bytes], bytes] = bytes
+        self.masker = Masker()
         self._command: Callable[[str], str] = lambda id: ""
         self.total = self.ended = self.failed = 0
         self._restored = 0
@@ -404,7 +400,7 @@ class _Story:
         self._allowed_at = 0.0
 
     def begin(self, overview: Overview) -> None:
-        self.workspace, self.mask, self._command = overview.workspace, overview.mask, overview.command
+        self.workspace, self.masker, self._command = overview.workspace, overview.masker, overview.command
         self.total, self.ended = overview.total, overview.fresh
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()
@@ -499,7 +495,7 @@ class _Story:
     def _failure(self, failure: Failure) -> list[Line]:
         name = shown(failure.id)
         told: list[Line] = [(f"{name}: failed: {shown(failure.reason)}", "bad")]
-        said = lines(self.mask(failure.tail))
+        said = lines(failure.tail)
         if any(said):
             told += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
         if failure.log:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
-from ..secrets import Masker, Secret
+from ..secrets import Masker, Secret, Stream
 from ..storage.store import FINAL
 from .tail import fit, shown
 
@@ -128,20 +128,21 @@ def kept(home: Path, run: str, part: Part) -> Path:
 class Tail:
     """One log, read on from where it was read to.  A raw one is held open: that it is moved or removed when its attempt ends loses nothing."""
 
-    def __init__(self, handle: int, masker: Masker) -> None:
-        self._handle, self._masker = handle, masker
+    def __init__(self, handle: int, masked: Stream) -> None:
+        self._handle, self._masked = handle, masked
         self._offset = 0
 
     @classmethod
     def of(cls, home: Path, run: str, part: Part, environ: Mapping[str, str]) -> Tail | None:
         """None when there is nothing yet, or nothing any more."""
         try:
-            return cls(os.open(kept(home, run, part), os.O_RDONLY | os.O_CLOEXEC), Masker(()))
+            return cls(os.open(kept(home, run, part), os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
         except FileNotFoundError:
             if part.ended:
                 return None
         try:
-            return cls(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), Masker([Secret(name, environ[name]) for name in part.secrets]))
+            masker = Masker([Secret(name, environ[name]) for name in part.secrets])
+            return cls(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
         except FileNotFoundError:
             return None
 
@@ -149,14 +150,14 @@ class Tail:
         """What is new, at most a part of it."""
         data = os.pread(self._handle, _CHUNK, self._offset)
         self._offset += len(data)
-        return self._masker.feed(data) if data else b""
+        return self._masked.feed(data) if data else b""
 
     def rest(self, write: Callable[[bytes], None]) -> None:
         """Everything to the end, and let go of the file."""
         while data := os.pread(self._handle, _CHUNK, self._offset):
             self._offset += len(data)
-            write(self._masker.feed(data))
-        write(self._masker.end())
+            write(self._masked.feed(data))
+        write(self._masked.end())
         os.close(self._handle)
 
 

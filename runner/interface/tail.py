@@ -11,10 +11,11 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+
+from ..secrets import SHORTEST, Masker
 
 _LINE = 4 << 10  # of a log: at most so much of its end is looked at
-_MARGIN = 4 << 10  # read before it, so that a secret cut by the edge is whole when it is masked
 _METRICS = 64 << 10
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _BARS = "▁▂▃▄▅▆▇█"
@@ -72,24 +73,28 @@ def span(seconds: float) -> str:
 
 
 class LogTail:
-    """The last line of a log that is being written.  `mask` takes secrets out of bytes."""
+    """The last line of a log that is being written, masked."""
 
-    __slots__ = ("_mask", "_path", "_size", "line")
+    __slots__ = ("_masker", "_path", "_size", "line")
 
-    def __init__(self, path: str, mask: Callable[[bytes], bytes]) -> None:
+    def __init__(self, path: str, masker: Masker) -> None:
         self._path = path
-        self._mask = mask
+        self._masker = masker
         self._size = 0
         self.line = ""
 
     def poll(self) -> bool:
         """Look again; True when the line has changed."""
-        news = _read(self._path, 0, _LINE + _MARGIN, self._size)
+        news = _read(self._path, 0, _LINE + self._masker.margin, self._size)
         if news is None:
             return False
         data, start, self._size = news
-        data = self._mask(data)
-        line = _last(data[_MARGIN:] if start else data)
+        stream = self._masker.stream()
+        before = max(0, len(data) - _LINE) if start else 0
+        stream.feed(data[:before])
+        shown = stream.feed(data[before:])
+        # The beginning of a secret whose rest has not been written yet is not shown; fewer characters than any secret has are.
+        line = _last(shown + stream.end() if len(stream.held) < SHORTEST else shown)
         changed, self.line = line != self.line, line
         return changed
 
@@ -97,10 +102,10 @@ class LogTail:
 class MetricsTail:
     """The training metrics of a running step, as far as they have been written."""
 
-    __slots__ = ("_first", "_last", "_path", "_points", "_seen", "_stride", "_sum", "_summed", "main", "values")
+    __slots__ = ("_first", "_last", "_masker", "_path", "_points", "_seen", "_stride", "_sum", "_summed", "main", "values")
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, masker: Masker) -> None:
+        self._path, self._masker = path, masker
         self._seen = 0
         self.values: dict[str, float] = {}
         self.main = ""
@@ -124,7 +129,7 @@ class MetricsTail:
         self._seen = start + whole
         told = data[:whole].splitlines()[1 if skipped else 0 :]
         for line in told:
-            self._take(_numbers(line))
+            self._take(_numbers(line, self._masker))
         step = self.values.get("step")
         if step is not None and (self._last is None or step != self._last[0]):
             self._last = (step, now)
@@ -197,11 +202,11 @@ def _main(values: Mapping[str, float]) -> str:
     return next((name for name in candidates if name.endswith("loss")), candidates[0] if candidates else "")
 
 
-def _numbers(line: bytes) -> dict[str, float]:
+def _numbers(line: bytes, masker: Masker) -> dict[str, float]:
     from runner.execution.metrics import parse
 
     try:
-        told = parse(line)
+        told = masker.value(parse(line))
     except RecursionError:  # a line of ten thousand brackets
         return {}
     return {name: value for name, value in told.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300}

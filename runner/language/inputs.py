@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from runner.errors import Invalid, Problem, did_you_mean
+from runner.secrets import unusable
 
 from . import library
 from .recipe import Input, InputType, Recipe, Tree, Where
@@ -31,6 +32,8 @@ _HUB = re.compile(rf"(?:hf://(?:datasets/)?)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za
 _SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
 _INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?")
+_HTTPS = re.compile(r"https://(?:([^/?#@]*)@)?([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+_SIGNATURE = 16  # characters
 _PATIENCE = 0.25  # seconds for one `pattern`: a recipe's expression must not be able to hang
 
 
@@ -45,7 +48,7 @@ class Wrong(Exception):
 def bind(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, environment: Mapping[str, str] | None = None) -> dict[str, Tree]:
     """One value for every input but the secrets, which have none here.  Raises Invalid.
 
-    `environment` is where required secrets must be set; without it nobody asks.
+    `environment` is where secrets are set; without it nobody asks for them.
     """
     problems = [_unknown_input(recipe, name) for name in given if name not in recipe.inputs]
     chosen: Mapping[str, Tree] = {}
@@ -58,7 +61,9 @@ def bind(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = No
     values = binder.bind()
     problems += binder.problems
     if environment is not None:
-        problems += [_unset(recipe, spec) for spec in recipe.inputs.values() if spec.name not in given and _is_unset(spec, environment)]
+        for spec in recipe.inputs.values():
+            if spec.type == "secret" and spec.name not in given:
+                problems += _unusable(recipe, spec, environment)
     if problems:
         raise Invalid(problems)
     return values
@@ -75,6 +80,19 @@ def kind_of(address: str) -> Kind:
     """What a bound model, dataset or file is: its scheme, or a path."""
     found = _SCHEME.match(address)
     return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
+
+
+def divided(address: str) -> tuple[str, tuple[str, ...]]:
+    """An https address as it may be stored and shown, which is host and path, and the parts of it that open it: its query, and a login.
+
+    Of the query's values, those that are long enough to be a signature are parts of their own.
+    """
+    found = _HTTPS.fullmatch(address)
+    if found is None:
+        return address, ()
+    login, place, query = found[1] or "", found[2], found[3] or ""
+    values = (pair.partition("=")[2] for pair in query.split("&"))
+    return f"https://{place}", tuple(part for part in (login, query, *(value for value in values if len(value) >= _SIGNATURE)) if part)
 
 
 def converted(spec: Input, value: object) -> Tree:
@@ -104,13 +122,14 @@ def _unknown_preset(recipe: Recipe, name: str) -> Problem:
     return Problem("unknown-preset", f'{recipe.id} has no preset "{name}"', None, fix)
 
 
-def _is_unset(spec: Input, environment: Mapping[str, str]) -> bool:
-    return spec.type == "secret" and spec.required and not environment.get(spec.env or "")
-
-
-def _unset(recipe: Recipe, spec: Input) -> Problem:
-    fix = f"export {spec.env}=…; a secret comes from the environment, never from the command line"
-    return recipe.document.problem("secret-not-set", f'the secret "{spec.name}" is not set', ("inputs", spec.name), fix=fix, key=True)
+def _unusable(recipe: Recipe, spec: Input, environment: Mapping[str, str]) -> list[Problem]:
+    variable = spec.env or ""
+    value = environment.get(variable)
+    if not (wrong := unusable(variable, value, required=spec.required)):
+        return []
+    fix = f"export {variable}=…; a secret comes from the environment, never from the command line"
+    code = "secret-too-short" if value else "secret-not-set"
+    return [recipe.document.problem(code, f'the secret "{spec.name}" {wrong}', ("inputs", spec.name), fix=fix, key=True)]
 
 
 class _Binder:

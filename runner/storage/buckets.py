@@ -116,6 +116,26 @@ def open(url: str, *, root: Path, endpoint: str = "", region: str = "", profile:
     return Google(f"gs://{name}/{prefix}".rstrip("/"), name, head, endpoint, anonymous=anonymous)
 
 
+def client_options(scheme: str, endpoint: str, region: str, profile: str, anonymous: bool) -> dict[str, Any]:
+    """What fsspec's client of a scheme, `s3` or `gs`, is made with for a place with these settings.  A change to it is the caller's own."""
+    if scheme == "gs":
+        # An endpoint from settings is never shown a token.
+        return {"token": "anon" if endpoint or anonymous else None, "endpoint_url": endpoint or None}
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {"region_name": region} if region else {}
+    if endpoint:
+        # Servers other than Amazon's do not all know its newer checksums; ours are SHA-256 and MD5 anyhow.
+        config |= {
+            "s3": {"addressing_style": "path"},
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        }
+        if not region and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION")) and not profile:
+            client["region_name"] = "us-east-1"
+    more = {"profile": profile} if profile else {}
+    return {"anon": anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
+
+
 # -- trying again
 
 
@@ -611,27 +631,14 @@ class S3:
         s3fs = _module("s3fs", self.url, "s3")
         from fsspec.asyn import sync
 
-        endpoint, region, profile, anonymous = self._settings
-        config: dict[str, Any] = {
+        options = client_options("s3", *self._settings)
+        options["config_kwargs"] |= {
             "retries": {"total_max_attempts": 1},
             "connect_timeout": CONNECT,
             "read_timeout": TIMEOUT,
             "max_pool_connections": self.width,
         }
-        client: dict[str, Any] = {"region_name": region} if region else {}
-        if endpoint:
-            # Servers other than Amazon's do not all know its newer checksums; ours are SHA-256 and MD5 anyhow.
-            config |= {
-                "s3": {"addressing_style": "path"},
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-            }
-            if not region and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION")) and not profile:
-                client["region_name"] = "us-east-1"
-        more = {"profile": profile} if profile else {}
-        system = s3fs.S3FileSystem(
-            anon=anonymous, endpoint_url=endpoint or None, client_kwargs=client, config_kwargs=config, skip_instance_cache=True, **more
-        )
+        system = s3fs.S3FileSystem(skip_instance_cache=True, **options)
         return sync(system.loop, system.set_session), system  # which ends the session when nobody holds it any more
 
 
@@ -819,8 +826,8 @@ class Google:
 
         # It logs what it tries again, with tracebacks; what is worth telling is raised.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
-        token = "anon" if endpoint or self._anonymous else None  # an endpoint from settings is never shown a token
-        return gcsfs.GCSFileSystem(token=token, endpoint_url=endpoint or None, requests_timeout=TIMEOUT, skip_instance_cache=True)
+        options = client_options("gs", endpoint, "", "", self._anonymous)
+        return gcsfs.GCSFileSystem(requests_timeout=TIMEOUT, skip_instance_cache=True, **options)
 
 
 _GOOGLE_LOGIN = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
@@ -94,9 +93,8 @@ class Locks:
                     fcntl.flock(handle, how)
                     # Somebody may have removed the file while we waited: a lock on a file without a name holds nobody off.
                     if _same(handle, path):
-                        command = " ".join(sys.argv)[:200].encode("utf-8", "surrogateescape")
                         os.ftruncate(handle, 0)
-                        os.pwrite(handle, b"process %d (%s)\n" % (os.getpid(), command), 0)
+                        os.pwrite(handle, b"process %d\n" % os.getpid(), 0)
                         return Lock(name, handle)
                 except BlockingIOError:
                     os.close(handle)

@@ -71,6 +71,16 @@ CASES = {
         'secret "token" is not set.*export T_TOKEN_OF_TEST',
         f"{HEAD}inputs: {{token: {{type: secret, env: T_TOKEN_OF_TEST}}}}\nsteps: {{s: {{run: echo, secrets: [token]}}}}\n",
     ),
+    "secret empty": Case(
+        3,
+        'secret "token" is empty: T_EMPTY_OF_TEST is set, but to an empty text.*export T_EMPTY_OF_TEST',
+        f"{HEAD}inputs: {{token: {{type: secret, env: T_EMPTY_OF_TEST}}}}\nsteps: {{s: {{run: echo, secrets: [token]}}}}\n",
+    ),
+    "secret too short": Case(
+        3,
+        'secret "token" is too short: T_SHORT_OF_TEST has 5 characters',
+        f"{HEAD}inputs: {{token: {{type: secret, env: T_SHORT_OF_TEST, required: false}}}}\nsteps: {{s: {{run: echo, secrets: [token]}}}}\n",
+    ),
     "output outside": Case(3, "leaves the attempt directory", step('{run: "true", outputs: {o: ../o}}')),
     "rendered output outside": Case(
         3,
@@ -128,6 +138,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(root: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "T_TOKEN_OF_TEST"}
+    environment |= {"T_EMPTY_OF_TEST": "", "T_SHORT_OF_TEST": "12345"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     return subprocess.run(
         [*before, *RECIPE, *words], cwd=root, env=environment, capture_output=True, text=True, errors="replace", timeout=60, check=False,

@@ -301,23 +301,41 @@ def test_every_write_alone_leaves_the_terminal_as_it_was(stage: Stage) -> None:
 
 
 def test_a_secret_in_the_output_is_masked(stage: Stage) -> None:
-    mask = Masker([Secret("token", "hunter2-hunter2")]).mask
-    stage.begin(mask=mask)
-    stage.start("train", b"a" * 9000 + b" token=hunter2-hunter2")
+    masker = Masker([Secret("token", "hunter2-hunter2")])
+    stage.begin(masker=masker)
+    stage.start("train", b"a" * 9000 + b"\ntoken=hunter2-hunter2")
     stage.pass_time()
-    stage.live.end(Summary("FAILED", {"FAILED": 1}, 1.0, [Failure("train", "exit 1", b"hunter2-hunter2", "", "")]))
-    assert "hunter2" not in "".join(stage.writes)
+    stage.live.end(Summary("COMPLETED", {"DONE": 1}, 1.0))
+    assert "token=***" in "".join(stage.writes) and "hunter2" not in "".join(stage.writes)
 
 
 def test_a_secret_cut_by_the_edge_of_what_is_read_is_not_shown(tmp_path: Path) -> None:
     log = tmp_path / "log"
     secret = b"hunter2-" * 8
-    mask = Masker([Secret("token", secret.decode())]).mask
+    masker = Masker([Secret("token", secret.decode())])
     for cut in range(0, 64, 7):
         log.write_bytes(secret + b"x" * (8192 - 64 + cut))
-        tail = LogTail(str(log), mask)
+        tail = LogTail(str(log), masker)
         assert tail.poll()
         assert "hunter" not in tail.line
+
+
+def test_a_secret_of_which_only_the_beginning_is_written_is_not_shown(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tail = LogTail(str(log), Masker([Secret("token", "hunter2-hunter2")]))
+    log.write_bytes(b"token: hunter2-hu")
+    assert tail.poll() and tail.line == "token:"
+    log.write_bytes(b"token: hunter2-hunter2")
+    assert tail.poll() and tail.line == "token: ***"
+    log.write_bytes(b"token: hunter2-hunter2\nepoch")
+    assert tail.poll() and tail.line == "epoch"
+
+
+def test_a_metric_named_by_a_secret_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "metrics"
+    file.write_text('{"step": 1, "hunter2-hunter2": 0.5}\n')
+    tail = MetricsTail(str(file), Masker([Secret("token", "hunter2-hunter2")]))
+    assert tail.poll(0.0) and tail.text(bars=False) == "step 1  *** 0.5"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +354,7 @@ def test_a_secret_cut_by_the_edge_of_what_is_read_is_not_shown(tmp_path: Path) -
 def test_the_last_line_of_a_log_is_what_a_person_would_see(tmp_path: Path, text: bytes, line: str) -> None:
     log = tmp_path / "log"
     log.write_bytes(text)
-    tail = LogTail(str(log), bytes)
+    tail = LogTail(str(log), Masker())
     assert tail.poll()
     assert tail.line == line
     assert not tail.poll()
@@ -344,7 +362,7 @@ def test_the_last_line_of_a_log_is_what_a_person_would_see(tmp_path: Path, text:
 
 def test_metrics_are_followed_by_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "metrics"
-    tail = MetricsTail(str(file))
+    tail = MetricsTail(str(file), Masker())
     assert not tail.poll(0.0)
     with file.open("wb", buffering=0) as writer:
         writer.write(b'{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
@@ -359,7 +377,7 @@ def test_metrics_are_followed_by_whole_lines(tmp_path: Path) -> None:
 def test_of_long_metrics_the_end_is_read(tmp_path: Path) -> None:
     file = tmp_path / "metrics"
     file.write_text("".join(f'{{"step": {n}, "loss": {10000 - n}}}\n' for n in range(10_000)))
-    tail = MetricsTail(str(file))
+    tail = MetricsTail(str(file), Masker())
     assert tail.poll(0.0)
     assert tail.text(True).startswith("step 9999  loss 1 █")
 
@@ -368,7 +386,7 @@ def test_of_long_metrics_the_end_is_read(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None)
 def test_the_course_of_a_falling_loss_falls_however_it_was_read(tmp_path_factory: pytest.TempPathFactory, batches: list[int]) -> None:
     file = tmp_path_factory.mktemp("m") / "metrics"
-    tail = MetricsTail(str(file))
+    tail = MetricsTail(str(file), Masker())
     step = 0
     for batch in batches:
         with file.open("a") as writer:
@@ -384,8 +402,8 @@ def test_the_course_of_a_falling_loss_falls_however_it_was_read(tmp_path_factory
 def test_what_is_not_a_file_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "none", Path("/dev/zero")):
-        assert not LogTail(str(path), bytes).poll()
-        assert not MetricsTail(str(path)).poll(0.0)
+        assert not LogTail(str(path), Masker()).poll()
+        assert not MetricsTail(str(path), Masker()).poll(0.0)
 
 
 # --- a real terminal -------------------------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,28 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
+def test_an_input_in_the_bucket_of_a_store_is_asked_for_as_the_store_is(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (*moto.environ, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(variable, raising=False)
+    ours = moto.environ
+    (tmp_path / "credentials").write_text(
+        f"[work]\naws_access_key_id = {ours['AWS_ACCESS_KEY_ID']}\naws_secret_access_key = {ours['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    (tmp_path / "config").write_text("[profile work]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    bucket = moto.bucket()
+    moto.s3.put_object(Bucket=bucket, Key="data/rows.csv", Body=b"rows")
+    space = Space(tmp_path / "space")
+    space.write("recipe.toml", f'[stores.team]\nurl = "s3://{bucket}/project"\nendpoint = "{moto.endpoint}"\nprofile = "work"\n')
+    space.recipe(
+        f'steps: {{s: {{run: "cp {{{{ inputs.data }}}} o", outputs: {{o: o}}}}}}\ninputs: {{data: {{default: "s3://{bucket}/data/rows.csv", type: file}}}}'
+    )
+    space.run()
+    assert space.read("o") == "rows"
+    assert space.run() == []
+
+
 class Site(http.server.BaseHTTPRequestHandler):
     """Files of a server by their paths; of the Hub's interface as much as a snapshot takes."""
 

@@ -283,6 +283,17 @@ def test_a_key_with_a_passphrase_is_the_agents_or_nobodys(server: Sshd, tmp_path
         assert run(meet(socket)) == "in\n"
 
 
+def test_where_a_key_is_named_those_of_the_home_folder_are_not_offered(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    shutil.copy(server.identity, tmp_path / ".ssh" / "id_ed25519")  # opens the door
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = tmp_path / "named"
+    make_key(named)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "hush hush", "-f", str(named)], check=True, stdout=subprocess.DEVNULL)
+    with agent(tmp_path) as socket:
+        assert "does not let us in with" in run(denial(route(server, identity=(str(named),), agent=socket)))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -161,3 +161,11 @@ def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> No
     module, _, attribute = place.partition(":")
     box = {"container_engine", "engine_args", "container_args"}
     assert set(SCHEMA["$defs"][name]["properties"]) - box == set(signature(getattr(import_module(module), attribute)).parameters)
+
+
+def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(tmp_path: Path) -> None:
+    stores = {"a": "s3://bucket/team", "b": "s3://bucket/team/deep/", "c": "s3://bucket", "d": "gs://bucket/team", "e": "bucket"}
+    found = config.Config(stores={name: config.StoreSettings(name, url) for name, url in stores.items()})
+    asked = ("s3://bucket/team/deep/x", "s3://bucket/team/x", "s3://bucket/other", "gs://bucket/team", "s3://other/team", "s3://bucket")
+    answers = [store.name if (store := found.store_of(address)) is not None else None for address in asked]
+    assert answers == ["b", "a", "c", "d", None, "c"]

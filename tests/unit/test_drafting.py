@@ -11,6 +11,7 @@ import pytest
 from runner.execution import validation
 from runner.interface import drafting, scripts
 from runner.language import document, library
+from runner.secrets import Masker
 
 HEAD = "import argparse\np = argparse.ArgumentParser()\n"
 
@@ -137,15 +138,15 @@ def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
     log.write_text("warming up\nstep   12 | loss 0.2500, lr 1e-04\nstep   13 | loss nan, lr 1e-04\n")
     pattern = scripts.read(TRAIN).metrics
     assert isinstance(pattern, str)
-    assert metrics.match(log, pattern) == {"step": 13, "loss": "nan", "lr": 0.0001}
+    assert metrics.match(log, pattern, Masker()) == {"step": 13, "loss": "nan", "lr": 0.0001}
     for line, shown in (
         ('print("epoch", epoch, "loss", loss)', b"epoch 3 loss 0.5"),
         ('log.info(f"{epoch}: train_loss={float(loss):.3f} (best)")', b"3: train_loss=0.500 (best)"),
     ):
         log.write_bytes(shown)
         pattern = scripts.read(line).metrics
-        assert isinstance(pattern, str) and {"epoch": 3}.items() <= metrics.match(log, pattern).items()
-        assert 0.5 in metrics.match(log, pattern).values()
+        assert isinstance(pattern, str) and {"epoch": 3}.items() <= metrics.match(log, pattern, Masker()).items()
+        assert 0.5 in metrics.match(log, pattern, Masker()).values()
 
 
 @pytest.mark.parametrize(

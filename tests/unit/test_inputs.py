@@ -183,12 +183,24 @@ def test_given_text_is_never_a_template() -> None:
 
 
 def test_a_required_secret_must_be_set_where_somebody_asks() -> None:
-    assert bind() and inputs.bind(RECIPE, {}, environment={"HF_TOKEN": "x"})
-    told = problems(None, {"HF_TOKEN": ""})
+    assert bind() and inputs.bind(RECIPE, {}, environment={"HF_TOKEN": "hunter2"})
+    told = problems(None, {})
     assert told == [
         'demo.yaml:18:3: error: the secret "hf_token" is not set '
         "(export HF_TOKEN=…; a secret comes from the environment, never from the command line)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        ({"HF_TOKEN": ""}, 'the secret "hf_token" is empty: HF_TOKEN is set, but to an empty text (export HF_TOKEN=…;'),
+        ({"HF_TOKEN": "abcde"}, 'the secret "hf_token" is too short: HF_TOKEN has 5 characters, and fewer than 6 cannot be masked in a log (export'),
+        ({"HF_TOKEN": "hunter2", "OPT": "no"}, 'the secret "opt" is too short: OPT has 2 characters, and fewer than 6 cannot be masked in a log ('),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_refused_with_the_reason(environment: dict[str, str], problem: str) -> None:
+    assert problem in "\n".join(problems(None, environment))
 
 
 def test_a_secret_is_handed_on_by_name() -> None:

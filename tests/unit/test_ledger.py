@@ -12,6 +12,7 @@ from runner.errors import Infrastructure
 from runner.execution.ledger import Ledger
 from runner.execution.workspace import Workspace
 from runner.planning.schedule import Move
+from runner.secrets import Masker
 from runner.storage.store import Event, RunRow, Store
 
 
@@ -36,7 +37,7 @@ def ledger(tmp_path: Path, heard: Heard) -> Iterator[Ledger]:
         ws.store.submit(RunRow("r1", "tool@1", "p", {}, str(tmp_path)))
         fence = ws.store.claim("r1", "w")
         assert fence is not None
-        ledger = Ledger(ws, "r1", fence, "tool@1", heard, {}, lambda _text: None)
+        ledger = Ledger(ws, "r1", fence, "tool@1", heard, {}, lambda _text: None, Masker())
         yield ledger
         ledger.keys.close()
 

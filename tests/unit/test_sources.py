@@ -54,3 +54,19 @@ def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, 
         now = sources.resolve(ws, "s3", bucket, update=True)
         assert now is not None
         assert (sources.fetch(ws, "s3", bucket, now, ()) / "a.txt").read_text() == "bb"
+
+
+def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_first(tmp_path: Path) -> None:
+    address = "https://host/rows"
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name * 9)
+    with Workspace.open(tmp_path) as ws:
+        ws.addresses[address] = f"file://{tmp_path}/a"
+        first = sources.resolve(ws, "s3", address, update=False)
+        assert first is not None
+        (tmp_path / "a").write_text("changed")
+        assert sources.resolve(ws, "s3", address, update=False) == first  # nobody is asked again
+        ws.addresses[address] = f"file://{tmp_path}/b"
+        with pytest.raises(CannotRun, match="is not what it was when it was resolved"):
+            sources.resolve(ws, "s3", address, update=False)
+        assert sources.resolve(ws, "s3", address, update=True) != first

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...errors import NotFound
 from ...execution import manifests
 from ...execution.workspace import Workspace
-from ...language.inputs import Wrong, converted, kind_of
+from ...language.inputs import Wrong, converted, divided, kind_of
 from ...language.recipe import Input
 from ...language.units import about
 from ...storage import packed
@@ -106,9 +106,10 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
         raise NotFound(f"{args.path}: there is nothing here", fix="name a directory or a file")
     from ...execution.sources import ask, fetch
 
-    address = _address(args.path)
-    kind = kind_of(address)
-    identity = ask(kind, address)
+    given = _address(args.path)
+    kind, (address, _) = kind_of(given), divided(given)
+    ws.addresses[address] = given
+    identity = ask(ws, kind, address)
     if not args.quiet and not args.json:
         print(f"recipe: {shown(address)} is fetched into this workspace, unless it is there", file=sys.stderr)
     return fetch(ws, kind, address, identity, ())
