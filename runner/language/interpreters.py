@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
 VALUE, INNER = "\0", "\1"  # in the text of a word: a value, and a value of a command inside that word
@@ -216,7 +216,8 @@ def source(words: Sequence[Word]) -> Source:
             continue
         found = _read(command[at + 1 :], program)
         if waiting or (at == 0 and "$" not in head):
-            named = [each for each in command[1:at] if head == "env" and each.text.startswith((VALUE, "-"))]
+            own = takewhile(lambda each: each.text.startswith((VALUE, "-")) or "=" in each.text, command[1:at])
+            named = [each for each in own if head == "env" and each.text.startswith((VALUE, "-"))]
             by, exposed, reads_input = by or _base(word.text), [*exposed, *named, *found.words], reads_input or found.input
             waiting = False
         elif any(_is_code(each.text, program) for each in found.words):
