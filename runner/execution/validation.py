@@ -15,7 +15,7 @@ from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
 from ..language import inputs, parse, shell
-from ..language.recipe import Input, Recipe, Tree
+from ..language.recipe import Input, Recipe, Tree, Where
 from ..planning.compile import compile_plan
 from .survey import Globs, load_used
 
@@ -64,14 +64,32 @@ def file(path: Path, root: Path, given: Mapping[str, str]) -> list[Problem]:
 
 def _scripts(recipe: Recipe) -> Iterator[Problem]:
     """What a shell would take otherwise than the author meant it."""
-    for step in recipe.steps.values():
-        if not isinstance(step.run, str):
-            continue
-        where, bash = (*step.origin, "run"), step.shell == "bash"
-        for error in shell.errors(step.run, bash=bash):
-            yield inputs.misread(recipe.document, where, error)
-        for code, message, offset, length in shell.warnings(step.run, bash):
-            yield recipe.document.problem(code, message, where, offset=offset, length=length, severity="warning")
+    commands: list[tuple[Where, object, bool]] = [((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()]
+    for key, listed in (("setup", recipe.setup), ("cleanup", recipe.cleanup)):
+        commands += [((key, n), command, False) for n, command in enumerate(listed)]
+    if recipe.health is not None:
+        commands.append((("health", "run"), recipe.health.run, False))
+    for where, command, bash in commands:
+        doubts: list[tuple[Where, shell.Doubt]] = []
+        if isinstance(command, str):
+            yield from (inputs.misread(recipe.document, where, error) for error in shell.errors(command, bash=bash))
+            doubts = [(where, doubt) for doubt in shell.warnings(command, bash)]
+        elif isinstance(command, list):
+            leaves = [((*where, *path), leaf) for path, leaf in _words(command)]
+            doubts = [(leaves[at][0], doubt) for at, doubt in shell.doubts_of_arguments([leaf for _, leaf in leaves])]
+        for place, doubt in doubts:
+            yield recipe.document.problem(
+                doubt.code, doubt.message, place, fix=doubt.fix, offset=doubt.offset, length=doubt.length, severity="warning"
+            )
+
+
+def _words(command: list[Tree]) -> Iterator[tuple[Where, str]]:
+    """The arguments of a list, those of lists in it too, and where each stands."""
+    for n, item in enumerate(command):
+        if isinstance(item, list):
+            yield from (((n, *path), leaf) for path, leaf in _words(item))
+        else:
+            yield (n,), str(item)
 
 
 def _meaning(recipe: Recipe, used: Mapping[str, Recipe], root: Path, given: Mapping[str, str], preset: str | None) -> list[Problem]:

@@ -185,6 +185,8 @@ class _Compiler:
 
             for error in shell.errors(step.run, bash=step.shell == "bash"):
                 self.sketch.template_problem(scope, error, (*step.origin, "run"))
+        if isinstance(step.run, str):
+            self._shell_variables(recipe, step)
         waits = [name for name in steps_of(step) if name in scope.pending]
         waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.reads)]
         axes = self._axes(scope, step)
@@ -489,6 +491,17 @@ class _Compiler:
             elif root not in ("steps",):
                 self.sketch.unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
         return late
+
+    def _shell_variables(self, recipe: Recipe, step: Step) -> None:
+        """A shell expands what some variables hold: a value there would be source."""
+        for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
+            for name, value in env.items():
+                if isinstance(value, str) and "{{" in value:
+                    from ..language.interpreters import EXPANDED
+
+                    if name in EXPANDED:
+                        message = f"a shell reads {name} as source: no value can stand there"
+                        self.sketch.problem(recipe, "template", message, (*origin, name), fix="give it another name")
 
     def _nulls(self, scope: Scope, draft: Draft, names: Mapping[str, Any], leaves: Iterable[tuple[Where, str]]) -> None:
         """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""

@@ -81,6 +81,32 @@ def test_a_value_that_was_made_up_is_no_reason_to_complain(tmp_path: Path) -> No
     assert recipe(tmp_path, "validate").stderr == "./recipe.yaml: valid\n"
 
 
+def test_a_value_that_another_interpreter_reads_is_a_warning_of_validate_alone(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        "recipe: r@1\ninputs: {x: {type: string, default: a}}\nsetup: [[sh, -c, 'echo {{ inputs.x }}']]\ncleanup: ['echo {{ inputs.x }} | sh']\n"
+        "steps:\n  s: {shell: bash, run: 'bash -ce \"echo {{ inputs.x }}\"'}\n  t: {run: [python, -c, '{{ inputs.x }}', [b]]}\n"
+    )
+    found = json.loads(told(recipe(tmp_path, "validate", "--format", "json")))
+    assert [(each["line"], each["severity"]) for each in found if each["code"] == "template-in-code"] == [
+        (3, "warning"),
+        (4, "warning"),
+        *[(6, "warning"), (7, "warning")],
+    ]
+    assert "::warning " in told(recipe(tmp_path, "validate", "--format", "github"))
+    planned = recipe(tmp_path, "plan")
+    assert planned.returncode == 0 and "as source" not in planned.stdout + planned.stderr
+
+
+@pytest.mark.parametrize("where", ["env: {BASH_ENV: '{{ inputs.x }}'}", "steps: {s: {run: 'true', env: {PS4: '{{ inputs.x }}'}}}"])
+def test_a_variable_whose_text_a_shell_expands_takes_no_value(where: str, tmp_path: Path) -> None:
+    steps = "" if "steps" in where else "steps: {s: {run: 'true'}}\n"
+    text = f"recipe: r@1\ninputs: {{x: {{type: string, default: a}}}}\n{where}\n{steps}"
+    (tmp_path / "recipe.yaml").write_text(text)
+    for verb in ("validate", "plan"):
+        done = recipe(tmp_path, verb)
+        assert done.returncode == 3 and "no value can stand there" in done.stdout + done.stderr
+
+
 def test_validate_reads_standard_input_and_tries_every_preset(tmp_path: Path) -> None:
     text = (
         'recipe: r@1\ninputs: {n: {type: string, default: a}}\npresets: {p: {n: ../b}}\nsteps: {s: {run: "true", outputs: {o: "{{ inputs.n }}"}}}\n'
