@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drivers import install_line
+
 from ..digest import of_value
 from ..errors import CannotRun
 from ..storage.artifacts import delete
@@ -54,7 +56,7 @@ def ask(kind: str, address: str) -> str:
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(address)
     except Exception as error:  # every client has its own way to say that it cannot reach its server
-        raise CannotRun(f"{address} cannot be looked at: {_words(error)}") from error
+        raise CannotRun(f"{address} cannot be looked at: {_words(error)}", fix=_remedy(error, address)) from error
 
 
 def wanted(folder: str, only: Sequence[str]) -> list[str]:
@@ -90,13 +92,17 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
     except CannotRun:
         raise
     except Exception as error:
-        raise CannotRun(f"{address} cannot be fetched: {_words(error)}") from error
+        raise CannotRun(f"{address} cannot be fetched: {_words(error)}", fix=_remedy(error, address)) from error
+
+
+def _remedy(error: Exception, address: str) -> str:
+    """What to install where the client of `address` is missing."""
+    extra = {"hf": "hub", "gs": "gcs"}.get(address.partition("://")[0], "s3")  # the client for https comes with s3
+    return install_line(extra) if isinstance(error, ImportError) else ""
 
 
 def _words(error: Exception) -> str:
     """The first line of what a client says; some say nothing but their name."""
-    if isinstance(error, ImportError):
-        return f"{error}; install it with pip"
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
             return "there is nothing there"

@@ -54,3 +54,15 @@ def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, 
         now = sources.resolve(ws, "s3", bucket, update=True)
         assert now is not None
         assert (sources.fetch(ws, "s3", bucket, now, ()) / "a.txt").read_text() == "bb"
+
+
+@pytest.mark.parametrize(("address", "extra"), [("hf://a/b", "hub"), ("s3://b/k", "s3"), ("gs://b/k", "gcs"), ("https://h/f", "s3")])
+def test_a_missing_client_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch, address: str, extra: str) -> None:
+    def missing(address: str) -> str:
+        raise ModuleNotFoundError("No module named 'client'")
+
+    monkeypatch.setattr(sources, "_ask_hub", missing)
+    monkeypatch.setattr(sources, "_ask_store", missing)
+    with pytest.raises(CannotRun, match="No module named 'client'") as caught:
+        sources.ask(address.partition("://")[0], address)
+    assert caught.value.fix == f"pip install 'recipe-runner[{extra}]'"
