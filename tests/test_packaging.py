@@ -82,6 +82,13 @@ def test_what_a_message_says_to_install_exists() -> None:
     assert {"ssh", "train", "s3", "gcs"} <= words <= set(EXTRAS)
 
 
+def test_an_extra_brings_what_code_here_uses() -> None:
+    modules = {"pillow": "PIL"}
+    text = "\n".join(path.read_text("utf-8") for path in SOURCES)
+    names = [re.split(r"[\[>=]", line)[0] for extra, lines in EXTRAS.items() if extra != "dev" for line in lines]
+    assert [name for name in names if name != PROJECT["name"] and not re.search(rf"\b{modules.get(name, name)}\b", text)] == []
+
+
 def test_nothing_points_to_an_address_that_is_not_ours() -> None:
     assert "urls" not in PROJECT
     assert [path for path in TEXTS if b"github.com/recipe-" + b"runner" in path.read_bytes()] == []
