@@ -277,6 +277,15 @@ class _Compiler:
                 path = f"invalid/{step.id}/{n}"
             elif path.split("/")[0] == ".recipe":
                 self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" lies in .recipe, which is ours', where)
+            elif "://" in str(value):
+                self.sketch.problem(
+                    scope.recipe,
+                    "path-escape",
+                    f'output "{output.name}" of "{step.id}" is an address, "{value}"; an output is a file or folder below the attempt directory',
+                    where,
+                    fix="give a relative path; `recipe push` uploads to a store",
+                )
+                path = f"invalid/{step.id}/{n}"
             elif not path or path == "." or escapes(path):
                 self.sketch.problem(
                     scope.recipe,
