@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...execution.workspace import Workspace
+from ...language.units import cost_limit_text
 from ..tail import shown
 from .parser import add_request, color, request_of
 
@@ -116,6 +117,9 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         for answer, word in (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
         if answer in counts
     )
+    cost = found.plan.settings["limits"]["cost"]
+    if cost is not None and found.todo:
+        lines.append(f"limits: cost {cost_limit_text(cost)}")
     lines.append(f"{found.plan.recipe}: {total}")
     return "\n".join(lines)
 
