@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
-from .tail import LogTail, MetricsTail, fit, lines, shown, span, width
+from .tail import LogTail, MetricsTail, canvas, fit, lines, shown, span, width
 
 if TYPE_CHECKING:
     from runner.execution.execute import Failure
@@ -534,7 +534,7 @@ class _Stream:
     __slots__ = ("_gone", "_stream")
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = canvas(stream)
         self._gone = False
 
     @property

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
-from .parser import color, harmless, told_apart
+from ..tail import shown
+from .parser import color, told_apart
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
 """Where editors find the schema, below the workspace."""
@@ -53,7 +54,7 @@ def _list(args: argparse.Namespace) -> int:
             groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(row)
         for title, members in groups.items():
             if members:
-                print("\n".join([f"{title}:", *(f"  {harmless(name):{width}}  {harmless(summary)}".rstrip() for name, summary, _ in members), ""]))
+                print("\n".join([f"{title}:", *(f"  {shown(name):{width}}  {shown(summary)}".rstrip() for name, summary, _ in members), ""]))
         if not args.quiet:
             print(
                 "`recipe show NAME` tells more; `recipe new NAME` begins one of your own."

@@ -13,7 +13,7 @@ from ...execution.manifests import manifest
 from ...planning.schedule import word
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
-from ..tail import shown, span
+from ..tail import canvas, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     row, step = _run_and_step(ws, args.run)
     writer: Writer = Raw(sys.stdout.buffer)
     if sys.stdout.isatty():
-        writer = Safe(sys.stdout, shutil.get_terminal_size().columns)
+        writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
     if args.follow and args.attempt is None:
         return _follow(ws, row, step, writer)
     found = parts(ws.store.events(row.id))

@@ -29,7 +29,7 @@ def _answered(words: list[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it."""
+    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it.  What is a terminal gets text only."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -39,6 +39,12 @@ def _open_streams() -> None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream.isatty():
+            from ..tail import Guarded
+
+            setattr(sys, name, Guarded(stream))
 
 
 def _flushed(code: int) -> int:

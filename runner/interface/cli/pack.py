@@ -20,7 +20,7 @@ from ...language.units import about
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
-from ..tail import shown
+from ..tail import canvas, shown
 from .chosen import opened
 from .parser import out_folder
 
@@ -237,7 +237,7 @@ class Bar:
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=canvas(sys.stderr), flush=True)
 
     def _told(self, done: int, total: int) -> None:
         now = time.monotonic()
@@ -246,5 +246,5 @@ class Bar:
         self._last = now
         rate = done / max(now - self._begun, 1e-9)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        print(f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K", end="", file=sys.stderr, flush=True)
+        print(f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K", end="", file=canvas(sys.stderr), flush=True)
         self._drawn = True

@@ -201,11 +201,6 @@ def check_driver(name: str) -> None:
         raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}")
 
 
-def harmless(text: str) -> str:
-    """Text from a file, harmless to a terminal."""
-    return "".join(char if char.isprintable() else "�" for char in text)
-
-
 def color(stream: Any) -> bool:
     """Whether colours may be written there."""
     return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
