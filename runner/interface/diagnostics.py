@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from runner.errors import Location, Problem
+from runner.planning.ids import readable
 
 Format = Literal["text", "json", "github", "sarif"]
 
@@ -48,12 +49,12 @@ def _paragraph(problem: Problem, color: bool) -> str:
     shade = _COLOURS.get(problem.severity, "31")
     where = problem.where
     place = f"{_line(where.path)}:{where.line}:{where.column}: " if where else ""
-    lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(problem.message)]
+    lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(readable(problem.message))]
     if where and where.text:
         source, indent, width = _excerpt(where)
         lines += [f"  {source}", "  " + " " * indent + paint("^" * width, shade)]
     if problem.fix:
-        lines.append("  " + paint("fix:", "32") + " " + _line(problem.fix))
+        lines.append("  " + paint("fix:", "32") + " " + _line(readable(problem.fix)))
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
+from ..planning.ids import readable
+
 _LINE = 4 << 10  # of a log: at most so much of its end is looked at
 _MARGIN = 4 << 10  # read before it, so that a secret cut by the edge is whole when it is masked
 _METRICS = 64 << 10
@@ -32,6 +34,11 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(map(_character, _SEQUENCE.sub("", text)))
+
+
+def named(text: str) -> str:
+    """The same for text of ours that names steps: their ids as people write them."""
+    return shown(readable(text))
 
 
 class Guarded:

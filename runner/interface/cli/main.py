@@ -75,6 +75,7 @@ def _discard() -> None:
 
 def _told(error: Exception, words: Sequence[str]) -> int:
     from ...errors import Invalid, RecipeError
+    from ...planning.ids import readable
 
     if isinstance(error, OSError):  # the disk, the network, a limit of the system: no bug, wherever it struck
         if error.strerror is None:
@@ -90,7 +91,7 @@ def _told(error: Exception, words: Sequence[str]) -> int:
         shown = format if format in ("json", "github", "sarif") else "text"
         print(render(error.problems, shown, sys.stderr.isatty()), end="", file=sys.stderr if shown == "text" else sys.stdout)  # type: ignore[arg-type]
     else:
-        print(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr)
+        print(readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")), file=sys.stderr)
     return error.exit_code
 
 

@@ -15,7 +15,7 @@ from ...execution.session import look
 from ...execution.sharing import Sharing, Tally, local_traces, pull, push, share
 from ...execution.workspace import Workspace
 from ...language.units import about
-from ..tail import canvas, shown
+from ..tail import canvas, named, shown
 from .chosen import add_words, opened, requests
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
         if args.json or args.quiet or not (moved or args.verbose):
             return
         rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
-        print(f"{chr(13) + chr(27) + '[K' if live else ''}{shown(step)}  {about(moved)}{rate}", file=canvas(sys.stderr))
+        print(f"{chr(13) + chr(27) + '[K' if live else ''}{named(step)}  {about(moved)}{rate}", file=canvas(sys.stderr))
 
     drawing = threading.Thread(target=draw, daemon=True)
     if live:
