@@ -6,6 +6,7 @@ What a file says is never sent to a terminal as it is: control, bidirectional an
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -16,6 +17,8 @@ from runner.planning.ids import readable
 Format = Literal["text", "json", "github", "sarif"]
 
 _TAB = 4
+_ENDLESS = re.compile(r"\S{200,}")  # no word that people read: it is cut
+_LONGEST = 1000  # characters of a message or a fix
 _WIDEST = 160  # columns of a source line that are shown
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 
@@ -73,6 +76,9 @@ def _excerpt(where: Location) -> tuple[str, int, int]:
 
 
 def _line(text: str) -> str:
+    text = _ENDLESS.sub(lambda word: f"{word[0][:40]}… ({len(word[0]):,} characters)", text)
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}… ({len(text):,} characters)"
     return "".join(_shown(char) for char in text)
 
 
