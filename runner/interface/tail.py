@@ -38,7 +38,7 @@ def shown(text: str) -> str:
 
 def named(text: str) -> str:
     """The same for text of ours that names steps: their ids as people write them."""
-    return shown(readable(text))
+    return shown(readable(text) if "%" in text else text)
 
 
 class Guarded:
