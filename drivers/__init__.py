@@ -1,4 +1,4 @@
-"""Where hosts come from: the table of drivers that exist.  Loads none of them until it is asked for one."""
+"""Where hosts come from: the table of drivers that exist, and what installs the rest.  Loads none of them until it is asked for one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ if TYPE_CHECKING:
 
     from .base import Driver
 
+
+def install_line(*extras: str) -> str:
+    """The command that installs what an extra brings.  The distribution is called recipe-runner: `recipe` on PyPI is another project."""
+    return f"pip install 'recipe-runner[{','.join(extras)}]'"
+
+
 DRIVERS = {
     "local": ("drivers.local:Local", ""),
-    "ssh": ("drivers.ssh:Ssh", "pip install 'recipe[ssh]'"),
+    "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, what to install for it)"""

@@ -89,10 +89,11 @@ def run(
 def _request(recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None) -> Any:
     from .errors import CannotRun
     from .execution.survey import Request
+    from .execution.workspace import local_folder
 
     if python not in (None, "current"):
         raise CannotRun(f'python="{python}" is not known', fix='leave it out, or say "current"')
-    return Request(str(recipe), dict(inputs or {}), preset, Path(out) if out is not None else None, python == "current")
+    return Request(str(recipe), dict(inputs or {}), preset, local_folder(out) if out is not None else None, python == "current")
 
 
 class _Calls:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -37,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(HOME)]
     subprocess.run(pip, check=True, timeout=120)
-    (found,) = folder.glob("recipe-*.whl")
+    (found,) = folder.glob("recipe_runner-*.whl")
     return found
 
 
@@ -48,6 +50,48 @@ def bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
     subprocess.run([folder / "bin" / "pip", "install", "--quiet", str(wheel)], check=True, timeout=300, env=CLEAN)
     return folder / "bin"
+
+
+PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+SOURCES = [path for part in ("runner", "drivers", "recipes/trainers") for path in sorted((HOME / part).rglob("*.py"))]
+PAGES = [HOME / name for name in ("Makefile", "constraints.txt", ".ci", ".github", "benchmarks", "docs", "examples", "recipes", "schemas", "tests")]
+TEXTS = [*SOURCES, *HOME.glob("*.md"), *HOME.glob("*.toml"), *(path for page in PAGES for path in [page, *page.rglob("*")] if path.is_file())]
+BRACKETS = re.compile(r"\b([\w-]+)\[([a-z0-9]+(?:,[a-z0-9]+)*)\]")
+
+
+def test_nothing_here_installs_the_other_project_called_recipe() -> None:
+    """`recipe` on PyPI is somebody else's: ours is recipe-runner, wherever an extra is named."""
+    wrong = []
+    for path in TEXTS:
+        for line in path.read_bytes().decode("utf-8", "replace").splitlines():
+            named = [(name, extra) for name, extras in BRACKETS.findall(line) for extra in extras.split(",")] if "recipe" in line else []
+            wrong += [f"{path.relative_to(HOME)}: {line.strip()}" for name, extra in named if name == "recipe" and extra in EXTRAS]
+            wrong += [f"{path.relative_to(HOME)}: {line.strip()}" for name, extra in named if name == "recipe-runner" and extra not in EXTRAS]
+            if re.search(r"pip install (-\S+ )*['\"]?recipe\b(?!-runner)", line) and path != Path(__file__):
+                wrong.append(f"{path.relative_to(HOME)}: {line.strip()}")
+    assert wrong == []
+
+
+def test_what_a_message_says_to_install_exists() -> None:
+    import drivers
+
+    assert drivers.install_line("ssh", "s3") == f"pip install '{PROJECT['name']}[ssh,s3]'"
+    asked = re.findall(r"install_line\(([^)]*)\)|_module\([^)]*, (\"\w+\")\)", "\n".join(path.read_text("utf-8") for path in SOURCES))
+    words = {word for call in asked for word in re.findall(r"[\"'](\w+)[\"']", "".join(call))}
+    assert {"ssh", "train", "s3", "gcs"} <= words <= set(EXTRAS)
+
+
+def test_an_extra_brings_what_code_here_uses() -> None:
+    modules = {"pillow": "PIL"}
+    text = "\n".join(path.read_text("utf-8") for path in SOURCES)
+    names = [re.split(r"[\[>=]", line)[0] for extra, lines in EXTRAS.items() if extra != "dev" for line in lines]
+    assert [name for name in names if name != PROJECT["name"] and not re.search(rf"\b{modules.get(name, name)}\b", text)] == []
+
+
+def test_nothing_points_to_an_address_that_is_not_ours() -> None:
+    assert "urls" not in PROJECT
+    assert [path for path in TEXTS if b"github.com/recipe-" + b"runner" in path.read_bytes()] == []
 
 
 def recipe(bin: Path, cwd: Path, *words: str) -> str:

@@ -478,13 +478,13 @@ done
 
 _LOOK = r"""
 image=$1; shift
-"$@" image inspect "$image" 2>/dev/null || echo
+"$@" image inspect -- "$image" 2>/dev/null || echo
 """
 
 _PULL = r"""
 image=$1; shift
-"$@" pull --quiet "$image" >/dev/null || exit 1
-"$@" image inspect "$image"
+"$@" pull --quiet -- "$image" >/dev/null || exit 1
+"$@" image inspect -- "$image"
 """
 
 _END = r"""

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -61,6 +61,8 @@ CARE = 60.0
 """Seconds between looks at the checkpoints of what runs here."""
 PATIENCE = 3
 """Bad looks at a host in a row that end what runs there."""
+UNWATCHED = 3
+"""Times that a step's supervisor here is killed in one run before that counts as the step's failure."""
 FOREVER = timedelta(days=3650)
 GROUP_SECONDS = 0.1
 GROUP_MOVES = 1024
@@ -124,6 +126,7 @@ class Executor:
         self._strained = False
         self._named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
         self._sick: set[str] = set()
+        self._unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their supervisor here was killed
         self._out_of_time = False
         self._stopping = False
         self._replacing = 0
@@ -946,7 +949,12 @@ class Executor:
                 self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
                 reason, words = outcomes.reason(exit), outcomes.said(exit, detail, image, outcomes.tail(running.log, self.ledger.masker))
-                if exit.reason == "lost" and running.site is not self.fleet.here:
+                if exit.reason == "lost" and running.site is self.fleet.here:
+                    # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
+                    self._unwatched[id] += 1
+                    if self._unwatched[id] >= UNWATCHED:
+                        reason, words = "unwatched", f"the process that watches steps was killed {UNWATCHED} times while it ran"
+                elif exit.reason == "lost":
                     words += f" ({running.site.name} was restarted, or it was killed there)"
                 if reason == "exit":
                     where = "" if running.site is self.fleet.here else running.site.name
@@ -1048,7 +1056,7 @@ class Executor:
             outcomes.discard(running.log, self._measured(running, detail), self._scrap)
         except OSError as error:
             log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
-        hint = ""
+        hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
         if reason in ("exit", "output"):
             declared = [*attempt.staged, *attempt.links, *attempt.objects, *(path for _, path, _ in running.node.outputs)]
             missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)

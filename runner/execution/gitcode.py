@@ -29,10 +29,10 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
             _git("init", "--quiet", "--bare", str(mirror))
         if not _has(mirror, commit):
             try:
-                _git("-C", str(mirror), "fetch", "--quiet", "--depth", "1", url, commit)
+                _git("-C", str(mirror), "fetch", "--quiet", "--depth", "1", "--", url, commit)
             except CannotRun:
                 # A server may refuse to serve a bare commit: then everything it offers.
-                _git("-C", str(mirror), "fetch", "--quiet", url, "+refs/*:refs/recipe/*")
+                _git("-C", str(mirror), "fetch", "--quiet", "--", url, "+refs/*:refs/recipe/*")
             if not _has(mirror, commit):
                 raise CannotRun(f"{url} has no commit {commit}")
         os.utime(mirror / "HEAD")  # `gc` goes by when it was last wanted

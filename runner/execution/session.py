@@ -361,6 +361,7 @@ def _may_train(detail: Mapping[str, Any]) -> bool:
 
 def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None:
     """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
+    from ..language.units import about
     from ..planning.plan import LOCAL
 
     wrong = []
@@ -370,13 +371,14 @@ def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None
             continue
         node, wants = found.plan.nodes[n], details[n]["resources"]
         sites = [fleet.here] if node.flags & LOCAL else fleet.sites
-        for name, unit, size in (("gpus", "GPU(s)", 1.0), ("cpus", "processors", 1.0), ("memory", "GB of memory", 1e9)):
+        for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             if not wants.get(name):
                 continue
             most = settings.pools[name] if name in settings.pools else max(site.has(name) for site in sites)
             if wants[name] > most:
                 whose = "this machine has" if sites == [fleet.here] else "its largest host has"
-                wrong.append(f"{node.id} needs {wants[name] / size:g} {unit}; {whose} {most / size:.{0 if name == 'memory' else 3}g}")
+                need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (wants[name], most))
+                wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drivers import install_line
+
 from ..digest import of_value
 from ..errors import CannotRun
 from ..storage.artifacts import delete
@@ -63,7 +65,7 @@ def ask(ws: Workspace, kind: str, address: str) -> str:
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
     except Exception as error:  # every client has its own way to say that it cannot reach its server
-        raise _trouble(ws, f"{address} cannot be looked at", error) from None
+        raise _trouble(ws, f"{address} cannot be looked at", error, address) from None
 
 
 def wanted(folder: str, only: Sequence[str]) -> list[str]:
@@ -99,15 +101,17 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
     except CannotRun:
         raise
     except Exception as error:
-        raise _trouble(ws, f"{address} cannot be fetched", error) from None
+        raise _trouble(ws, f"{address} cannot be fetched", error, address) from None
 
 
-def _trouble(ws: Workspace, what: str, error: Exception) -> CannotRun:
+def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
     """Clients name the whole address in what they raise, with what opens it: of that only masked words are kept."""
     from ..secrets import Masker
     from .masking import of_addresses
 
-    return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}")
+    extra = {"hf": "hub", "gs": "gcs"}.get(address.partition("://")[0], "s3")  # the client for https comes with s3
+    fix = install_line(extra) if isinstance(error, ImportError) else ""
+    return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix)
 
 
 def _changed(address: str) -> CannotRun:
@@ -116,8 +120,6 @@ def _changed(address: str) -> CannotRun:
 
 def _words(error: Exception) -> str:
     """The first line of what a client says; some say nothing but their name."""
-    if isinstance(error, ImportError):
-        return f"{error}; install it with pip"
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
             return "there is nothing there"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import NotFound, Unusable
+from ..errors import Invalid, NotFound, Problem, Unusable
 from ..storage.artifacts import Objects
 from ..storage.files import Content, DigestCache
 from ..storage.store import Store, home
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
     from ..storage.store import Published, Trace
     from .config import Config
     from .sharing import Sharing
+
+
+def local_folder(text: str | Path) -> Path:
+    """A folder to publish into, as the caller names it.  Raises Invalid for an address: what is on another machine is not published into."""
+    scheme = _SCHEME.match(str(text))
+    if scheme is None:
+        return Path(text)
+    address = str(text) if "://" in str(text) else str(text).replace(":/", "://", 1)
+    upload = f"run without it, then type `recipe push --store {address}` (or name the store in recipe.toml: [stores.team])"
+    fix = upload if scheme[1] in ("s3", "gs") else "name a folder"
+    raise Invalid([Problem("bad-input", f"--out {address} is an address: outputs are published into a folder of this machine", None, fix)])
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
 
 
 class Workspace:

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
 from ..secrets import Masker
-from .tail import LogTail, MetricsTail, fit, lines, shown, span, width
+from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, width
 
 if TYPE_CHECKING:
     from runner.execution.execute import Failure
@@ -71,7 +71,7 @@ class Plain:
         pass
 
     def say(self, text: str) -> None:
-        self._write([(shown(text), "")])
+        self._write([(named(text), "")])
 
     def end(self, summary: Summary) -> None:
         told = self._story.failures(summary)
@@ -210,7 +210,7 @@ class Live:
         self._refresh(self._clock())
 
     def say(self, text: str) -> None:
-        self._above.append((shown(text), "bold"))
+        self._above.append((named(text), "bold"))
         self._draw(self._clock())
 
     def end(self, summary: Summary) -> None:
@@ -300,7 +300,7 @@ class _Row:
     __slots__ = ("_log", "_metrics", "_started", "expected", "name")
 
     def __init__(self, event: Event, story: _Story, expected: float | None, now: float) -> None:
-        self.name = shown(event.id)
+        self.name = named(event.id)
         self._started = now
         self.expected = expected
         # A relative path is one of the workspace's.
@@ -438,7 +438,7 @@ class _Story:
 
     def _ended(self, event: Event) -> Line | None:
         after, data = event.after, event.data
-        head = f"[{self.ended}/{self.total}] {shown(event.id)}  "
+        head = f"[{self.ended}/{self.total}] {named(event.id)}  "
         if after == "DONE":
             seconds = data.get("seconds")
             line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
@@ -457,12 +457,12 @@ class _Story:
 
     def _moved(self, event: Event) -> list[Line]:
         """Lines for a step that is to run, runs, or is to run again."""
-        name, data, before = shown(event.id), event.data, event.before
+        name, data, before = named(event.id), event.data, event.before
         why = _why(event)
         if event.after == "RUNNING":
             told: list[Line] = []
             if note := data.get("note"):
-                told.append((f"{name}: {shown(str(note))}", "odd"))
+                told.append((f"{name}: {named(str(note))}", "odd"))
             if data.get("adopted"):
                 told.append((f"{name}: was left running, goes on", "odd"))
             if self._verbose:
@@ -488,13 +488,13 @@ class _Story:
         told: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             told += self._failure(failure)
-        if more := [shown(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
+        if more := [named(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
             told.append((f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}", "bad"))
         return told
 
     def _failure(self, failure: Failure) -> list[Line]:
-        name = shown(failure.id)
-        told: list[Line] = [(f"{name}: failed: {shown(failure.reason)}", "bad")]
+        name = named(failure.id)
+        told: list[Line] = [(f"{name}: failed: {named(failure.reason)}", "bad")]
         said = lines(failure.tail)
         if any(said):
             told += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
@@ -503,7 +503,7 @@ class _Story:
         if failure.left:
             told.append((f"  what it left: {shown(failure.left)}", "dim"))
         if failure.hint:
-            told.append((f"  fix: {shown(failure.hint)}", "good"))
+            told.append((f"  fix: {named(failure.hint)}", "good"))
         return told
 
     def sum(self, summary: Summary) -> list[Line]:
@@ -513,7 +513,7 @@ class _Story:
         steps = f"{total} step{'' if total == 1 else 's'}"
         told: list[Line] = []
         if summary.left_running:
-            left = ", ".join(map(shown, islice(summary.left_running, _REPORTS)))
+            left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
             told.append((f"left running: {left} (the next run takes over what they make)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
         if summary.state == "COMPLETED" and fresh and fresh + skipped == total and not self._restored:
@@ -532,7 +532,7 @@ class _Stream:
     __slots__ = ("_gone", "_stream")
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = canvas(stream)
         self._gone = False
 
     @property
@@ -561,7 +561,7 @@ def _write_results(out: _Stream, summary: Summary) -> None:
 
 def _why(event: Event) -> str:
     detail = event.data.get("detail")
-    return shown(str(detail) if detail else event.reason)
+    return named(str(detail) if detail else event.reason)
 
 
 def _finite(value: object) -> object:

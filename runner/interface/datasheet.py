@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..language.inputs import leaves
-from ..language.recipe import GitCode, Input, Output, Preset, Recipe, Resources, Step, Tree
+from ..language.recipe import GitCode, Input, Limits, Output, Preset, Recipe, Resources, Step, Tree
 from ..language.template import TemplateError, references
-from ..language.units import duration_text, money_text, size_text
+from ..language.units import cost_limit_text, duration_text, money_text, size_text
 from .tail import span
 
 BEGIN: Final = "<!-- library:begin -->"
@@ -147,7 +147,7 @@ def described(sheet: Sheet) -> dict[str, Any]:
         },
         "resources": _resources(recipe.resources),
         "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)},
-        "limits": _limits(recipe, None),
+        "limits": _limits_json(_limits(recipe, None)),
         "reckoned": {name or "": list(lines) for name, lines in sheet.reckoned.items()},
         "took": {name or "": {"seconds": list(took.seconds), "memory": took.memory} for name, took in sheet.took.items()},
         "environment": dict(_environment(sheet)),
@@ -305,11 +305,16 @@ def _took(took: Took | None) -> str:
 def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     """What a run may take, and where a preset says otherwise."""
     bare = _limits(recipe, None)
-    if bare:
-        yield "at most", f"{' or '.join(bare.values())}; a run is then ended, and can go on"
+    if bare.time is not None:
+        yield "at most", f"{duration_text(bare.time)}; a run is then ended, and can be resumed"
+    if bare.cost is not None:
+        yield "at most", cost_limit_text(bare.cost)
     for name, preset in recipe.presets.items():
-        if (own := _limits(recipe, preset)) != bare:
-            yield "at most", f"{' or '.join(own.values())} with {name}"
+        own = _limits(recipe, preset)
+        if own.time is not None and own.time != bare.time:
+            yield "at most", f"{duration_text(own.time)} with {name}"
+        if own.cost is not None and own.cost != bare.cost:
+            yield "at most", f"{cost_limit_text(own.cost)} with {name}"
 
 
 def _kind(spec: Input) -> str:
@@ -395,9 +400,11 @@ def _resources(resources: Resources) -> dict[str, Any]:
     return {name: value for name, value in {**named, **resources.pools}.items() if value is not None}
 
 
-def _limits(recipe: Recipe, preset: Preset | None) -> dict[str, str]:
-    chosen = preset.limits if preset is not None and preset.limits is not None else None
-    time = chosen.time if chosen is not None and chosen.time is not None else recipe.limits.time
-    cost = chosen.cost if chosen is not None and chosen.cost is not None else recipe.limits.cost
-    found = {"time": duration_text(time)} if time is not None else {}
-    return found | ({"cost": money_text(cost)} if cost is not None else {})
+def _limits(recipe: Recipe, preset: Preset | None) -> Limits:
+    own = preset.limits if preset is not None and preset.limits is not None else Limits()
+    return Limits(recipe.limits.time if own.time is None else own.time, recipe.limits.cost if own.cost is None else own.cost)
+
+
+def _limits_json(limits: Limits) -> dict[str, str]:
+    time = {"time": duration_text(limits.time)} if limits.time is not None else {}
+    return time | ({"cost": money_text(limits.cost)} if limits.cost is not None else {})

@@ -6,15 +6,19 @@ What a file says is never sent to a terminal as it is: control, bidirectional an
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from runner.errors import Location, Problem
+from runner.planning.ids import readable
 
 Format = Literal["text", "json", "github", "sarif"]
 
 _TAB = 4
+_ENDLESS = re.compile(r"\S{200,}")  # no word that people read: it is cut
+_LONGEST = 1000  # characters of a message or a fix
 _WIDEST = 160  # columns of a source line that are shown
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 
@@ -48,12 +52,12 @@ def _paragraph(problem: Problem, color: bool) -> str:
     shade = _COLOURS.get(problem.severity, "31")
     where = problem.where
     place = f"{_line(where.path)}:{where.line}:{where.column}: " if where else ""
-    lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(problem.message)]
+    lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(readable(problem.message))]
     if where and where.text:
         source, indent, width = _excerpt(where)
         lines += [f"  {source}", "  " + " " * indent + paint("^" * width, shade)]
     if problem.fix:
-        lines.append("  " + paint("fix:", "32") + " " + _line(problem.fix))
+        lines.append("  " + paint("fix:", "32") + " " + _line(readable(problem.fix)))
     return "\n".join(lines) + "\n"
 
 
@@ -72,6 +76,9 @@ def _excerpt(where: Location) -> tuple[str, int, int]:
 
 
 def _line(text: str) -> str:
+    text = _ENDLESS.sub(lambda word: f"{word[0][:40]}… ({len(word[0]):,} characters)", text)
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}… ({len(text):,} characters)"
     return "".join(_shown(char) for char in text)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..planning import fingerprint
 from ..planning.fingerprint import Change
-from .tail import shown, span
+from .tail import named, shown, span
 
 Manifest = Callable[[str], Mapping[str, str] | None]
 """What a tree's content id stands for: path -> content."""
@@ -105,15 +105,15 @@ def lines(change: Change, manifest: Manifest) -> list[str]:
     """One difference for people: the part with both values, and of what is large only what differs in it."""
     part, before, after = change.part, change.before, change.after
     if _is_tree(before) and _is_tree(after):
-        return [f"{shown(part)}: {brief(before)} -> {brief(after)}", *(f"  {line}" for line in tree_lines(str(before), str(after), manifest))]
+        return [f"{named(part)}: {brief(before)} -> {brief(after)}", *(f"  {line}" for line in tree_lines(str(before), str(after), manifest))]
     if before is not None and after is not None:
         inner = _inside(before, after)
         if inner:
-            return [f"{shown(part)} changed:", *(f"  {line}" for line in inner)]
-        return [f"{shown(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"]
+            return [f"{named(part)} changed:", *(f"  {line}" for line in inner)]
+        return [f"{named(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"]
     if before is None:
-        return [f"{shown(part)} is new: {text(part, after)}"]
-    return [f"{shown(part)} is gone: it was {text(part, before)}"]
+        return [f"{named(part)} is new: {text(part, after)}"]
+    return [f"{named(part)} is gone: it was {text(part, before)}"]
 
 
 def text(part: str, value: object) -> str:

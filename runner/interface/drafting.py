@@ -66,7 +66,6 @@ def draft(name: str, path: str, script: Script, shown: str, kind: Callable[[str]
     deps = [each for each in script.reads if kind(each.rstrip("/"))]
     code = list(_code(path, script, kind))
     lines = [
-        "# yaml-language-server: $schema=recipe.schema.json",
         f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
         f"recipe: {name}@1",
         f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
+from ..planning.ids import readable
 from ..secrets import Masker, Secret, Stream
 from ..storage.store import FINAL
 from .tail import fit, shown
@@ -290,8 +291,8 @@ class Follower:
 
 
 def _head(part: Part) -> str:
-    return f"==> {part.step}" + (f", attempt {part.number}" if part.number > 1 else "") + " <=="
+    return f"==> {readable(part.step)}" + (f", attempt {part.number}" if part.number > 1 else "") + " <=="
 
 
 def _hidden(part: Part, missing: Sequence[str]) -> str:
-    return f"{part.step}: its log is shown when it is over; {', '.join(missing)} is not set here, so it could not be masked"
+    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(missing)} is not set here, so it could not be masked"

@@ -1,7 +1,7 @@
 """Follow what a running step says: the last line of its log, the numbers in its metrics.  Makes any text safe to show; does not know where it goes.
 
-Whatever a step prints, nothing of it reaches a terminal as a command: whole CSI sequences (colours, cursor moves) are left out, every other control
-character is shown in caret notation (`^[`), C1 ones as the pair they stand for, invisible and bidirectional ones not at all.
+Whatever a step prints, nothing of it reaches a terminal as a command: whole escape sequences (colours, cursor moves, titles) are left out, every
+other control character is shown in caret notation (`^[`), C1 ones as the pair they stand for, invisible and bidirectional ones not at all.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
+from ..planning.ids import readable
 from ..secrets import SHORTEST, Masker
 
 _LINE = 4 << 10  # of a log: at most so much of its end is looked at
 _METRICS = 64 << 10
-_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9b-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC up to their end
+    r"|\x1b[ -/]+[0-~]"  # character sets
+)
+_OURS = re.compile(r"(\n|\x1b\[(?:[012]|(?:1;)?3[1-6])m)")  # line ends and the colours that we write
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 16
 
@@ -26,9 +33,37 @@ def shown(text: str) -> str:
     """`text` as one line that a terminal may safely have."""
     if text.isprintable():
         return text
-    if "\x1b" in text:
-        text = _SEQUENCE.sub("", text)
-    return "".join(map(_character, text))
+    return "".join(map(_character, _SEQUENCE.sub("", text)))
+
+
+def named(text: str) -> str:
+    """The same for text of ours that names steps: their ids as people write them."""
+    return shown(readable(text) if "%" in text else text)
+
+
+class Guarded:
+    """A terminal that gets printable text, line ends and our own colours, whatever is printed.  Everything but writing is the stream's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        pieces = _OURS.split(text)
+        pieces[::2] = map(shown, pieces[::2])
+        self.stream.write("".join(pieces))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def canvas(stream: TextIO) -> TextIO:
+    """The stream for what draws on a terminal (a line written over, a display), and cleans each text itself."""
+    return stream.stream if isinstance(stream, Guarded) else stream
 
 
 def lines(data: bytes) -> list[str]:

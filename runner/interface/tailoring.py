@@ -128,7 +128,6 @@ def _text(name: str, recipe: Recipe, gpu: Gpu, found: Reckoned, shown: Mapping[s
     step = recipe.name.replace("-", "_")
     names = [*needed, *shown, *secrets]
     lines = [
-        "# yaml-language-server: $schema=recipe.schema.json",
         f"# {recipe.id} on {gpu.name}. {found.memory[0].upper()}{found.memory[1:]}",
         *(f"# {note}" for note in notes),
         f"recipe: {name}@1",

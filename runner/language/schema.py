@@ -219,7 +219,9 @@ def _one_of(schema: dict[str, Any], found: dict[str, object], path: Where) -> Fa
 
 def _unknown_key(key: str, known: Sequence[str], path: Where) -> Fault:
     elsewhere = [word for word, ours in _ELSEWHERE.items() if ours in known and word not in known]
-    near = get_close_matches(key, [*known, *elsewhere], n=1, cutoff=0.6)
+    # A word of another tool is taken for ours only where it is nearly that: "doc" is no "docker".
+    theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
+    near = get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)
     fix = ""
     if near:
         fix = did_you_mean(key, near) if near[0] in known else f'it is called "{_ELSEWHERE[near[0]]}" here'

@@ -53,11 +53,11 @@ def size_text(size: int) -> str:
 
 def about(size: float) -> str:
     """Bytes for reading, three digits or so: `812 B`, `1.5 MB`, `24.0 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
-    return f"{size:.1f} TB"
+    return f"{size:,.1f} PB"
 
 
 def duration_text(seconds: float) -> str:
@@ -70,6 +70,11 @@ def duration_text(seconds: float) -> str:
     if rest or not parts:
         parts.append(f"{float(rest):.6f}".rstrip("0").rstrip(".") + "s")
     return "".join(parts)
+
+
+def cost_limit_text(dollars: float) -> str:
+    """A limit on money, for people: no driver rents a machine, so nothing counts what a run spends."""
+    return f"{money_text(dollars)} (not enforced yet)"
 
 
 def money_text(dollars: float) -> str:

@@ -111,7 +111,7 @@ def _collisions(sketch: Sketch) -> None:
             other = seen.get(whole)
             if other is not None:
                 if (id(draft.step), output) not in told:
-                    _two_makers(sketch, draft, output, path, other[0])
+                    _two_makers(sketch, draft, output, path, *other)
                 told.add((id(draft.step), output))
             else:
                 seen[whole] = (draft, output, path)
@@ -130,7 +130,7 @@ def _collisions(sketch: Sketch) -> None:
             at = whole.rfind("/", 0, at)
 
 
-def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Draft) -> None:
+def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_output: str, others_path: str) -> None:
     where = (*draft.step.origin, "outputs", output)
     if other.step is draft.step and draft.matrix:
         used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
@@ -142,6 +142,9 @@ def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Dra
             where,
             fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it" if missing else "its axes must differ in it",
         )
+    elif draft.prefix + path != other.prefix + others_path:
+        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" differ only in case: some disks take them for one file'
+        sketch.problem(draft.recipe, "two-makers", message, where, fix="give one of them another path")
     else:
         sketch.problem(
             draft.recipe, "two-makers", f'"{path}" is made by both "{other.id}" and "{draft.id}"', where, fix="give one of them another path"

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from ..digest import Digest, of_value
 from ..errors import Invalid, Problem
 from ..language.recipe import GitCode, Resources
+from . import constants
 from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
 from .mentions import Makes, Misnamed, Near, excluded, heads, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
@@ -376,6 +377,8 @@ class _Compiler:
         leaves = templates(step, env)
         for where, leaf in leaves:
             late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
+        for where, error in constants.faults(step, env):
+            self.sketch.template_problem(scope, error, where)
         for value in draft.matrix.values():
             self._world(draft, value)
         author["reads"] = {name: plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}

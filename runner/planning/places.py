@@ -26,6 +26,8 @@ def escapes(path: str) -> bool:
 def unfit(path: str, *, folder: bool = True) -> str:
     """What keeps a path from being written in an attempt, to follow its name in a sentence; empty if nothing does.  `folder`: it may be one."""
     plain = posixpath.normpath(path) if path else ""
+    if "://" in path:
+        return f'is an address, "{path}"; `recipe push` uploads what is made to a store'
     if plain in ("", ".") or escapes(path):
         return f'is "{path}", which leaves the attempt directory'
     if plain.split("/")[0] == ".recipe":

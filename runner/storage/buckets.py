@@ -863,7 +863,9 @@ def _module(name: str, url: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise Trouble(f"{url} needs {error.name}", fix=f"pip install 'recipe[{extra}]'") from error
+        from drivers import install_line
+
+        raise Trouble(f"{url} needs {error.name}", fix=install_line(extra)) from error
 
 
 def lock() -> Any:

@@ -183,11 +183,10 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
     assert rest.endswith(b"two\n") and again.wait(20) == 0
 
 
-def test_nothing_that_a_step_printed_acts_on_a_terminal(space: Space) -> None:
-    space.recipe({"steps": {"a": {"run": "printf 'x\\033]0;title\\007y\\033[2J\\n50%%\\r100%%\\nend'"}}})
-    space.run()
+def on_a_terminal(space: Space, *words: str) -> bytes:
+    """What a terminal gets of a command."""
     master, slave = pty.openpty()
-    subprocess.run([*RECIPE, "logs", "last/a"], cwd=space.root, stdout=slave, check=True)
+    subprocess.run([*RECIPE, *words], cwd=space.root, stdout=slave, stderr=slave, check=False)
     os.close(slave)
     seen = b""
     try:
@@ -196,7 +195,26 @@ def test_nothing_that_a_step_printed_acts_on_a_terminal(space: Space) -> None:
     except OSError:  # the terminal's end
         pass
     os.close(master)
-    assert seen == b"x^[]0;title^Gy\x1b[K\r\n50%\x1b[K\r100%\x1b[K\r\nend\x1b[K\r\n"
+    return seen
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9d0;t\x9c"
+
+
+@pytest.mark.parametrize(
+    "words", [("plan", f"./{HOSTILE}.yaml"), ("plan", f"{HOSTILE}=1"), ("logs", HOSTILE), (HOSTILE,), ("gc", "-C", HOSTILE), ("run",)]
+)
+def test_no_message_acts_on_a_terminal(space: Space, words: tuple[str, ...]) -> None:
+    space.recipe({"inputs": {"a": {"type": "string", "default": HOSTILE}}, "steps": {"a": {"run": "printf %s {{ inputs.a }}; exit 3"}}})
+    seen = on_a_terminal(space, *words).decode()
+    assert seen and not [bad for bad in ("\x1b]", "\x07", "\x9d", "\x9c", "\x1b[2J") if bad in seen], seen
+
+
+def test_nothing_that_a_step_printed_acts_on_a_terminal(space: Space) -> None:
+    space.recipe({"steps": {"a": {"run": "printf 'x\\033]0;title\\007y\\033[2J\\n50%%\\r100%%\\nend'"}}})
+    space.run()
+    seen = on_a_terminal(space, "logs", "last/a")
+    assert seen == b"xy\x1b[K\r\n50%\x1b[K\r100%\x1b[K\r\nend\x1b[K\r\n"
 
 
 def test_a_line_without_end_is_shown_in_pieces() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ def test_a_new_recipe_is_valid_and_its_smoke_preset_trains(space: Space) -> None
     code, out, err = space.command("new", "hello")
     assert (code, out) == (0, "./hello.yaml\n"), err
     assert "recipe run ./hello.yaml --preset smoke" in err
-    assert space.read("hello.yaml").startswith("# yaml-language-server: $schema=recipe.schema.json\n")
-    assert json.loads(space.read("recipe.schema.json"))["type"] == "object"
+    assert space.read("hello.yaml").startswith("# yaml-language-server: $schema=.recipe/recipe.schema.json\n")
+    assert json.loads(space.read(".recipe/recipe.schema.json"))["type"] == "object"
+    assert sorted(path.name for path in space.root.iterdir()) == [".recipe", "hello", "hello.yaml"]
     assert space.command("validate", "hello.yaml") == (0, "", "hello.yaml: valid\n")
 
     space.file = "hello.yaml"
@@ -23,6 +25,20 @@ def test_a_new_recipe_is_valid_and_its_smoke_preset_trains(space: Space) -> None
     report = json.loads(space.read("hello-model/report.json"))
     assert report["eval_loss"] < report["eval_loss_untrained"] - 0.5
     assert space.run(preset="smoke") == []
+
+
+def test_a_recipe_in_a_folder_names_the_one_schema_of_the_workspace(space: Space) -> None:
+    (space.root / "recipes").mkdir()
+    assert space.command("new", "recipes/hello")[0] == 0
+    assert space.read("recipes/hello.yaml").startswith("# yaml-language-server: $schema=../.recipe/recipe.schema.json\n")
+    assert [str(path.relative_to(space.root)) for path in space.root.rglob("*.schema.json")] == [".recipe/recipe.schema.json"]
+
+
+def test_git_does_not_see_the_schema(space: Space) -> None:
+    subprocess.run(["git", "init", "--quiet", space.root], check=True)
+    assert space.command("schema", "--write") == (0, ".recipe/recipe.schema.json\n", "")
+    seen = subprocess.run(["git", "status", "--porcelain", "--untracked-files=all"], cwd=space.root, capture_output=True, text=True, check=True)
+    assert seen.stdout == "" and json.loads(space.read(".recipe/recipe.schema.json"))["type"] == "object"
 
 
 def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_does(space: Space, tmp_path: Path) -> None:

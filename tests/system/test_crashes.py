@@ -138,6 +138,14 @@ def test_a_step_whose_supervisor_is_killed_is_tried_again(space: Space) -> None:
     assert [starts(space, step) for step in "abc"] == [1, 2, 1]
 
 
+def test_a_step_that_kills_its_supervisor_fails_and_is_told_so(space: Space) -> None:
+    space.recipe(f"steps:\n  one: {{run: 'echo >> {space.root}/starts; kill -9 $PPID; sleep 60'}}\n")
+    code, _, said = space.command("run")
+    assert code == 1 and "the process that watches steps was killed 3 times while it ran" in said, said
+    assert "fix: let the step end only processes that it started" in said
+    assert len(space.read("starts").splitlines()) == 3
+
+
 def test_a_killed_supervisor_is_named_when_no_try_is_left(space: Space) -> None:
     space.recipe(f"steps:\n  one: {{run: 'echo $PPID > {space.root}/parent; sleep 60', retries: {{preemption: 0}}}}\n")
     worker = space.start("run")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runner.interface.cli.main import main
 from runner.language import library, schema
 
 SERVER = "yaml-language-server@2.0.0"
@@ -134,6 +135,19 @@ def test_a_key_is_explained(editor: Editor) -> None:
     shown = editor.call("textDocument/hover", {"textDocument": {"uri": uri}, "position": {"line": 5, "character": 6}})
     described = schema.load()["$defs"]["step"]["properties"]["retries"]["description"]
     assert described.split(".")[0] in shown["contents"]["value"]
+
+
+@pytest.mark.parametrize("name", ["mine", "below/mine"])
+def test_a_new_recipe_leads_an_editor_to_the_schema(editor: Editor, name: str) -> None:
+    (editor.root / "below").mkdir(exist_ok=True)
+    assert main(["new", name, "-C", str(editor.root)]) == 0
+    text = (editor.root / f"{name}.yaml").read_text()
+    lines = text.splitlines()
+    uri = editor.open(f"{name}.yaml", text)
+    assert editor.problems(uri) == []
+    at = next(n for n, line in enumerate(lines) if line.startswith("summary:"))
+    shown = editor.call("textDocument/hover", {"textDocument": {"uri": uri}, "position": {"line": at, "character": 2}})
+    assert schema.load()["properties"]["summary"]["description"].split(",")[0] in shown["contents"]["value"]
 
 
 def test_a_key_is_offered_with_its_meaning(editor: Editor) -> None:

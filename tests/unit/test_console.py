@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 from hypothesis import example, given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from runner.execution.execute import Failure
 from runner.execution.session import Overview, Summary
 from runner.interface import console
-from runner.interface.tail import fit, lines, shown, span, sparkline, width
+from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width
 from runner.storage.store import Event
 
 
@@ -324,6 +325,27 @@ def test_any_bytes_of_a_log_are_lines_that_can_do_nothing_to_a_terminal(data: by
     assert all(line.isprintable() for line in lines(data))
 
 
+PRINTED = st.text() | st.text("\x1b[]0;?\r\n\t\x07\x9b\u202e\u200d2Jmh\\PX^_\x90\x9c\x9d1", max_size=30)
+COLOURS = re.compile(r"\x1b\[(?:[012]|(?:1;)?3[1-6])m|\n")
+
+
+@given(st.lists(PRINTED, max_size=6))
+@example(["\x1b", "]0;title", "\x07"])
+@example(["\x1b[31m red \x1b[0m", "\x1b[8m", "\x1b[2J"])
+def test_a_guarded_terminal_gets_text_line_ends_and_our_colours_however_it_is_cut(texts: list[str]) -> None:
+    terminal = Terminal()
+    for text in texts:
+        print(text, end="", file=cast(TextIO, Guarded(terminal)))
+    assert COLOURS.sub("", terminal.getvalue()).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("text", ["\x9d" * 50_000, "\x1b]" * 50_000, "\x1b[" * 50_000, "\x1b]" + "a" * 50_000, "\x1b " * 50_000])
+def test_hostile_text_is_shown_at_once(text: str) -> None:
+    began = time.process_time()
+    shown(text)
+    assert time.process_time() - began < 1
+
+
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "M"])))
 def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     assert shown(text) == text
@@ -333,9 +355,14 @@ def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     ("text", "seen"),
     [
         ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07", "^[]0;title^G"),
+        ("a\x1b]0;title\x07b", "ab"),
+        ("a\x1b]52;c;aGk=\x1b\\b", "ab"),
+        ("a\x9d0;title\x9cb", "ab"),
+        ("a\x1bP1$q\x1b\\b\x1b_x\x1b\\c\x1b^x\x1b\\d\x1bXx\x1b\\e", "abcde"),
         ("a\x1bPq", "a^[Pq"),
-        ("\x9b2J", "^[[2J"),
+        ("a\x1b]0;no end", "a^[]0;no end"),
+        ("\x1b(Btext\x1b[m", "text"),
+        ("\x9b2Ja", "a"),
         ("a\tb\x00\x7f", "a    b^@^?"),
         ("user\u202egnp.exe", "usergnp.exe"),
         ("a\u2028b", "a b"),

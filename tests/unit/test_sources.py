@@ -70,3 +70,15 @@ def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_
         with pytest.raises(CannotRun, match="is not what it was when it was resolved"):
             sources.resolve(ws, "s3", address, update=False)
         assert sources.resolve(ws, "s3", address, update=True) != first
+
+
+@pytest.mark.parametrize(("address", "extra"), [("hf://a/b", "hub"), ("s3://b/k", "s3"), ("gs://b/k", "gcs"), ("https://h/f", "s3")])
+def test_a_missing_client_is_named_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, extra: str) -> None:
+    def missing(*_asked: object) -> str:
+        raise ModuleNotFoundError("No module named 'client'")
+
+    monkeypatch.setattr(sources, "_ask_hub", missing)
+    monkeypatch.setattr(sources, "_ask_store", missing)
+    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="No module named 'client'") as caught:
+        sources.ask(ws, address.partition("://")[0], address)
+    assert caught.value.fix == f"pip install 'recipe-runner[{extra}]'"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from pathlib import Path
 
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
-from .parser import color, harmless, told_apart
+from ..tail import shown
+from .parser import color, told_apart
+
+SCHEMA = Path(".recipe", "recipe.schema.json")
+"""Where editors find the schema, below the workspace."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -23,6 +29,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
     elif verb == "schema":
         parser.add_argument("--markdown", action="store_true", help="the language reference instead, as Markdown")
+        parser.add_argument("--write", action="store_true", help="write it to .recipe/recipe.schema.json, which the first line of a new recipe names")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +54,7 @@ def _list(args: argparse.Namespace) -> int:
             groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(row)
         for title, members in groups.items():
             if members:
-                print("\n".join([f"{title}:", *(f"  {harmless(name):{width}}  {harmless(summary)}".rstrip() for name, summary, _ in members), ""]))
+                print("\n".join([f"{title}:", *(f"  {shown(name):{width}}  {shown(summary)}".rstrip() for name, summary, _ in members), ""]))
         if not args.quiet:
             print(
                 "`recipe show NAME` tells more; `recipe new NAME` begins one of your own."
@@ -91,7 +98,21 @@ def _validate(args: argparse.Namespace) -> int:
 # -- schema ----------------------------------------------------------------------------------------------------------------------------------------
 
 
+def write_schema(workspace: Path) -> Path:
+    """Write the schema where editors find it: once for a workspace, and where git does not see it.  Raises OSError."""
+    target = workspace / SCHEMA
+    target.parent.mkdir(exist_ok=True)
+    for path, text in ((target.parent / ".gitignore", "*\n"), (target, library.schema_text())):
+        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        new.write_text(text, "utf-8")
+        new.replace(path)
+    return target
+
+
 def _schema(args: argparse.Namespace) -> int:
+    if args.write:
+        print(os.path.relpath(write_schema(args.workspace), args.workspace))
+        return 0
     text = library.schema_text()
     if args.markdown:
         from ...language.reference import markdown

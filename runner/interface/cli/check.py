@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...execution.workspace import Workspace
+from ...language.units import cost_limit_text
 from ..tail import shown
 from .parser import add_request, color, request_of
 
@@ -87,6 +88,9 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     elif verdict.unchecked and not args.quiet:
         count = len(verdict.unchecked)
         print(f"{count} rule{'s' if count > 1 else ''} could not be asked: -v says what they need")
+    cost = found.plan.settings["limits"]["cost"]
+    if cost is not None and not args.quiet:
+        print(f"limits: cost {cost_limit_text(cost)}")
     if not verdict.findings and not args.quiet:
         print(f"{found.plan.recipe}: nothing is known to go wrong")
 

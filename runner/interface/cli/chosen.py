@@ -12,7 +12,7 @@ from ...errors import CannotRun, NotFound, did_you_mean
 from ...execution.survey import Request
 from ...execution.workspace import Workspace
 from ...storage.store import home
-from .parser import told_apart
+from .parser import out_folder, told_apart
 
 if TYPE_CHECKING:
     from ...execution.survey import Survey
@@ -24,7 +24,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RECIPE|INPUT=VALUE", help="recipes (default: that of the last run here), and inputs for them")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the recipe's outputs were published")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", help="where the recipe's outputs were published")
     parser.add_argument("--python", choices=["current"], help="as for `recipe run`")
 
 

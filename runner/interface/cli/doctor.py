@@ -198,8 +198,10 @@ def _training() -> Iterator[Finding]:
     """Packages that recipes of the library train with, by their metadata: importing them would take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
+    from drivers import install_line
+
     for name in _PACKAGES:
         try:
             yield Finding("ok", name, version(name))
         except PackageNotFoundError:
-            yield Finding("note", name, "not installed", "pip install 'recipe[train]' to train on this machine")
+            yield Finding("note", name, "not installed", f"{install_line('train')} to train on this machine")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ...execution.session import look
-from ..tail import shown
+from ...planning.ids import readable
+from ..tail import named, shown
 from .chosen import add_words, opened, requests, title
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
         box = boxes[id]
         again = id in drawn and bool(box.needs)
         deep = depth >= DEEPEST and bool(box.needs)
-        lines.append(f"{head}{shown(id)}  {shown(box.label)}" + ("  …" if again or deep else ""))
+        lines.append(f"{head}{named(id)}  {named(box.label)}" + ("  …" if again or deep else ""))
         if id in drawn or deep:
             continue
         drawn.add(id)
@@ -108,7 +109,7 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
     """A mermaid flowchart; arrows lead from what is needed to what needs it."""
     number = {id: f"s{n}" for n, id in enumerate(boxes)}
     lines = ["flowchart LR"]
-    lines += [f'  {number[id]}["{_entities(id)}<br/>{_entities(box.label)}"]:::{box.answer}' for id, box in boxes.items()]
+    lines += [f'  {number[id]}["{_entities(readable(id))}<br/>{_entities(box.label)}"]:::{box.answer}' for id, box in boxes.items()]
     lines += [f"  {number[need]} --> {number[id]}" for id, need in _edges(boxes)]
     lines += [
         f"  classDef {answer} fill:{colour},color:#222" for answer, colour in _COLOURS.items() if any(b.answer == answer for b in boxes.values())
@@ -119,7 +120,7 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
 def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
     """A graph for Graphviz."""
     lines = [f"digraph {_quoted(name)} {{", "  rankdir=LR; node [shape=box, style=filled, fontname=sans];"]
-    lines += [f"  {_quoted(id)} [label={_quoted(id, box.label)}, fillcolor={_quoted(_COLOURS[box.answer])}];" for id, box in boxes.items()]
+    lines += [f"  {_quoted(id)} [label={_quoted(readable(id), box.label)}, fillcolor={_quoted(_COLOURS[box.answer])}];" for id, box in boxes.items()]
     lines += [f"  {_quoted(need)} -> {_quoted(id)};" for id, need in _edges(boxes)]
     return [*lines, "}"]
 

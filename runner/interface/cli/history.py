@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound, did_you_mean
 from ...execution.manifests import manifest
+from ...planning.ids import readable, stored
 from ...planning.schedule import word
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
-from ..tail import shown, span
+from ..tail import canvas, named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     row, step = _run_and_step(ws, args.run)
     writer: Writer = Raw(sys.stdout.buffer)
     if sys.stdout.isatty():
-        writer = Safe(sys.stdout, shutil.get_terminal_size().columns)
+        writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
     if args.follow and args.attempt is None:
         return _follow(ws, row, step, writer)
     found = parts(ws.store.events(row.id))
@@ -130,7 +131,7 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     if step is not None and not chosen:
         known = ws.store.steps(row.id)
         if step in known:
-            print(f"{step} was not started: {known[step].state}", file=sys.stderr)
+            print(f"{readable(step)} was not started: {known[step].state}", file=sys.stderr)
             return 0
         raise _did_not_run(ws, row, step, list(known))
     if args.attempt is not None:
@@ -147,6 +148,7 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
 
 def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
     """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
+    word = stored(word)
     rows = ws.store.runs(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
     ids = list(ws.store.steps(rows[0].id)) if rows else []
     if rows and (any(_is(id, word) for id in ids) or word in ws.store.latest_attempts(rows[0].recipe, [word])):
@@ -219,7 +221,7 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
     differing = [step for step in steps if not step.only and (step.changes or step.states[0] != step.states[1])]
     listed = differing if args.verbose else differing[:_STEPS]
     for step in listed:
-        lines.append(shown(step.id) + (f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""))
+        lines.append(named(step.id) + (f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""))
         for name in ASPECTS:
             changes = step.changes.get(name, ())
             lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
@@ -230,7 +232,7 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
         only = [step.id for step in steps if step.only == letter]
         if only:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
-            print(f"only in {letter}, fresh in {other} or no part of it: {shown(', '.join(only[:_LISTED]))}{more}")
+            print(f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}")
     return 0
 
 

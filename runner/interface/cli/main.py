@@ -29,7 +29,7 @@ def _answered(words: list[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it."""
+    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it.  What is a terminal gets text only."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -39,6 +39,12 @@ def _open_streams() -> None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream.isatty():
+            from ..tail import Guarded
+
+            setattr(sys, name, Guarded(stream))
 
 
 def _flushed(code: int) -> int:
@@ -69,6 +75,7 @@ def _discard() -> None:
 
 def _told(error: Exception, words: Sequence[str]) -> int:
     from ...errors import Invalid, RecipeError
+    from ...planning.ids import readable
 
     if isinstance(error, OSError):  # the disk, the network, a limit of the system: no bug, wherever it struck
         if error.strerror is None:
@@ -84,7 +91,7 @@ def _told(error: Exception, words: Sequence[str]) -> int:
         shown = format if format in ("json", "github", "sarif") else "text"
         print(render(error.problems, shown, sys.stderr.isatty()), end="", file=sys.stderr if shown == "text" else sys.stdout)  # type: ignore[arg-type]
     else:
-        print(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr)
+        print(readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")), file=sys.stderr)
     return error.exit_code
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
+from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
     from ..drafting import Draft
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(workspace: Path, path: Path, files: dict[str, str]) -> list[str]:
-    """Write files, by their paths from the folder of the recipe `path`, and the schema beside it where there is none.  All or nothing.
+    """Write files, by their paths from the folder of the recipe `path`, whose first line then names the schema for editors.  All or nothing.
 
     Returns what was written, as shown to people.  Raises NotFound when one is there already, CannotRun when one cannot be written.
     """
@@ -56,13 +57,13 @@ def write(workspace: Path, path: Path, files: dict[str, str]) -> list[str]:
     for file in files:
         if os.path.lexists(folder / file):
             raise NotFound(f"{_shown(path.parent / file)} is there already, and is left as it is", fix="give another name")
-    # An editor finds the schema beside the recipe; one that is there already may be a team's own.
-    wanted = dict(files)
-    if not os.path.lexists(folder / "recipe.schema.json"):
-        wanted["recipe.schema.json"] = library.schema_text()
+    root = Path(os.path.abspath(workspace))
+    home = Path(os.path.abspath(folder))
+    base = root if home.is_relative_to(root) else home
+    modeline = f"# yaml-language-server: $schema={os.path.relpath(base / SCHEMA, home)}\n"
     made: list[Path] = []
     try:
-        for file, text in wanted.items():
+        for file, text in (files | {path.name: modeline + files[path.name]}).items():
             target = folder / file
             if target.parent != folder and not target.parent.exists():
                 target.parent.mkdir()
@@ -70,11 +71,12 @@ def write(workspace: Path, path: Path, files: dict[str, str]) -> list[str]:
             with target.open("x", encoding="utf-8") as stream:
                 made.append(target)
                 stream.write(text)
+        write_schema(base)
     except OSError as error:
         for target in reversed(made):
             target.rmdir() if target.is_dir() else target.unlink()
         raise CannotRun(f"{_shown(path)} cannot be written: {error.strerror}", fix="name a folder that exists and is yours") from error
-    return [_shown(path.parent / file) for file in wanted]
+    return [_shown(path.parent / file) for file in files]
 
 
 def _named(word: str) -> tuple[Path, str]:

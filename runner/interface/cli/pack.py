@@ -20,8 +20,9 @@ from ...language.units import about
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
-from ..tail import shown
+from ..tail import canvas, shown
 from .chosen import opened
+from .parser import out_folder
 
 TRIES = 3
 
@@ -33,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="PATH",
         help="the dataset: a directory, or a file, which is packed as it is, archives too; or its address: s3:// gs:// hf:// https://",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
     parser.add_argument(
         "--verify", metavar="DIR|ID", help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID"
     )
@@ -237,7 +238,7 @@ class Bar:
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=canvas(sys.stderr), flush=True)
 
     def _told(self, done: int, total: int) -> None:
         now = time.monotonic()
@@ -246,5 +247,5 @@ class Bar:
         self._last = now
         rate = done / max(now - self._begun, 1e-9)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        print(f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K", end="", file=sys.stderr, flush=True)
+        print(f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K", end="", file=canvas(sys.stderr), flush=True)
         self._drawn = True

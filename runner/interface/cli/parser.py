@@ -116,13 +116,20 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+def out_folder(text: str) -> Path:
+    """The value of --out.  Raises Invalid for an address such as s3://…"""
+    from ...execution.workspace import local_folder
+
+    return local_folder(text)
+
+
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The words that say what to run."""
     parser.add_argument("recipe", nargs="?", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml (default: recipe.yaml here)")
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="publish the recipe's outputs below DIR")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", help="publish the recipe's outputs below DIR")
     parser.add_argument("--python", choices=["current"], help="`current`: run in the packages of this Python instead of what the recipe declares")
     parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
     parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
@@ -192,11 +199,6 @@ def check_driver(name: str) -> None:
     known = extensions.drivers(name)
     if name not in known:
         raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}")
-
-
-def harmless(text: str) -> str:
-    """Text from a file, harmless to a terminal."""
-    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def color(stream: Any) -> bool:

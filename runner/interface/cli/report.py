@@ -14,7 +14,8 @@ from ...errors import NotFound
 from ...execution import metrics
 from ...language.units import about
 from ...planning import bottleneck
-from ..tail import shown, span
+from ...planning.ids import stored
+from ..tail import named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Done:
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
-    parser.add_argument("--step", metavar="STEP", help="this step, and all instances of it where it is a matrix")
+    parser.add_argument("--step", type=stored, metavar="STEP", help="this step, and all instances of it where it is a matrix")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json"
 
@@ -177,7 +178,7 @@ def as_text(told: Mapping[str, Any]) -> list[str]:
     for step in steps[:_LISTED]:
         memory = about(step["peak_memory"]) if step["peak_memory"] else ""
         table.append(
-            (shown(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
+            (named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
         )
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
     text += ["  ".join(cell.rjust(widths[n]) if n > 1 else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
@@ -204,7 +205,7 @@ def _training(id: str, told: Mapping[str, Any]) -> list[str]:
         facts.append(f"loss {first:.4g} -> {last:.4g}")
     if told["memory_gb"] is not None:
         facts.append(f"peak {told['memory_gb']:g} GB " + (f"on {shown(told['gpu'])}" if told["gpu"] else "of main memory"))
-    text = [f"{shown(id)}: {', '.join(facts)}"]
+    text = [f"{named(id)}: {', '.join(facts)}"]
     if not told["parts"]:
         return [*text, "  it does not tell where its time goes: time_step, time_data, time_model, … in its metrics"]
     for name, part in told["parts"].items():

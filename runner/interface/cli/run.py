@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...execution.workspace import Workspace
-from ..tail import shown
+from ...language.units import cost_limit_text
+from ...planning.ids import stored
+from ..tail import named, shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
@@ -28,10 +30,12 @@ LARGE = 1 << 20
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
     parser.add_argument("-B", "--force", action="store_true", help="run every step, whatever is remembered")
-    parser.add_argument("-R", dest="again", metavar="STEP", action="append", default=[], help="run this step again, and what changes because of it")
-    parser.add_argument("--until", metavar="STEP", help="only this step and what it needs")
-    parser.add_argument("--from", dest="begin", metavar="STEP", help="this step and everything after it, whatever is remembered")
-    parser.add_argument("--only", metavar="STEP", help="only this step; what it needs must be fresh")
+    parser.add_argument(
+        "-R", dest="again", type=stored, metavar="STEP", action="append", default=[], help="run this step again, and what changes because of it"
+    )
+    parser.add_argument("--until", type=stored, metavar="STEP", help="only this step and what it needs")
+    parser.add_argument("--from", dest="begin", type=stored, metavar="STEP", help="this step and everything after it, whatever is remembered")
+    parser.add_argument("--only", type=stored, metavar="STEP", help="only this step; what it needs must be fresh")
     parser.add_argument("-p", "--print-commands", action="store_true", help="show the commands, and the files that are written for them")
     parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
     parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
@@ -89,7 +93,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     lines = []
     why = reasons(ws, found)
     reckoned = _reckoned(ws, found)
-    width = min(40, max((len(node.id) for node in found.plan.nodes), default=0))
+    width = min(40, max((len(named(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
@@ -98,8 +102,8 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         # What a training on a GPU takes is reckoned: an earlier one may have been a smoke without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in reckoned
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
-        lines.append(f"{verdict.answer:8} {node.id:<{width}}{time}")
-        lines += [f"{'':9}{line}" for reason in why[n] for line in reason.splitlines() if line]
+        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
+        lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
@@ -116,6 +120,9 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         for answer, word in (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
         if answer in counts
     )
+    cost = found.plan.settings["limits"]["cost"]
+    if cost is not None and found.todo:
+        lines.append(f"limits: cost {cost_limit_text(cost)}")
     lines.append(f"{found.plan.recipe}: {total}")
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import RecipeError
 from ...language import library
-from .parser import harmless
+from ..tail import shown
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # Beyond this a line is hard to read; a pipe has no width.
     width = min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
-    print("\n".join(harmless(line) for line in datasheet.text(sheet, width)))
+    print("\n".join(shown(line) for line in datasheet.text(sheet, width)))
     return 0
 
 

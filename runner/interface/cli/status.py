@@ -10,7 +10,7 @@ from ...execution.session import look
 from ...execution.upkeep import examined, stale
 from ...planning.judge import FRESH, SKIPPED
 from ..differences import lines
-from ..tail import shown
+from ..tail import named, shown
 from .chosen import add_words, moment, opened, requests, title
 from .why import differences, unremembered
 
@@ -91,10 +91,10 @@ def as_text(told: dict[str, Any], *, all: bool) -> list[str]:
     state = f"everything is fresh ({total})" if told["fresh"] else total
     text = [f"{shown(told['title'])}: {state}"]
     steps = told["steps"] if all else told["steps"][:FEW]
-    width = min(40, max((len(step["id"]) for step in steps), default=0))
+    width = min(40, max((len(named(step["id"])) for step in steps), default=0))
     for step in steps:
         first, *more = step["reasons"] or [""]
-        text.append(f"  {step['answer']:8} {shown(step['id']):<{width}}  {shown(first)}" + (f" (and {len(more)} more: recipe why)" if more else ""))
+        text.append(f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}" + (f" (and {len(more)} more: recipe why)" if more else ""))
     if len(told["steps"]) > len(steps):
         text.append(f"  … and {len(told['steps']) - len(steps)} more (-v lists all)")
     if told["edited"]:

@@ -15,7 +15,7 @@ from ...execution.session import look
 from ...execution.sharing import Sharing, Tally, local_traces, pull, push, share
 from ...execution.workspace import Workspace
 from ...language.units import about
-from ..tail import shown
+from ..tail import canvas, named, shown
 from .chosen import add_words, opened, requests
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
     def draw() -> None:
         while not over.wait(0.2):
             done, seconds = count(), time.monotonic() - begun
-            print(f"\r\x1b[K{about(done)}  {about(int(done / seconds))}/s", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{about(done)}  {about(int(done / seconds))}/s", end="", file=canvas(sys.stderr), flush=True)
 
     last = begun
 
@@ -117,7 +117,7 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
         if args.json or args.quiet or not (moved or args.verbose):
             return
         rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
-        print(f"{chr(13) + chr(27) + '[K' if live else ''}{shown(step)}  {about(moved)}{rate}", file=sys.stderr)
+        print(f"{chr(13) + chr(27) + '[K' if live else ''}{named(step)}  {about(moved)}{rate}", file=canvas(sys.stderr))
 
     drawing = threading.Thread(target=draw, daemon=True)
     if live:
@@ -128,7 +128,7 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
         over.set()
         if live:
             drawing.join()
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=canvas(sys.stderr), flush=True)
 
 
 # -- config ------------------------------------------------------------------------------------------------------------------------------------

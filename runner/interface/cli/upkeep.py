@@ -12,8 +12,9 @@ from ...execution.session import look
 from ...execution.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
 from ...execution.workspace import Workspace
 from ...language.units import about
+from ...planning.ids import stored
 from ..differences import brief
-from ..tail import shown
+from ..tail import named, shown
 from .chosen import add_words, find_nodes, one_request, requests
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ KEEP_DAYS, KEEP_RUNS = 30.0, 20
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "adopt":
-        parser.add_argument("step", metavar="STEP", help="the step whose result the files shall be")
+        parser.add_argument("step", type=stored, metavar="STEP", help="the step whose result the files shall be")
         add_words(parser)
         parser.epilog = "examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
         return
@@ -64,10 +65,10 @@ def _adopt(ws: Workspace, args: argparse.Namespace) -> int:
         if args.quiet:
             continue
         if trace is None:
-            print(f"{shown(id)} is fresh already")
+            print(f"{named(id)} is fresh already")
         else:
             made = ", ".join(f"{shown(path)} ({brief(content)})" for _, path, content in trace.outputs)
-            print(f"{shown(id)} is fresh now" + (f": {made}" if made else ""))
+            print(f"{named(id)} is fresh now" + (f": {made}" if made else ""))
     return 0
 
 

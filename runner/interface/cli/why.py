@@ -12,8 +12,9 @@ from ...execution.session import look
 from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
+from ...planning.ids import stored
 from ..differences import all_of, as_json, text
-from ..tail import shown, span
+from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ WORDS = {"run": "would run", "maybe": "may run", "restore": "would be restored",
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("step", metavar="STEP", help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)")
+    parser.add_argument("step", type=stored, metavar="STEP", help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)")
     add_words(parser)
     parser.add_argument("--vs", metavar="RUN", help="compare with this run instead of the last attempt: an id or a part of one, last, last~1")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -72,14 +73,14 @@ class Answer:
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
-        told = [f"{self.id} {WORDS[self.answer]}"]
-        told += [f"  {shown(reason)}" for reason in self.reasons]
+        told = [f"{named(self.id)} {WORDS[self.answer]}"]
+        told += [f"  {named(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
             told += _made(self.trace)
         told += self._compared(held)
         for id, changes, reasons in self.causes:
-            told.append(f"  {id} would run first:")
-            told += [f"    {shown(reason)}" for reason in reasons]
+            told.append(f"  {named(id)} would run first:")
+            told += [f"    {named(reason)}" for reason in reasons]
             told += all_of(changes, held, "    ")
         return told
 

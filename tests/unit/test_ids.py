@@ -1,0 +1,35 @@
+"""The two forms of a matrix instance's id: one for the store and the disk, one for people."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from runner.planning.compile import _encoded
+from runner.planning.ids import readable, stored
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
+@example(["corpus/de-1.txt", "3"])
+@example(["a=b", "c,d]%2F[ e"])
+@example(["ü" * 80, "\x1b]0;t\x07"])
+def test_what_people_read_is_what_they_can_type(values: list[str]) -> None:
+    id = f"group/train[{','.join(f'axis{n}={_encoded(value)}' for n, value in enumerate(values))}]/inner"
+    seen = readable(id)
+    assert stored(seen) == id == stored(id)
+    assert seen.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("id", "seen"),
+    [
+        ("tokenize[file=corpus%2Fde-1.txt,size=3]", "tokenize[file=corpus/de-1.txt,size=3]"),
+        ("t[a=x%2Cy%3Dz%5D%20w]", "t[a=x%2Cy%3Dz%5D%20w]"),
+        ("a[x=%C3%BC]/b[y=s3%3A%2F%2Fb]", "a[x=ü]/b[y=s3://b]"),
+        ("needs tokenize[file=a%2Fb], which failed", "needs tokenize[file=a/b], which failed"),
+        ("a file called 100%2F and a [list=%2F]", "a file called 100%2F and a [list=%2F]"),
+    ],
+)
+def test_an_id_reads_as_its_values_do(id: str, seen: str) -> None:
+    assert readable(id) == seen
