@@ -24,6 +24,7 @@ from driver_contract import AT_ONCE, ENV, LONG, SH, gathered, over, printed, rel
 from drivers import calls, shell
 from drivers.base import Argv, Command, Denied, DriverError, HostLost, Job, Rejected, Unreachable
 from drivers.shell import ShellHost
+from tests.tools import needs
 
 SHELLS = ("dash", "bash --posix", "busybox sh")
 CUTS = int(os.environ.get("RECIPE_CUTS", "12"))  # places in a start's program where the connection is cut
@@ -360,8 +361,8 @@ def test_half_an_end_is_not_believed(machine: Machine) -> None:
 def test_an_end_is_kept_on_a_full_disk(machine: Machine, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(("mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)), capture_output=True, check=False).returncode:
-        pytest.skip("nothing can be mounted here")
+    needs("mount")
+    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)), check=True)
     try:
         machine.home = disk
 
@@ -671,9 +672,9 @@ def test_what_has_been_over_for_long_is_forgotten_and_what_goes_on_is_not(plain:
 
 def test_a_machine_with_nothing_but_busybox_does(tmp_path: Path) -> None:
     root = tmp_path / "machine"
-    busybox = shutil.which("busybox")
-    if busybox is None or os.geteuid():
-        pytest.skip("needs root and a static busybox")
+    needs("root")
+    needs("static busybox")
+    busybox = needs("busybox")
     for name in ("bin", "dev", "tmp"):
         (root / name).mkdir(parents=True)
     shutil.copy(busybox, root / "bin/busybox")

@@ -19,6 +19,7 @@ from runner.errors import CannotRun
 from runner.execution.session import Choice, Settings
 from runner.language import library
 from tests.support import RECIPE, Space
+from tests.tools import needs
 
 FLOOD = int(os.environ.get("RECIPE_TEST_FLOOD_MB", "100"))
 """Megabytes that a step prints; 1024 by hand."""
@@ -155,11 +156,8 @@ def test_a_metric_is_found_in_a_log_without_newlines_in_flat_memory(space: Space
 # -- disks
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_is_called_that_and_earlier_results_stay(space: Space) -> None:
-    mounted = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"], check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no mount namespace here")
+    needs("mount")
     disk = space.root / "disk"
     disk.mkdir()
     (space.root / "recipe.yaml").write_text(

@@ -19,9 +19,6 @@ SERVER = "yaml-language-server@2.0.0"
 CACHE = library.home() / ".cache" / "editor"
 PROGRAM = CACHE / "node_modules" / ".bin" / "yaml-language-server"
 
-if shutil.which("node") is None or shutil.which("npm") is None:
-    pytest.skip("needs node and npm", allow_module_level=True)
-
 
 class Editor:
     """The client's half of the protocol: as much of it as an editor needs to show a file."""

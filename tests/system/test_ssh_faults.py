@@ -27,6 +27,7 @@ from drivers.sshlink import Link, Route
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture
+from tests.tools import needs
 
 CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "10"))
 AT_ONCE, LONG = timedelta(0), timedelta(seconds=30)
@@ -372,8 +373,7 @@ SHELLS = {"dash": "/usr/bin/dash", "bash": "/bin/bash", "zsh": "/usr/bin/zsh", "
 @pytest.mark.parametrize("shell", [*SHELLS, "busybox"])
 def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answer(tmp_path: Path, shell: str) -> None:
     program = "/bin/busybox sh" if shell == "busybox" else SHELLS[shell]
-    if not shutil.which(program.split()[0]):
-        pytest.skip(f"{program} is not installed")
+    needs(program.split()[0])
     noisy = tmp_path / "login"
     noisy.write_text(
         "#!/bin/sh\nprintf '\\036welcome\\n'; echo oops >&2; head -c 70000 /dev/zero | tr '\\0' x\n"
