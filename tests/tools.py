@@ -44,7 +44,7 @@ def needs(name: str) -> str:
         if not able():
             pytest.skip(reason)
         return name
-    return shutil.which(name) or lacks(name)
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") or lacks(name)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from drivers.shell import ShellHost
 from tests.tools import needs
 
 SHELLS = ("dash", "bash --posix", "busybox sh")
-CUTS = int(os.environ.get("RECIPE_CUTS", "12"))  # places in a start's program where the connection is cut
+CUTS = int(os.environ.get("RECIPE_CUTS", "4"))  # places in a start's program where the connection is cut
 T = TypeVar("T")
 Act = Callable[[ShellHost], Coroutine[None, None, None]]
 
@@ -97,6 +97,7 @@ class Machine:
 
 @pytest.fixture(params=SHELLS)
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    needs(request.param.split()[0])
     os.mkfifo(tmp_path / "gate")
     return Machine(tmp_path, request.param)
 
@@ -138,6 +139,7 @@ def test_a_start_is_one_call_once_we_are_at_home_there(machine: Machine) -> None
     machine.run(act)
 
 
+@pytest.mark.longer
 def test_a_start_that_is_cut_anywhere_begins_nothing_or_the_whole(machine: Machine) -> None:
     made = command("echo ran >> count; read line < gate", machine, secrets={"S": "x'\n}\ny"})
 

@@ -398,7 +398,7 @@ def test_files_are_written_with_their_types_first(space: Space) -> None:
 
 def test_code_pinned_in_git_is_there_at_its_commit(space: Space, tmp_path: Path) -> None:
     origin = tmp_path / "origin"
-    git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
+    git = [needs("git"), "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "init", "-q", str(origin)], check=True)
     (origin / "say.sh").write_text("echo first")
     subprocess.run([*git, "add", "."], check=True)
@@ -420,7 +420,7 @@ def test_code_pinned_in_git_is_there_at_its_commit(space: Space, tmp_path: Path)
 
 def test_a_repository_given_as_a_path_is_found_from_the_recipe(space: Space) -> None:
     origin = space.root / "origin"
-    git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
+    git = [needs("git"), "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "init", "-q", str(origin)], check=True)
     (origin / "say.sh").write_text("echo said")
     subprocess.run([*git, "add", "."], check=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from runner.language import library, schema
+from tests.tools import needs
 
 SERVER = "yaml-language-server@2.0.0"
 CACHE = library.home() / ".cache" / "editor"
@@ -94,7 +95,9 @@ def install(workplace: Path) -> None:
 
 @pytest.fixture(scope="module")
 def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
+    needs("node")
     if not PROGRAM.exists():
+        needs("npm")
         install(tmp_path_factory.mktemp("npm"))
     root = tmp_path_factory.mktemp("editor")
     (root / "schemas").mkdir()

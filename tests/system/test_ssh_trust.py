@@ -19,6 +19,7 @@ from drivers.sshlink import Route
 from tests.servers.logins import hosted, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Proxy
 from tests.servers.sshd import Sshd, make_key
+from tests.tools import needs
 
 CANARY = "canary-3b1d9e"
 
@@ -221,7 +222,7 @@ def test_a_hostile_configuration_changes_nothing(tmp_path: Path, monkeypatch: py
 def agent(place: Path) -> Iterator[str]:
     """An agent without keys; the path of its socket."""
     path = str(place / "agent")
-    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([needs("ssh-agent"), "-D", "-a", path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it listens
         try:

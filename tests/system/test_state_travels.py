@@ -148,6 +148,7 @@ class Paced(OverDepot):
         return await super().bring(path, target)
 
 
+@pytest.mark.longer
 def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoints(tmp_path: Path) -> None:
     def right(path: Path) -> bool:
         body = hashlib.sha256(path.name.rpartition("-")[2].encode()).digest() * 8000

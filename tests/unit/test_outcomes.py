@@ -13,6 +13,7 @@ from runner.execution import outcomes
 SCRIPT = "import sys\nprint('first', flush=True)\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "raising"), [(["--num_processes", "1"], False), (["--multi_gpu", "--num_processes", "2"], True)])
 def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(launcher: list[str], raising: bool, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
