@@ -1,5 +1,7 @@
 # make demo    a real recipe, end to end, in ./demo; the second time everything is fresh
-# make test    lint, types, and every test
+# make check   what to run while you work: lint, types, and the tests that are quick; a minute
+# make test    lint, types, and every test; a quarter of an hour. What CI runs
+# make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew
@@ -14,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of programs: each module is compiled once, also where the caller's environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench docs release clean
+.PHONY: demo check test proof lint bench docs release clean
 .DEFAULT_GOAL := test
 
 # torch comes first and alone: what follows then finds the pinned one and brings no other.
@@ -29,10 +31,31 @@ demo: .venv/.ready
 	@mkdir -p demo
 	$(BIN)/recipe run sft@1 -C demo --preset smoke --python current
 
-# Real servers and processes on a machine that others use, too: what failed is tried once more, alone, and fails for good if it fails again.
 # Four at a time on two cores, for many wait for a server or a disk; in the order of the folders, so that long trainings do not come last.
+# Real servers and processes on a machine that others use, too: up to three that failed are tried once more, alone. They are printed and counted.
+TEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --retry 3
+
+CHECK := tests/unit tests/test_layers.py tests/test_errors.py tests/test_schema_used.py tests/test_released_recipes.py tests/test_startup.py \
+	tests/system/test_keys.py tests/system/test_locks.py tests/system/test_store.py
+
+check: lint
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --hypothesis-profile check -m 'not slow and not proof' $(CHECK)
+
 test: lint
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(TEST)
+
+# A variable that is set already is obeyed: make proof RECIPE_NINJA_SEQUENCES=5000
+proof: export RECIPE_NINJA_SEQUENCES ?= 200
+proof: export RECIPE_TAR_FUZZ ?= 2000
+proof: export RECIPE_TRANSFER_FAULTS ?= 24
+proof: export RECIPE_SSH_CUTS ?= 10
+proof: export RECIPE_CUTS ?= 12
+proof: export RECIPE_KEEPER_EXAMPLES ?= 60
+proof: export RECIPE_KEEPER_ROUNDS ?= 40
+proof: export RECIPE_TRUNCATIONS ?= 25
+proof: export RECIPE_TEMPLATE_EXAMPLES ?= 700
+proof: .venv/.ready
+	$(TEST) -m 'proof or longer'
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

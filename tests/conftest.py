@@ -1,16 +1,24 @@
-"""Fixtures named as things; no example of a property has to be quick on a machine that others use, too."""
+"""Fixtures named as things; no example of a property has to be quick on a machine that others use, too.  What must not be skipped fails."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
 
+from tests import tools
 from tests.support import Space
 
+pytest_plugins = ["tests.retry"]
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
 settings.register_profile("shared", deadline=None)
+settings.register_profile("check", deadline=None, max_examples=20)
 settings.load_profile("shared")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun behind a shell's &: what we start would never hear of an interrupt
@@ -21,3 +29,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun behind a shell's 
 def space(tmp_path: Path) -> Space:
     """An empty workspace."""
     return Space(tmp_path / "space")
+
+
+def _demand(report: Report) -> Report:
+    """A skip that is not allowed here becomes a failure."""
+    if report.skipped and isinstance(report.longrepr, tuple) and not tools.allowed(report.longrepr[2]):
+        report.outcome = "failed"
+        report.longrepr = f"everything has to run here (RECIPE_TEST_ALL): {report.longrepr[2]}\ninstall it, as .ci/run does"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _demand((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _demand((yield))

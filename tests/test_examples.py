@@ -18,6 +18,7 @@ from runner.execution import sources
 from runner.execution.session import Settings
 from runner.execution.validation import read
 from tests.support import Space
+from tests.tools import needs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
@@ -252,7 +253,7 @@ for step in range(process["train"]["steps"]):
 
 def git(folder: Path, *words: str) -> str:
     words = ("-c", "user.name=t", "-c", "user.email=t@example.org", *words)
-    return subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run([needs("git"), "-C", str(folder), *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_a_trainer_at_a_commit_gets_its_configuration(example: Example, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -102,9 +103,10 @@ def recipe(bin: Path, cwd: Path, *words: str) -> str:
 
 def shipped() -> set[str]:
     """Files of the checkout that a user of the program needs."""
-    listed = subprocess.run(["git", "ls-files", "recipes", "schemas", "fixtures"], cwd=HOME, capture_output=True, text=True)
-    if listed.returncode == 0 and listed.stdout:
-        return {name for name in listed.stdout.splitlines() if (HOME / name).is_file()}
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "ls-files", "recipes", "schemas", "fixtures"], cwd=HOME, capture_output=True, text=True)
+        if listed.returncode == 0 and listed.stdout:
+            return {name for name in listed.stdout.splitlines() if (HOME / name).is_file()}
     return {
         path.relative_to(HOME).as_posix() for part in ("recipes", "schemas") for path in (HOME / part).rglob("*.*") if "__pycache__" not in str(path)
     }

@@ -3,7 +3,8 @@
 A wrapped Command is an ordinary one: any host starts, waits for and stops it.  What it runs is a small supervising script (POSIX sh, `_RUN`) and
 beside it, in a session of its own, a guard (`_GUARD`):
 
-    stop        the script's SIGTERM becomes one SIGTERM to every process in the container, as a host does it to a bare job's group
+    stop        the script's SIGTERM becomes one SIGTERM to every process in the container, as a host does it to a bare job's group; with an init
+                program of the engine (`Engine.init`) and without one
     kill -9     of the script, or of all of its group: the guard sees its end and kills the container
     kill -9     of the guard too: what is left bears a label, and `sweep` ends it before the next run
 
@@ -195,14 +196,20 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str,
         by_flag = "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes"
         by_cdi = any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ())
         gpus: Literal["", "gpus", "cdi"] = "gpus" if by_flag else "cdi" if by_cdi else ""
-        version, init = str(info["ServerVersion"]), bool(info.get("InitBinary"))
+        # It names a program also where there is none, and only then does not know its version.
+        version, init = str(info["ServerVersion"]), bool(info.get("InitBinary")) and (info.get("InitCommit") or {}).get("ID") != "N/A"
     else:
         rootless = bool(info["host"]["security"]["rootless"])
         gpus = "cdi" if facts.get("cdi") == "yes" else ""
-        version, init = str(info["version"]["Version"]), facts.get("catatonit") == "yes"
+        version = str(info["version"]["Version"])
+        init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and _at_least(version, (4, 8)))  # which looks for catatonit in more places
     # A rootless Docker has its user as root inside; a rootless Podman keeps the number, which it is told by a flag.
     user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory, flags, args, dict(env))  # type: ignore[arg-type]
+
+
+def _at_least(version: str, least: tuple[int, int]) -> bool:
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= least
 
 
 async def resolve(host: Host, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:
@@ -461,7 +468,8 @@ env | sed 's/^/env /'
 echo "uid $(id -u)"; echo "gid $(id -g)"
 echo "memory $(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)"
 echo "cards $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)"
-for d in /usr/libexec/podman /usr/local/libexec/podman /usr/lib/podman /usr/local/lib/podman; do [ -x $d/catatonit ] && echo catatonit yes; done
+[ -x /usr/libexec/podman/catatonit ] && echo init yes
+for d in /usr/local/libexec/podman /usr/local/lib/podman /usr/lib/podman; do [ -x $d/catatonit ] && echo helper yes; done
 grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/* | grep -q . && echo cdi yes
 command -v nvidia-container-runtime-hook >/dev/null && echo hook yes
 names=$1; shift
@@ -530,22 +538,47 @@ end() {
     kill -KILL "$client"
   done >/dev/null 2>&1
 }
+apart() { # PID: it is in a process namespace that is not ours, and `space` is that
+  space=$(readlink "/proc/$1/ns/pid") && [ -n "$space" ] && [ "$space" != "$(readlink /proc/self/ns/pid)" ]
+}
+beside() { # PID: the others in `space`, which is never that of the host
+  ls -l /proc/[0-9]*/ns/pid 2>/dev/null | grep -F -- "-> ${space:?}" | sed 's|^.*/proc/\([0-9]*\)/ns/pid.*$|\1|' | grep -vx "$1" | sort -n
+}
+main() { # PID of the first process in `space`: that of the step, with which the container ends
+  [ "$init" = init ] || { echo "$1"; return; }
+  for other in $(beside "$1"); do grep -qs "^PPid:.$1\$" "/proc/$other/status" && echo "$other" && return; done
+  return 1
+}
+handles() { grep -Eqs '^Sig(Blk|Ign|Cgt):.*[4-7c-f][0-9a-f]{3}$' "/proc/$1/status"; } # bit 14 of what PID blocks, ignores, catches: SIGTERM
+busy() { # FIRST MAIN: another process of the container is alive
+  for other in $(beside "$1"); do [ "$other" = "$2" ] || ! grep -qs '^State:.[^XZ]' "/proc/$other/status" || return 0; done
+  return 1
+}
+# A main process that leaves SIGTERM to the kernel would end the others with it; without an init above it, the kernel keeps that signal from it.
+# So it stands still until the others have saved what they want to save, as it does not hold them up outside of a container.
+ask() { # FIRST: false if its main process has not begun
+  main=$(main "$1") && grep -qs "RECIPE_CONTAINER=$name" "/proc/$main/environ" || return
+  handles "$main" && number=TERM || number=STOP
+  kill -$number "$main"
+  for other in $(beside "$1"); do [ "$other" = "$main" ] || kill -TERM "$other"; done
+  [ $number = STOP ] || return 0
+  while busy "$1" "$main" && kill -0 "$script" && kill -0 "$client"; do sleep 0.05; done
+  kill -KILL "$main"
+  return 0
+}
 term() {
+  left=20
   while kill -0 "$script" && kill -0 "$client"; do
     pid=$("$@" container inspect -f '{{.State.Status}} {{.State.Pid}}' "$name")
-    case $pid in "running "[1-9]*) pid=${pid#* }; break ;; esac
-    pid=; sleep 0.1
+    case $pid in
+      "running "[1-9]*)
+        pid=${pid#* } left=$((left - 1))
+        # Of another machine, or a container that shares the host's own processes: its engine is asked.
+        if ! apart "$pid" || [ $left = 0 ]; then "$@" kill -s TERM "$name" >/dev/null; return; fi
+        ask "$pid" && return ;;
+    esac
+    sleep 0.1
   done 2>/dev/null
-  [ -n "$pid" ] || return
-  # Only processes of ours and of this machine, and not of a container that shares the host's own pids.
-  space=$(readlink "/proc/$pid/ns/pid")
-  if [ -n "$space" ] && [ "$space" != "$(readlink /proc/self/ns/pid)" ] && grep -qs "RECIPE_CONTAINER=$name" "/proc/$pid/environ"; then
-    for other in $(ls -l /proc/[0-9]*/ns/pid 2>/dev/null | grep -F -- "-> $space" | sed 's|^.*/proc/\([0-9]*\)/ns/pid.*$|\1|'); do
-      [ "$init" = init ] && [ "$other" = "$pid" ] || kill -TERM "$other"
-    done 2>/dev/null
-  else
-    "$@" kill -s TERM "$name" >/dev/null 2>&1
-  fi
 }
 started() {
   if [ "$kind" = podman ]; then [ -s "$box/pid" ]

@@ -33,13 +33,14 @@ from tests.contract.artifact_store_contract import (  # noqa: F401
     there,
 )
 from tests.contract.test_moto_store import Bucket
-from tests.servers.ceph import Ceph, available
-
-pytestmark = pytest.mark.skipif(not available(), reason="radosgw is not installed")
+from tests.servers.ceph import PROGRAMS, Ceph
+from tests.tools import needs
 
 
 @pytest.fixture(scope="module")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ceph]:
+    for program in PROGRAMS:
+        needs(program)
     with Ceph(tmp_path_factory.mktemp("ceph")) as server:
         yield server
 

@@ -15,6 +15,7 @@ from driver_contract import ENV, LONG, SH, DriverContract, gathered, heard, over
 from drivers.base import Command, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled, Unreachable
 from drivers.loopback import Faults, Loopback
 from drivers.shell import ShellHost
+from tests.tools import needs
 
 
 class TestLoopback(DriverContract):
@@ -22,17 +23,17 @@ class TestLoopback(DriverContract):
     tick = 1.0  # busybox and others count whole seconds
 
     def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root", shell="dash")
+        return Loopback(place / "root", shell=needs("dash"))
 
 
 class TestBash(TestLoopback):
     def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root", shell="bash --posix")
+        return Loopback(place / "root", shell=f"{needs('bash')} --posix")
 
 
 class TestBusybox(TestLoopback):
     def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root", shell="busybox sh")
+        return Loopback(place / "root", shell=f"{needs('busybox')} sh")
 
 
 # --- machines, places and faults

@@ -24,9 +24,10 @@ from driver_contract import AT_ONCE, ENV, LONG, SH, gathered, over, printed, rel
 from drivers import calls, shell
 from drivers.base import Argv, Command, Denied, DriverError, HostLost, Job, Rejected, Unreachable
 from drivers.shell import ShellHost
+from tests.tools import needs
 
 SHELLS = ("dash", "bash --posix", "busybox sh")
-CUTS = int(os.environ.get("RECIPE_CUTS", "12"))  # places in a start's program where the connection is cut
+CUTS = int(os.environ.get("RECIPE_CUTS", "4"))  # places in a start's program where the connection is cut
 T = TypeVar("T")
 Act = Callable[[ShellHost], Coroutine[None, None, None]]
 
@@ -96,6 +97,7 @@ class Machine:
 
 @pytest.fixture(params=SHELLS)
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    needs(request.param.split()[0])
     os.mkfifo(tmp_path / "gate")
     return Machine(tmp_path, request.param)
 
@@ -137,6 +139,7 @@ def test_a_start_is_one_call_once_we_are_at_home_there(machine: Machine) -> None
     machine.run(act)
 
 
+@pytest.mark.longer
 def test_a_start_that_is_cut_anywhere_begins_nothing_or_the_whole(machine: Machine) -> None:
     made = command("echo ran >> count; read line < gate", machine, secrets={"S": "x'\n}\ny"})
 
@@ -360,8 +363,8 @@ def test_half_an_end_is_not_believed(machine: Machine) -> None:
 def test_an_end_is_kept_on_a_full_disk(machine: Machine, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(("mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)), capture_output=True, check=False).returncode:
-        pytest.skip("nothing can be mounted here")
+    needs("mount")
+    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)), check=True)
     try:
         machine.home = disk
 
@@ -671,9 +674,9 @@ def test_what_has_been_over_for_long_is_forgotten_and_what_goes_on_is_not(plain:
 
 def test_a_machine_with_nothing_but_busybox_does(tmp_path: Path) -> None:
     root = tmp_path / "machine"
-    busybox = shutil.which("busybox")
-    if busybox is None or os.geteuid():
-        pytest.skip("needs root and a static busybox")
+    needs("root")
+    needs("static busybox")
+    busybox = needs("busybox")
     for name in ("bin", "dev", "tmp"):
         (root / name).mkdir(parents=True)
     shutil.copy(busybox, root / "bin/busybox")

@@ -10,7 +10,7 @@ import pytest
 from tests.library.smoke import smoke
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_it_lowers_the_perplexity_of_held_out_text(tmp_path: Path) -> None:
     results = smoke("cpt@1", tmp_path)
     report = json.loads((results / "report" / "report.json").read_text())

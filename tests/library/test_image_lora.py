@@ -384,7 +384,7 @@ def test_a_killed_training_ends_in_the_same_bits(processes: int, flux: argparse.
     killed_and_resumed(processes, flux, trained, tmp_path, *(alone if processes == 1 else ()))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_over_a_base_in_8_bits_it_does_too(coarse: argparse.Namespace, tmp_path: Path) -> None:
     """Killed with one process, against what two made in one go."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -50,6 +50,7 @@ def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
     return forks.run(argv, env=environment(**env), timeout=300, cwd=ROOT)
 
 
+@pytest.mark.proof
 def test_completions_of_held_out_prompts_are_rated_higher(python: Path, tmp_path: Path) -> None:
     code = 'import sys; from pathlib import Path; from tests.library.smoke import smoke; print(smoke("ppo@1", Path(sys.argv[1])))'
     argv = [str(python), "-c", code, str(tmp_path)]
@@ -112,6 +113,7 @@ def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, t
     assert refused.returncode == 1 and "it was made by another training: kl_coef was 0.01, is 0.5" in refused.stderr
 
 
+@pytest.mark.proof
 def test_two_processes_resume_to_the_same_bits(python: Path, prompts: Path, tmp_path: Path) -> None:
     """The policy learned whole, beside a reference of its own; the second time with activations computed again, which changes no bit either."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"

@@ -172,7 +172,7 @@ def test_a_beginning_of_text_is_never_doubled(data: Any, tmp_path: Path) -> None
     assert all(1 not in row[name] for row in splits["train"] for name in ("chosen_ids", "rejected_ids"))
 
 
-@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="the reference of another Python reads differently")
+@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="another Python than 3.11.7 reads the reference differently")
 def test_the_fixture_is_what_its_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PAIRS.parents[1]))
     import make_explain_or_show  # type: ignore[import-not-found]

@@ -10,7 +10,7 @@ from PIL import Image, ImageChops, ImageStat
 
 from tests.library.smoke import smoke
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sdxl-lora")]
+pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("sdxl-lora")]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import uuid
@@ -23,10 +22,6 @@ from .moto import answers
 _count = itertools.count(1)
 PROGRAMS = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 KEY, SECRET = "ACCESSKEYID012345678", "SECRETKEY0123456789abcdef"
-
-
-def available() -> bool:
-    return all(map(shutil.which, PROGRAMS))
 
 
 class Ceph:

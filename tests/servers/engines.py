@@ -26,6 +26,7 @@ from drivers.local import LocalHost
 from runner.execution import containers
 from runner.execution.containers import Engine
 from tests.support import until
+from tests.tools import needs
 
 PLAIN: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 BARE_CGROUPS = (("--runtime", "runc", "--cgroup-manager", "cgroupfs"), ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"))
@@ -60,9 +61,8 @@ class Machine:
 
 def root_of(names: Sequence[str]) -> bytes:
     """A root file system, as a tar: busybox, also under these names."""
-    busybox = shutil.which("busybox")
-    if busybox is None or b"ld-linux" in Path(busybox).read_bytes()[:4096]:
-        pytest.skip("there is no static busybox to make an image of")
+    needs("static busybox")
+    busybox = needs("busybox")
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for folder in ("bin", "tmp"):
@@ -82,13 +82,12 @@ def root_of(names: Sequence[str]) -> bytes:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Variables by which Docker's client finds a daemon: the one that runs, or one of our own."""
-    if shutil.which("docker") is None:
-        pytest.skip("docker is not installed")
+    needs("docker")
     if subprocess.run(["docker", "info", "--format", "{{.ID}}"], capture_output=True, check=False).returncode == 0:
         yield dict(os.environ)
         return
     if shutil.which("dockerd") is None or os.getuid() != 0:
-        pytest.skip("no docker daemon runs, and there is none to start")
+        pytest.skip("no Docker daemon runs here, and there is none to start")
     place = tmp_path_factory.mktemp("dockerd")
     address = f"unix://{place}/socket"
     limits = [word for name in ("nofile", "nproc") for word in ("--default-ulimit", f"{name}=1024:1024")]
@@ -98,7 +97,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     try:
         until(lambda: (place / "socket").exists() or process.poll() is not None, seconds=30)
         if process.poll() is not None:
-            pytest.skip(f"a docker daemon does not start here: {(place / 'log').read_text()[-300:]}")
+            pytest.skip(f"no Docker daemon runs here, and one does not start: {(place / 'log').read_text()[-300:]}")
         yield {**os.environ, "DOCKER_HOST": address}
     finally:
         process.terminate()
@@ -114,8 +113,7 @@ EACH = pytest.mark.parametrize("machine", ["podman", "docker"], indirect=True)
 @pytest.fixture(scope="module")
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     kind = getattr(request, "param", "podman")
-    if shutil.which(kind) is None:
-        pytest.skip(f"{kind} is not installed")
+    needs(kind)
     environ = request.getfixturevalue("daemon") if kind == "docker" else dict(os.environ)
     names = [f"local/recipe-{name}:{os.getpid()}" for name in ("full", "bare")]
     applets = ("sh", "cat", "echo", "env", "id", "kill", "ls", "mkdir", "mkfifo", "sleep", "touch", "true")

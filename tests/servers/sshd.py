@@ -32,7 +32,7 @@ from typing import Any, Self
 
 import pytest
 
-SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+from tests.tools import needs
 
 # Orphans come to it and not to init: whatever detached itself is still found.  `stop` spares what is not sshd's own.
 MACHINE = r"""
@@ -114,6 +114,7 @@ class Sshd:
         return {"hosts": [self.address], "known_hosts": str(self.known_hosts), "identity": str(self.identity), "agent": False, **others}
 
     def __enter__(self) -> Self:
+        sshd = needs("sshd")
         self.home.mkdir(parents=True)
         self.place.chmod(0o700)
         for name in ("host_key", "client"):
@@ -124,7 +125,7 @@ class Sshd:
         for _ in range(20):
             self.port = free_port()
             self._configure()
-            argv = [sys.executable, "-I", "-S", "-c", MACHINE, SSHD, "-D", "-f", str(self.place / "sshd_config"), "-E", str(self.log)]
+            argv = [sys.executable, "-I", "-S", "-c", MACHINE, sshd, "-D", "-f", str(self.place / "sshd_config"), "-E", str(self.log)]
             with (self.place / "machine.log").open("ab") as said:
                 self._machine = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
             try:
@@ -221,7 +222,7 @@ class Sshd:
 
 def make_key(path: Path) -> None:
     """A new ed25519 key pair at `path` and `path.pub`."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
+    subprocess.run([needs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
 
 
 def free_port() -> int:

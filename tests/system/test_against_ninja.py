@@ -3,7 +3,7 @@
 Ninja guesses from times and remembers the last build; we look at content and remember every build.  So of what ninja runs we run a part, and the
 model says which: a step whose command and inputs have never been seen together.  After every edit both trees hold what a clean build would.
 
-`RECIPE_NINJA_SEQUENCES` is how many random sequences of edits are tried (default 200), `RECIPE_NINJA_SEED` where they begin.
+`RECIPE_NINJA_SEQUENCES` is how many random sequences of edits are tried (default 40), `RECIPE_NINJA_SEED` where they begin.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.support import Space, until
 
-SEQUENCES = int(os.environ.get("RECIPE_NINJA_SEQUENCES", "200"))
+SEQUENCES = int(os.environ.get("RECIPE_NINJA_SEQUENCES", "40"))
 SEED = int(os.environ.get("RECIPE_NINJA_SEED", "0"))
 EDITS = 3
 SHARED = 25
@@ -225,6 +227,7 @@ class Pair:
             assert fresh.space.read(fresh.path(id)) == self.ours.space.read(self.ours.path(id))
 
 
+@pytest.mark.longer
 def test_after_any_edit_we_run_what_content_demands_and_never_more_than_ninja(tmp_path: Path) -> None:
     space = Space(tmp_path / "space0")
     for number in range(SEED, SEED + SEQUENCES):

@@ -257,7 +257,7 @@ def test_a_file_that_changes_while_it_is_taken_is_refused(objects: Objects, tmp_
 def test_another_file_system_is_reached_by_copying(tmp_path: Path) -> None:
     elsewhere = Path("/dev/shm")
     if not elsewhere.is_dir() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("one file system only")
+        pytest.skip("/dev/shm is on the disk of the tests")
     import tempfile
 
     with tempfile.TemporaryDirectory(dir=elsewhere) as name:

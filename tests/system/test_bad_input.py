@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,17 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import needs
+
 RECIPE = (sys.executable, "-m", "runner.interface.cli.main")
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GOOD = 'recipe: good@1\nsteps: {a: {run: "echo good > {{ outputs.o }}", outputs: {o: good.txt}}}\n'
 HEAD = "recipe: t@1\n"
-
-needs_mounts = pytest.mark.skipif(
-    os.geteuid() != 0
-    or shutil.which("unshare") is None
-    or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0,
-    reason="mounts of one's own need root",
-)
 
 
 @dataclass(frozen=True)
@@ -170,10 +164,10 @@ def test_bad_input_is_told_once_and_leaves_results_alone(case: Case, space: Path
 
 def in_mounts(root: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
     """The command in a mount namespace of its own, after `script`."""
+    needs("mount")
     return call(root, *words, before=("unshare", "-m", "sh", "-euc", f'{script}; exec "$@"', "sh"))
 
 
-@needs_mounts
 def test_a_workspace_that_cannot_be_written_is_told(space: Path) -> None:
     (space / "t.yaml").write_text(step('{run: "echo 1 > o", outputs: {o: o}}'))
     before = results(space)
@@ -183,7 +177,6 @@ def test_a_workspace_that_cannot_be_written_is_told(space: Path) -> None:
     assert results(space) == before
 
 
-@needs_mounts
 def test_a_disk_that_is_full_is_told_as_that(space: Path) -> None:
     (space / "t.yaml").write_text(step('{run: "head -c 300000 /dev/urandom > o", outputs: {o: o}}'))
     home = space / ".recipe"

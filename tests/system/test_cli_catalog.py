@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.tools import needs
 
 ROOT = Path(__file__).parents[2]
 RECIPE = (sys.executable, "-m", "runner.interface.cli.main")
@@ -219,18 +220,18 @@ def bash_replies(space: Path, lines: list[str]) -> list[set[str]]:
     return [{word for word in line.split("\t") if word} for line in done.stdout.splitlines()]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_verbs_flags_recipes_inputs_presets_and_steps(space: Path) -> None:
+    needs("bash")
     assert dict(zip(LINES, bash_replies(space, list(LINES)), strict=True)) == LINES
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_replaces_only_what_stands_after_a_break_in_the_word(space: Path) -> None:
+    needs("bash")
     assert bash_replies(space, ["recipe run sft@1", "recipe show sft@1"]) == [{"1"}, {"1"}]
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
 def test_fish_completes_verbs_inputs_and_files(space: Path) -> None:
+    needs("fish")
     setup = f"function recipe; {' '.join(RECIPE)} $argv; end; recipe completion fish | source; "
     for line, expected in (
         ("recipe va", {"validate"}),
@@ -249,8 +250,8 @@ def test_fish_completes_verbs_inputs_and_files(space: Path) -> None:
         assert len(done.stdout.splitlines()) >= len(expected - {"size="}), done.stdout
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
 def test_what_zsh_is_given_is_zsh(space: Path) -> None:
+    needs("zsh")
     script = f'compdef() {{ :; }}; eval "$({" ".join(RECIPE)} completion zsh)"; whence -w _recipe'
     done = subprocess.run(
         ["zsh", "-f", "-c", script], cwd=space, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True

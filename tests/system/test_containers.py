@@ -36,6 +36,7 @@ from runner.execution import containers
 from runner.execution.containers import Engine, Image, Mount
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
+from tests.tools import lacks, needs
 
 LONG = timedelta(seconds=60)
 TOKEN = "a-value-that-nobody-may-see"
@@ -113,11 +114,19 @@ class Room:
         return found
 
 
+BOTH_INITS = pytest.mark.parametrize("room", ["init", "no-init"], indirect=True)
+"""With the engine's init program and without one; a test without it takes what the machine has."""
+
+
 @pytest.fixture
-def room(machine: Machine, tmp_path: Path) -> Iterator[Room]:  # noqa: F811
+def room(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> Iterator[Room]:  # noqa: F811
+    wanted = getattr(request, "param", "")
+    if wanted == "init" and not machine.engine.init:
+        lacks("catatonit" if machine.kind == "podman" else "docker-init")
+    engine = replace(machine.engine, init=False) if wanted == "no-init" else machine.engine
     with asyncio.Runner() as loop:
         host = LocalHost(tmp_path / "supervisor")
-        room = Room(tmp_path, machine, host, machine.engine, loop)
+        room = Room(tmp_path, machine, host, engine, loop)
         try:
             yield room
         finally:
@@ -226,6 +235,7 @@ def test_a_step_may_run_as_anybody_the_engine_says(room: Room) -> None:
 
 
 @EACH
+@BOTH_INITS
 def test_stop_asks_every_process_in_the_container_once_and_gives_it_time(room: Room) -> None:
     script = """
         trap 'echo outer >> told; wait; exit 7' TERM
@@ -241,6 +251,7 @@ def test_stop_asks_every_process_in_the_container_once_and_gives_it_time(room: R
 
 
 @EACH
+@BOTH_INITS
 def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room) -> None:
     job, command = room.begun("trap '' TERM; (trap '' TERM; while :; do sleep 0.05; done) & echo ready; while :; do sleep 0.05; done")
     assert room.processes(command.cwd)
@@ -253,6 +264,7 @@ def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room
 
 
 @EACH
+@BOTH_INITS
 def test_one_that_is_stopped_before_it_began_leaves_nothing(room: Room) -> None:
     for pause in (0.0, 0.1):
         job = room.start(room.command("sh", "-c", "while :; do sleep 0.05; done"))
@@ -292,6 +304,18 @@ def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: 
     asyncio.run(there())
 
 
+@BOTH_INITS
+def test_a_process_that_saves_its_work_has_the_time_that_it_has_outside_of_a_container(room: Room) -> None:
+    saves = "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    job, command = room.begun(f'sh -c "{saves}"; echo never')
+    room.do(room.host.stop(job, timedelta(seconds=20)))
+    assert room.end(job).reason == "stopped"
+    assert "never" not in room.log(job)
+    assert Path(command.cwd, "saved").read_text() == "saved\n"
+    assert room.left() == []
+
+
+@BOTH_INITS
 def test_a_timeout_ends_the_container(room: Room) -> None:
     exit, log = room.sh("echo ready; while :; do sleep 0.05; done", timeout=1.5)
     assert (exit.reason, log) == ("timeout", "ready\n")
@@ -361,10 +385,8 @@ def test_a_sweep_ends_what_nobody_watches_and_leaves_a_living_job_alone(room: Ro
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
 def test_the_supervising_script_runs_in_any_posix_shell(room: Room, tmp_path: Path, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sh").symlink_to(str(shutil.which(shell)))
+    (tmp_path / "bin" / "sh").symlink_to(needs(shell))
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     engine = replace(room.engine, env={**room.engine.env, "PATH": path})
     job, _ = room.begun("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", engine=engine)
@@ -554,6 +576,11 @@ def test_docker_is_taken_where_its_daemon_answers_else_podman(tmp_path: Path) ->
     assert (found.kind, found.version, found.rootless, found.user) == ("podman", "5.1", True, f"{os.getuid()}:{os.getgid()}")
     found = _found(tmp_path, docker=_docker(SecurityOptions=["name=rootless"]))
     assert (found.kind, found.version, found.init, found.user) == ("docker", "27.0", True, "0:0")
+
+
+def test_an_engine_that_names_an_init_program_and_lacks_it_is_used_without_one(tmp_path: Path) -> None:
+    assert _found(tmp_path, docker=_docker(InitCommit={"ID": "de40ad0"})).init
+    assert not _found(tmp_path, docker=_docker(InitCommit={"ID": "N/A"})).init
 
 
 def test_where_no_engine_works_each_is_named_with_its_trouble(tmp_path: Path) -> None:

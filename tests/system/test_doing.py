@@ -19,6 +19,7 @@ from runner.errors import CannotRun
 from runner.execution.session import Choice, Settings
 from runner.language import library
 from tests.support import RECIPE, Space
+from tests.tools import needs
 
 FLOOD = int(os.environ.get("RECIPE_TEST_FLOOD_MB", "100"))
 """Megabytes that a step prints; 1024 by hand."""
@@ -155,11 +156,8 @@ def test_a_metric_is_found_in_a_log_without_newlines_in_flat_memory(space: Space
 # -- disks
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_is_called_that_and_earlier_results_stay(space: Space) -> None:
-    mounted = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"], check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no mount namespace here")
+    needs("mount")
     disk = space.root / "disk"
     disk.mkdir()
     (space.root / "recipe.yaml").write_text(
@@ -470,7 +468,7 @@ def test_files_are_written_with_their_types_first(space: Space) -> None:
 
 def test_code_pinned_in_git_is_there_at_its_commit(space: Space, tmp_path: Path) -> None:
     origin = tmp_path / "origin"
-    git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
+    git = [needs("git"), "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "init", "-q", str(origin)], check=True)
     (origin / "say.sh").write_text("echo first")
     subprocess.run([*git, "add", "."], check=True)
@@ -492,7 +490,7 @@ def test_code_pinned_in_git_is_there_at_its_commit(space: Space, tmp_path: Path)
 
 def test_a_repository_given_as_a_path_is_found_from_the_recipe(space: Space) -> None:
     origin = space.root / "origin"
-    git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
+    git = [needs("git"), "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "init", "-q", str(origin)], check=True)
     (origin / "say.sh").write_text("echo said")
     subprocess.run([*git, "add", "."], check=True)

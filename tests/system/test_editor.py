@@ -15,13 +15,11 @@ import pytest
 
 from runner.interface.cli.main import main
 from runner.language import library, schema
+from tests.tools import needs
 
 SERVER = "yaml-language-server@2.0.0"
 CACHE = library.home() / ".cache" / "editor"
 PROGRAM = CACHE / "node_modules" / ".bin" / "yaml-language-server"
-
-if shutil.which("node") is None or shutil.which("npm") is None:
-    pytest.skip("needs node and npm", allow_module_level=True)
 
 
 class Editor:
@@ -98,7 +96,9 @@ def install(workplace: Path) -> None:
 
 @pytest.fixture(scope="module")
 def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
+    needs("node")
     if not PROGRAM.exists():
+        needs("npm")
         install(tmp_path_factory.mktemp("npm"))
     root = tmp_path_factory.mktemp("editor")
     (root / "schemas").mkdir()

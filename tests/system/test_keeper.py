@@ -20,7 +20,7 @@ from runner.errors import Infrastructure
 from runner.execution import checkpoints
 from runner.execution.keeper import LINK, Janitor, Keeper, Kept, Look, Round, strained
 
-EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))
 PATTERN = "step-*"
 PICKLE = pickle.dumps([1, 2, 3])
 ROOM = 1 << 30
@@ -478,6 +478,7 @@ def spoil(path: Path, how: str) -> None:
         model.unlink()
 
 
+@pytest.mark.longer
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(story=st.lists(STEPS, max_size=25), keep=st.integers(1, 3), known=st.booleans())
 def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_that_was_there_when_we_last_looked(

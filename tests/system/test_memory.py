@@ -41,7 +41,7 @@ def small_room() -> Iterator[Path]:
             until(lambda room=room: not (room / "cgroup.procs").read_text())
             room.rmdir()
         return
-    pytest.skip(f"the memory of a process cannot be limited here: {why}")
+    pytest.skip(f"this process may not limit memory: {why}")
 
 
 def test_a_step_that_takes_more_memory_than_there_is_is_told_as_that(space: Space, small_room: Path) -> None:

@@ -27,8 +27,9 @@ from drivers.sshlink import Link, Route
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture
+from tests.tools import needs
 
-CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "10"))
+CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "4"))
 AT_ONCE, LONG = timedelta(0), timedelta(seconds=30)
 SECRET = "canary-77ab31"
 
@@ -124,6 +125,7 @@ def test_a_job_of_a_host_that_was_switched_off_and_on_is_lost_and_the_host_is_us
     run(meet())
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exactly_once(server: Sshd, tmp_path: Path, way: str) -> None:
     with Proxy(server.port) as proxy:
@@ -160,6 +162,7 @@ def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exa
         run(all(), 20 + 5 * CUTS)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("kind", ["cut", "reset", "half", "flip"])
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_handshake_that_breaks_anywhere_is_an_error_of_ours(server: Sshd, way: str, kind: str) -> None:
@@ -185,6 +188,7 @@ def test_a_handshake_that_breaks_anywhere_is_an_error_of_ours(server: Sshd, way:
         run(all(), 20 + CUTS)
 
 
+@pytest.mark.longer
 def test_bytes_that_were_changed_on_the_way_are_never_taken(server: Sshd) -> None:
     """Flips behind the handshake: the connection ends, and what came before is right.  The exit status may have come before the last of the output."""
     size = 300_000
@@ -372,8 +376,7 @@ SHELLS = {"dash": "/usr/bin/dash", "bash": "/bin/bash", "zsh": "/usr/bin/zsh", "
 @pytest.mark.parametrize("shell", [*SHELLS, "busybox"])
 def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answer(tmp_path: Path, shell: str) -> None:
     program = "/bin/busybox sh" if shell == "busybox" else SHELLS[shell]
-    if not shutil.which(program.split()[0]):
-        pytest.skip(f"{program} is not installed")
+    needs(program.split()[0])
     noisy = tmp_path / "login"
     noisy.write_text(
         "#!/bin/sh\nprintf '\\036welcome\\n'; echo oops >&2; head -c 70000 /dev/zero | tr '\\0' x\n"

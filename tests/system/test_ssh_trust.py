@@ -19,6 +19,7 @@ from drivers.sshlink import Route
 from tests.servers.logins import hosted, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Proxy
 from tests.servers.sshd import Sshd, make_key
+from tests.tools import needs
 
 CANARY = "canary-3b1d9e"
 
@@ -42,7 +43,7 @@ async def denial(way: Route) -> str:
 
 def test_a_host_whose_key_is_not_known_is_denied_with_what_to_do(server: Sshd) -> None:
     first, second = run(denial(route(server, known_hosts=("/nowhere",)))).split("\n")
-    shown = subprocess.run(["ssh-keygen", "-lf", str(server.place / "host_key.pub")], capture_output=True, text=True).stdout.split()[1]
+    shown = subprocess.run([needs("ssh-keygen"), "-lf", str(server.place / "host_key.pub")], capture_output=True, text=True).stdout.split()[1]
     assert f"[127.0.0.1]:{server.port} is not known here, and nothing was sent" in first
     assert shown in first
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in second
@@ -128,7 +129,7 @@ def test_a_revoked_key_is_not_believed(server: Sshd, tmp_path: Path) -> None:
 
 
 def test_a_server_that_shows_a_key_of_another_kind_has_changed_its_key(server: Sshd, tmp_path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "ecdsa")], check=True)
+    subprocess.run([needs("ssh-keygen"), "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "ecdsa")], check=True)
     known = tmp_path / "known_hosts"
     known.write_text(f"[127.0.0.1]:{server.port} {' '.join((tmp_path / 'ecdsa.pub').read_text().split()[:2])}\n")
     assert re.search(
@@ -138,7 +139,7 @@ def test_a_server_that_shows_a_key_of_another_kind_has_changed_its_key(server: S
 
 def test_of_several_keys_of_a_server_the_one_we_know_will_do(tmp_path: Path) -> None:
     for kind in ("ecdsa", "rsa"):
-        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(tmp_path / kind)], check=True)
+        subprocess.run([needs("ssh-keygen"), "-q", "-t", kind, "-N", "", "-f", str(tmp_path / kind)], check=True)
     with Sshd(tmp_path / "sshd", options=[f"HostKey {tmp_path / kind}" for kind in ("ecdsa", "rsa")]) as sshd:
         for kind in ("ecdsa", "rsa"):
             known = tmp_path / f"known_{kind}"
@@ -158,7 +159,7 @@ def test_a_host_with_a_certificate_of_an_authority_we_know_is_believed_under_its
     known.write_text(f"@cert-authority * {(tmp_path / 'authority.pub').read_text()}")
     signed = [f"HostKey {tmp_path / 'machine'}", f"HostCertificate {tmp_path / 'machine-cert.pub'}"]
     for named, believed in (("127.0.0.1", True), ("other.example.org", False)):
-        sign = ["ssh-keygen", "-q", "-s", str(tmp_path / "authority"), "-I", "id", "-h", "-n", named, str(tmp_path / "machine.pub")]
+        sign = [needs("ssh-keygen"), "-q", "-s", str(tmp_path / "authority"), "-I", "id", "-h", "-n", named, str(tmp_path / "machine.pub")]
         subprocess.run(sign, check=True, stderr=subprocess.DEVNULL)
         with Sshd(tmp_path / named, options=signed) as sshd:
 
@@ -221,7 +222,7 @@ def test_a_hostile_configuration_changes_nothing(tmp_path: Path, monkeypatch: py
 def agent(place: Path) -> Iterator[str]:
     """An agent without keys; the path of its socket."""
     path = str(place / "agent")
-    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([needs("ssh-agent"), "-D", "-a", path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it listens
         try:
@@ -270,7 +271,7 @@ def test_a_key_with_a_passphrase_is_the_agents_or_nobodys(server: Sshd, tmp_path
     locked = tmp_path / "locked"
     shutil.copy(server.identity, locked)
     shutil.copy(server.place / "client.pub", tmp_path / "locked.pub")
-    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "hush hush", "-f", str(locked)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([needs("ssh-keygen"), "-q", "-p", "-N", "hush hush", "-f", str(locked)], check=True, stdout=subprocess.DEVNULL)
 
     async def meet(socket: str | None) -> str:
         async with linked(route(server, identity=(str(locked),), agent=socket)) as link:

@@ -14,7 +14,7 @@ from tests.library import forks
 
 pytestmark = pytest.mark.xdist_group("state-formats")
 
-OFFSETS = int(os.environ.get("RECIPE_TRUNCATIONS", "25"))
+OFFSETS = int(os.environ.get("RECIPE_TRUNCATIONS", "8"))
 """Places at which each file is cut off."""
 SAVE = """
 import pathlib, sys
@@ -89,6 +89,7 @@ def test_what_they_save_is_whole_and_told_apart(kind: str, saved: Path) -> None:
     assert (verdict.ok, verdict.why, verdict.kind, verdict.step, verdict.world) == (True, "", NAMED.get(kind, kind), 2, world)
 
 
+@pytest.mark.longer
 def test_no_file_cut_off_anywhere_is_taken_for_a_whole_one(checkpoint: Path) -> None:
     names = [name for name in files(checkpoint) if not name.endswith("README.md")]
     for name in names:

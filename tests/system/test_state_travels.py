@@ -22,6 +22,7 @@ from drivers.loopback import Loopback
 from runner.execution.keeper import Keeper, Kept, Look, OverDepot, Round, look
 from runner.execution.transfer import Depot
 from tests.system.test_keeper import Training, steps
+from tests.tools import needs
 
 PATTERN = "step-*"
 ROUNDS = int(os.environ.get("RECIPE_KEEPER_ROUNDS", "12"))
@@ -147,6 +148,7 @@ class Paced(OverDepot):
         return await super().bring(path, target)
 
 
+@pytest.mark.longer
 def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoints(tmp_path: Path) -> None:
     def right(path: Path) -> bool:
         body = hashlib.sha256(path.name.rpartition("-")[2].encode()).digest() * 8000
@@ -225,8 +227,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of four megabytes."""
     place = tmp_path / "disk"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=False, capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a disk")
+    needs("mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=True)
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -275,8 +277,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
 def test_any_shell_tells_what_lies_there(shell: str, tmp_path: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+    needs(shell)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("sh", "find", "stat", "df", "tail"):

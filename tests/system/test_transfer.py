@@ -25,6 +25,7 @@ from runner.execution.transfer import Depot, Parcel
 from runner.execution.wire import Progress
 from runner.storage import files
 from runner.storage.files import Changed, Entry
+from tests.tools import needs
 
 RACES = int(os.environ.get("RECIPE_TRANSFER_RACES", "5"))
 
@@ -512,17 +513,12 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     kind = request.param
-    shell = shutil.which(kind if kind in ("dash", "bash") else "dash")
     if kind == "busybox":
-        busybox = shutil.which("busybox")
-        if busybox is None:
-            pytest.skip("no busybox here")
+        busybox = needs("busybox")
         for name in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
             (folder / name).symlink_to(busybox)
     else:
-        if shell is None:
-            pytest.skip(f"no {kind} here")
-        (folder / "sh").symlink_to(shell)
+        (folder / "sh").symlink_to(needs(kind if kind in ("dash", "bash") else "dash"))
         wanted = "tar find xargs sort dd readlink head tail cut cat mkdir chmod mv rm rmdir cp ln ls df wc tr sed grep touch stat env"
         ways = {"sha256sum": "sha256sum", "python3": "python3", "broken": "openssl"}.get(kind, "openssl sha256sum python3")
         for name in f"{wanted} {ways}".split():
@@ -577,8 +573,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Three megabytes."""
     place = tmp_path / "small"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], check=False, capture_output=True).returncode:
-        pytest.skip("nobody may mount here")
+    needs("mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], check=True)
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 

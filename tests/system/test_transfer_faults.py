@@ -27,7 +27,7 @@ from runner.storage import files
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd
 
-FAULTS = int(os.environ.get("RECIPE_TRANSFER_FAULTS", "24"))
+FAULTS = int(os.environ.get("RECIPE_TRANSFER_FAULTS", "8"))
 CHUNK = 128 << 10
 PIPE = 448 << 10
 """Bytes that are on their way, in pipes and in what reads them, when a connection breaks: sent, but nowhere."""
@@ -100,6 +100,7 @@ async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
     assert await depot.have(sources) == set(sources)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("way", ["into", "out"])
 @pytest.mark.parametrize("fault", ["cut", "kill", "flip", "lose"])
 def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: str, way: str, tmp_path: Path) -> None:
@@ -133,6 +134,7 @@ def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: s
     asyncio.run(sweep())
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("fault", ["cut", "kill", "flip", "lose"])
 def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault: str, tmp_path: Path) -> None:
     top = dataset(tmp_path / "data")
@@ -165,6 +167,7 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
     asyncio.run(sweep())
 
 
+@pytest.mark.longer
 def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: Path) -> None:
     """Through a real server, and a proxy that cuts each connection after so many bytes; with more faults, at as many places."""
     top = dataset(tmp_path / "data")

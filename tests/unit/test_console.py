@@ -196,6 +196,7 @@ def test_many_quick_steps_share_about_twenty_lines_a_second_but_a_failure_is_nev
     assert said[-1] == "[5001/5001] last  failed: exit"
 
 
+@pytest.mark.slow
 def test_a_step_costs_less_than_ten_microseconds(err: io.StringIO, out: io.StringIO) -> None:
     plain = console.Plain(err, out)
     ids = [f"step-{n}" for n in range(5000)]

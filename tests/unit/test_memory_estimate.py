@@ -57,6 +57,7 @@ def _made(kind: str, **settings: Any) -> tuple[Any, Any]:
             return transformers.AutoModelForCausalLM.from_config(config), config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), SHAPES, ids=[f"{kind}-{n}" for n, (kind, _) in enumerate(SHAPES)])
 def test_the_weights_of_a_family_are_counted_as_transformers_makes_them(kind: str, settings: dict[str, Any]) -> None:
     made, config = _made(kind, **settings)
@@ -73,6 +74,7 @@ def test_well_known_models_have_as_many_weights_as_their_pages_say(name: str) ->
     assert read(models[name]).parameters == LARGE[name]
 
 
+@pytest.mark.slow
 def test_what_lora_adapts_is_what_peft_adapts() -> None:
     peft = pytest.importorskip("peft")
     made, config = _made("llama")
@@ -81,6 +83,7 @@ def test_what_lora_adapts_is_what_peft_adapts() -> None:
     assert memory.trained_weights(read(config.to_dict()), Training(rank=4)) == trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_what_a_layer_keeps_is_what_autograd_saves(method: str, attention: str) -> None:
@@ -114,6 +117,7 @@ def _saved(method: str, attention: str, layers: int, length: int, batch: int, sh
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
+@pytest.mark.slow
 def test_dropout_keeps_a_mask_of_what_each_adapted_layer_reads() -> None:
     # On a GPU the mask is of bytes; the processor's dropout, counted here, keeps a factor in 32 bits for each element.
     length, batch, shape = 64, 2, {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 64}

@@ -146,6 +146,7 @@ def test_a_mangled_recipe_is_a_recipe_or_has_problems_with_places(lines: list[st
         assert error.problems and all(problem.where and problem.message for problem in error.problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["{rum: 1}", "{run: x, needs: [nope]}", "{run: x, secrets: [nope], timeout: 0s}"])
 def test_thousands_of_mistakes_end_soon(step: str) -> None:
     text = "recipe: a@1\nsteps:\n" + "".join(f"  step{n}: {step}\n" for n in range(5000))

@@ -1,0 +1,64 @@
+"""What `make test` promises of itself: what is tried again, and what may be skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[1]
+HOOKS = 'from tests.conftest import pytest_make_collect_report, pytest_runtest_makereport\npytest_plugins = ["tests.retry"]\n'
+FLAKY = """
+import pathlib, pytest
+@pytest.mark.parametrize("n", range({count}))
+def test_flaky(n):
+    seen = pathlib.Path(__file__).with_name(f"seen-{{n}}")
+    if not seen.exists():
+        seen.touch()
+        pytest.fail("the first time")
+def test_good(): pass
+"""
+
+
+def suite(folder: Path, text: str, **env: str) -> tuple[int, list[str]]:
+    """The exit code and the lines of a suite with these tests."""
+    (folder / "conftest.py").write_text(HOOKS)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_it.py").write_text(text)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RECIPE_"))}
+    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--retry", "3", "."]
+    done = subprocess.run(argv, cwd=folder, env={**environ, "PYTHONPATH": str(HOME), **env}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_few_tests_that_fail_once_are_tried_again_named_and_counted(tmp_path: Path) -> None:
+    code, lines = suite(tmp_path, FLAKY.format(count=2))
+    assert code == 0, lines
+    assert [line for line in lines if line.startswith("retry:")] == [f"retry: test_it.py::test_flaky[{n}]: passed" for n in range(2)]
+    assert lines[-1].startswith("3 passed, 2 retried in ")
+    assert any("the first time" in line for line in lines)
+
+
+def test_where_many_fail_none_is_tried_again(tmp_path: Path) -> None:
+    code, lines = suite(tmp_path, FLAKY.format(count=4))
+    assert code == 1
+    assert "retry: 4 tests failed; at most 3 are tried again" in lines
+    assert lines[-1].startswith("4 failed, 1 passed in ")
+
+
+def test_one_that_fails_again_fails(tmp_path: Path) -> None:
+    code, lines = suite(tmp_path, "def test_bad(): assert False\ndef test_good(): pass\n")
+    assert code == 1
+    assert "retry: test_it.py::test_bad: failed again" in lines
+    assert lines[-1].startswith("1 failed, 1 passed in ")
+
+
+@pytest.mark.parametrize(("everything", "counts"), [("", "2 skipped in "), ("1", "1 failed, 1 skipped in ")])
+def test_where_everything_has_to_run_a_missing_tool_is_a_failure(tmp_path: Path, everything: str, counts: str) -> None:
+    text = 'from tests.tools import lacks, needs\ndef test_a(): needs("no-such-shell")\ndef test_b(): lacks("docker")\n'
+    _, lines = suite(tmp_path, text, RECIPE_TEST_ALL=everything)
+    assert any("no-such-shell is not installed" in line for line in lines)
+    assert lines[-1].startswith(counts)
