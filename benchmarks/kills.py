@@ -1,6 +1,6 @@
 """Kill `recipe run` again and again, and count the steps that began twice.
 
-usage: kills.py [--kills 100] [--seed 1] [--jobs 2] [--driver local] [--root DIR]
+usage: kills.py [--kills 100] [--steps 24] [--seed 1] [--jobs 2] [--driver local] [--root DIR]
 
 Each workspace is a graph of short steps with outputs of every size.  A step writes a line to a file of its own, outside its attempt, when its command
 begins and when it ends.  The worker alone is killed (SIGKILL, not its supervisor): at any moment, or within 200 ms of a step's end; then `recipe run`
@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STEPS = 24
 KILLS = 8
 """In one workspace, at most."""
 PATIENCE = 120.0
@@ -69,11 +68,11 @@ def passing(id: str) -> Step:
 KINDS: tuple[Callable[[str], Step], ...] = (tiny, large, tree, several, measured, resumed, passing)
 
 
-def graph(rng: random.Random, notes: Path) -> tuple[dict[str, Step], dict[str, str]]:
+def graph(rng: random.Random, notes: Path, count: int) -> tuple[dict[str, Step], dict[str, str]]:
     """The steps of one workspace, and the file that shows each to be done."""
     steps: dict[str, Step] = {}
     kinds: dict[str, Callable[[str], Step]] = {}
-    for n in range(STEPS):
+    for n in range(count):
         id = f"s{n:02}"
         kind = kinds[id] = KINDS[n % len(KINDS)] if n < len(KINDS) else rng.choice(KINDS)
         above = rng.sample(sorted(steps), min(len(steps), rng.randint(0, 2)))
@@ -93,7 +92,6 @@ class Tally:
 
     kills: int = 0
     workspaces: int = 0
-    steps: int = 0
     again: list[str] = field(default_factory=list)  # steps that had ended and began again
     doubled: list[str] = field(default_factory=list)  # steps that were running and began again
     lost: list[str] = field(default_factory=list)
@@ -107,12 +105,12 @@ class Tally:
 class Workspace:
     """One folder, its recipe and what its steps wrote down."""
 
-    def __init__(self, root: Path, rng: random.Random, jobs: int, driver: str) -> None:
+    def __init__(self, root: Path, rng: random.Random, steps: int, jobs: int, driver: str) -> None:
         self.root, self.rng, self.notes = root, rng, root / "notes"
         self.words = [*RECIPE, "run", f"-j{jobs}", "--driver", driver]
         self.notes.mkdir(parents=True)
-        steps, self.shown = graph(rng, self.notes)
-        (root / "recipe.yaml").write_text(json.dumps({"recipe": "kills@1", "summary": "Short steps", "steps": steps}, indent=1))
+        made, self.shown = graph(rng, self.notes, steps)
+        (root / "recipe.yaml").write_text(json.dumps({"recipe": "kills@1", "summary": "Short steps", "steps": made}, indent=1))
 
     def ends(self) -> int:
         return sum(path.read_text().count("ended") for path in self.notes.iterdir())
@@ -157,13 +155,12 @@ class Workspace:
                 tally.lost.append(where)
 
 
-def run(kills: int, seed: int, jobs: int, driver: str, top: Path) -> Tally:
+def run(kills: int, seed: int, steps: int, jobs: int, driver: str, top: Path) -> Tally:
     """Kill so often, in as many workspaces as that takes; those in which nothing went wrong are deleted."""
     rng, tally = random.Random(seed), Tally()
     while tally.kills < kills:
-        space = Workspace(top / f"w{tally.workspaces}", rng, jobs, driver)
+        space = Workspace(top / f"w{tally.workspaces}", rng, steps, jobs, driver)
         tally.workspaces += 1
-        tally.steps += STEPS
         faults = Tally()
         code = 0
         for _ in range(min(rng.randint(1, KILLS), kills - tally.kills)):
@@ -198,6 +195,7 @@ def _writable(do: Callable[..., object], path: str, _error: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="how often a worker is killed")
+    parser.add_argument("--steps", type=int, default=24, help="in each workspace")
     parser.add_argument("--seed", type=int, default=1, help="of the graphs and the moments")
     parser.add_argument("--jobs", type=int, default=2, help="steps at once")
     parser.add_argument("--driver", default="local", help="where steps run: local or loopback")
@@ -205,8 +203,8 @@ def main() -> int:
     given = parser.parse_args()
     top = Path(tempfile.mkdtemp(prefix="kills-", dir=given.root))
     begun = time.monotonic()
-    tally = run(given.kills, given.seed, given.jobs, given.driver, top)
-    print(f"{tally.kills} kills in {tally.workspaces} workspaces of {STEPS} steps, {time.monotonic() - begun:.0f} s")
+    tally = run(given.kills, given.seed, given.steps, given.jobs, given.driver, top)
+    print(f"{tally.kills} kills in {tally.workspaces} workspaces of {given.steps} steps, {time.monotonic() - begun:.0f} s")
     for words, found in (
         ("finished steps begun twice", tally.again),
         ("running steps begun twice", tally.doubled),

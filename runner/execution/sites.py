@@ -367,7 +367,11 @@ class Away(Site):
             if exit.reason not in ("stopped", "busy"):
                 await self._bring_remains(errand, paths)
             return Brought(exit)
-        brought, _ = await asyncio.gather(self.insist(lambda: self._bring(errand, exit, paths)), rest)
+        if errand.metrics is not None and errand.metrics[0]:
+            await rest  # before outputs are moved there: they may be what metrics are read from
+            brought = await self.insist(lambda: self._bring(errand, exit, paths))
+        else:
+            brought, _ = await asyncio.gather(self.insist(lambda: self._bring(errand, exit, paths)), rest)
         if brought.wrong:
             await self._bring_remains(errand, paths)
         return brought
@@ -487,7 +491,10 @@ class Away(Site):
         names = b"".join([data async for data in call]).decode("utf-8", "surrogateescape").split("\0")
         for name in names[:-1]:
             data = await self.depot.read(f"{paths.cwd}/{name}", limit=ROOM)
-            _append(errand.attempt.place(name), data)
+            target = Path(errand.attempt.path, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)  # an earlier worker may have brought it
+            _append(str(target), data)
 
     async def _bring(self, errand: Errand, exit: Exit, paths: Paths) -> Brought:
         """Hash what it made there, fetch what has to come home, and let the host keep all of it."""

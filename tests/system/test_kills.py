@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,11 +74,13 @@ def left(space: Space) -> list[str]:
     return os.listdir(space.root / ".recipe/attempts")
 
 
-@pytest.mark.parametrize(
-    "point",
-    ["job-over:1", "outputs-stored:1", "published:1", "outputs-stored:2", "published:3", "group-written:2", "group-committed:2"]
-    + ["object-put:2", "object-put:4", "object-put:7", "copy-written:1", "copy-written:4"],
+NEAR = (
+    *("job-over:1", "outputs-stored:1", "published:1", "outputs-stored:2", "published:3", "group-written:2", "group-committed:2"),
+    *("object-put:2", "object-put:4", "object-put:7", "copy-written:1", "copy-written:4"),
 )
+
+
+@pytest.mark.parametrize("point", NEAR)
 def test_a_finished_step_does_not_run_again_wherever_its_worker_was_killed(space: Space, point: str) -> None:
     varied(space)
     code, _, said = space.command("run", env={"RECIPE_CRASH_AT": point})
@@ -85,6 +90,16 @@ def test_a_finished_step_does_not_run_again_wherever_its_worker_was_killed(space
     assert space.run() == []
     space.run(choice=Choice(again=("last",)))
     assert not left(space)
+
+
+@pytest.mark.parametrize("point", ["object-put:4", "job-over:1", "outputs-stored:3"])
+def test_the_same_on_another_machine(space: Space, point: str) -> None:
+    varied(space)
+    code, _, said = space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": point})
+    assert code == -signal.SIGKILL, said
+    space.run(settings=Settings(driver="loopback"))
+    assert starts(space) == STEPS and is_whole(space)
+    assert space.run() == []
 
 
 def test_a_finished_step_waits_for_the_run_that_takes_it_though_the_next_one_fails_before(space: Space) -> None:
@@ -98,3 +113,10 @@ def test_a_finished_step_waits_for_the_run_that_takes_it_though_the_next_one_fai
     (space.root / "mended").touch()
     space.run()
     assert starts(space) == ["good"] and space.read("good.txt") == "1\n" and not left(space)
+
+
+def test_no_step_begins_twice_in_a_graph_whose_worker_is_killed_at_any_moment(tmp_path: Path) -> None:
+    words = [sys.executable, "benchmarks/kills.py", "--kills", "4", "--steps", "10", "--root", str(tmp_path)]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("4 kills")
