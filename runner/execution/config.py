@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Invalid, Location, NotFound, Problem, did_you_mean
+from ..reading import whole
 from .workspace import settings_files
 
 NAME: Final = "recipe.toml"
@@ -129,7 +130,7 @@ class _File:
 
 def _read(path: Path, problems: list[Problem]) -> _File | None:
     try:
-        data = path.read_bytes()
+        data = whole(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import Any
 from ..digest import of_value
 from ..errors import CannotRun
 from ..language.units import about, duration_text
+from ..reading import whole
 from ..storage.locks import Lock
 from .chores import INSTALL, Chores
 from .sites import Site
@@ -42,7 +43,7 @@ async def python_of(chores: Chores, lock: Path, content: str, say: Callable[[str
     site = chores.site
     home = _home(site, content)
     if not await built(site, content):
-        text = _requirements(lock).encode() if lock.suffix == ".toml" else lock.read_bytes()
+        text = _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
         # On another machine the builder's own lock is enough: `gc` does not go there.
         with await _turn(chores, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
             await _build(chores, lock, f"{site.root}/{home}", text, say)
@@ -96,10 +97,17 @@ async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callab
         say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
 
 
+def _whole(lock: Path) -> bytes:
+    try:
+        return whole(lock)
+    except OSError as error:
+        raise CannotRun(f"{lock} cannot be read: {error.strerror}", fix="make it again with the tool that locks packages") from error
+
+
 def _requirements(lock: Path) -> str:
     """A pylock.toml as a hash-pinned requirements file.  Raises CannotRun when it is damaged or pins what has no version."""
     try:
-        packages = tomllib.loads(lock.read_text())["packages"]
+        packages = tomllib.loads(_whole(lock).decode())["packages"]
         return "".join(_requirement(package) for package in packages)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CannotRun(f"{lock} cannot be read as a pylock.toml: {error}", fix="make it again, as with `uv export --format pylock.toml`") from error

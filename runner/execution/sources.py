@@ -21,6 +21,7 @@ from drivers import install_line
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..reading import whole
 from ..storage.artifacts import delete
 from ..storage.files import DigestCache
 from .workspace import Workspace
@@ -131,14 +132,15 @@ def _locked(ws: Workspace) -> dict[str, str]:
     """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
     path = ws.root / "recipe.lock"
     try:
-        known = json.loads(path.read_bytes())
+        known = json.loads(whole(path))
         if not isinstance(known, dict) or not all(isinstance(identity, str) for identity in known.values()):
             raise ValueError("not a mapping of addresses to identities")
         return known
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise CannotRun(f"{path} cannot be read: {error}", fix="take it back from version control, or delete it and resolve anew") from error
+    except (ValueError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CannotRun(f"{path} cannot be read: {why}", fix="take it back from version control, or delete it and resolve anew") from error
 
 
 def _hub(address: str) -> tuple[str, str]:

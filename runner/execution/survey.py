@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..digest import Digest, of_bytes, of_value
-from ..errors import Invalid, NotFound, Problem, RecipeError
+from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
 from ..planning.plan import COMPILER, Plan
+from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
 from .workspace import Workspace
@@ -142,7 +143,7 @@ def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str,
 def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
     """The plan, from where it is kept if what it was made from is unchanged."""
     try:
-        text = source.read_bytes()
+        text = whole(source)
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
     asked = [__version__, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
@@ -170,7 +171,7 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
         note, _, rest = kept.read_text().partition("\n")
         made_from = json.loads(note)
         for name, digest in made_from["sources"].items():
-            if of_bytes(Path(name).read_bytes()) != digest:
+            if of_bytes(whole(Path(name))) != digest:
                 return None
         folders = Folders(ws.root)
         for pattern, matches in made_from["globs"].items():
@@ -257,10 +258,12 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
         name = step.uses.recipe
         try:
             path = (base / name) if _is_path(name) else find(name, root)
-            text = path.read_bytes()
+            text = whole(path)
         except (NotFound, OSError) as error:
-            why = error.fix if isinstance(error, NotFound) else (getattr(error, "strerror", "") or "")
-            problems.append(recipe.document.problem("unknown-recipe", f'there is no recipe "{name}"', (*step.origin, "uses"), fix=why))
+            absent = isinstance(error, (NotFound, FileNotFoundError))
+            message = f'there is no recipe "{name}"' if absent else f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            fix = error.fix if isinstance(error, NotFound) else "name the file of a recipe, or a recipe of the library"
+            problems.append(recipe.document.problem("unknown-recipe", message, (*step.origin, "uses"), fix=fix))
             continue
         sources[str(path)] = of_bytes(text)
         other = parse.recipe(document.parse(text, str(path)))
@@ -382,7 +385,7 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
             if (kind, address, *only) not in facts.takes:
                 facts.takes[kind, address, *only] = _identity(ws, kind, address, only, update=request.update)
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
-            facts.locks[node.home, node.lock] = ws.cache.content_of(str(Path(plan.homes[node.home], node.lock).resolve()))
+            facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
     facts.files = dict(ws.cache.contents(wanted))
     if request.current_python:
         facts.current_python = of_value("packages/1", packages())
@@ -421,6 +424,16 @@ def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, up
     from .sources import resolve
 
     return resolve(ws, kind, address, update=update)
+
+
+def _lock(ws: Workspace, path: Path) -> Content | None:
+    try:
+        wrong = unfit(path.stat())
+    except OSError:
+        return None
+    if wrong:
+        raise CannotRun(f"{path} cannot be read as a lock: {wrong}", fix="make it with the tool that locks packages")
+    return ws.cache.content_of(str(path.resolve()))
 
 
 def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:

@@ -147,6 +147,8 @@ def _by_path(name: str, workspace: Path) -> Path:
         return path
     if path.is_dir():
         raise NotFound(f"{name} is a directory", fix="name the recipe file in it")
+    if path.exists():
+        raise NotFound(f"{name} is not a regular file", fix="name the file of a recipe")
     near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [])
     raise NotFound(f"there is no file {name}", fix=near or "a recipe of the library is given by its name alone; `recipe list` shows them")
 

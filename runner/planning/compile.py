@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, S
 if TYPE_CHECKING:
     from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Tree, Uses, Where
 
+MOST_STEPS: Final = 100_000
+"""Steps of one plan."""
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("id", "recipe"),
     "step": ("id", "key"),
@@ -92,6 +95,7 @@ class _Compiler:
         left_out: Collection[str],
     ) -> None:
         self.used, self.globs, self.bind, self.kind_of, self.left_out = used, globs, bind, kind_of, left_out
+        self.full = False  # there are more steps than a plan may have
         self.found: dict[str, _Found] = {}  # workspace paths that became values of an axis
         self.sketch = Sketch()
         self.depth: list[str] = []
@@ -190,7 +194,7 @@ class _Compiler:
             self._shell_variables(recipe, step)
         waits = [name for name in steps_of(step) if name in scope.pending]
         waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.reads)]
-        axes = self._axes(scope, step)
+        axes = self._combinations(scope, step)
         if waits or axes is None:
             scope.pending.add(step.id)
             return
@@ -223,12 +227,15 @@ class _Compiler:
     def _made(self, draft: Draft, output: str) -> PathValue:
         return PathValue(draft.outputs[output][0], "step", (draft, output))
 
-    def _axes(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
-        """Every combination of the matrix, one empty one without; None while an axis is not known."""
-        if step.matrix is None:
-            return [{}]
+    def _combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
+        """Every combination of the matrix, one empty one without; None while an axis is not known, or when there are too many."""
+        axes = self._axes(scope, step)
+        return None if axes is None else [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+    def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
+        """The values of each axis; one without any where there is a problem."""
         axes: dict[str, list[Any]] = {}
-        for name, axis in step.matrix.items():
+        for name, axis in (step.matrix or {}).items():
             where = (*step.origin, "matrix", name)
             if isinstance(axis, dict):
                 values = self._glob(scope, step, name, axis, where)
@@ -239,7 +246,7 @@ class _Compiler:
                 value = self.sketch.evaluate(scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where)
                 if not isinstance(value, list):
                     if len(self.sketch.problems) > unread:
-                        return []
+                        return {name: []}
                     self.sketch.problem(
                         scope.recipe,
                         "matrix-axis",
@@ -247,15 +254,28 @@ class _Compiler:
                         where,
                         fix="give a list, or an expression that is one",
                     )
-                    return []
+                    return {name: []}
                 values = value
             if len({_encoded(v) for v in values}) < len(values):
                 self.sketch.problem(
                     scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where, fix="values must differ as text"
                 )
-                return []
+                return {name: []}
             axes[name] = values
-        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+        return axes if self._fits(scope, step, axes) else None
+
+    def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether a plan can hold all instances of a step; a problem, the first time that it cannot."""
+        if len(self.sketch.drafts) + math.prod(map(len, axes.values())) <= MOST_STEPS:
+            return True
+        if not self.full:
+            self.full = True
+            product = " × ".join(f"{len(values):,}" for values in axes.values())
+            message = f"the plan would have more than {MOST_STEPS:,} steps" + (f': the matrix of "{step.id}" has {product}' if axes else "")
+            where = (*step.origin, "matrix") if axes else step.origin
+            fix = "try fewer values, or let one step work through many of them"
+            self.sketch.problem(scope.recipe, "too-many-steps", message, where, fix=fix, key=True)
+        return False
 
     def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where) -> list[Any] | None:
         maker = None
@@ -728,7 +748,7 @@ class _Compiler:
             return
         if not self.sketch.mentions_known(scope, step):
             return
-        axes = self._axes(scope, step)
+        axes = self._combinations(scope, step)
         if axes is None or any(name in scope.pending for name in steps_of(step)):
             scope.pending.add(step.id)
             return

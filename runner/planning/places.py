@@ -51,9 +51,8 @@ def misplaced(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _written(recipe: Recipe, step: Step) -> Iterator[Problem]:
-    named: list[tuple[str, str, tuple[str, ...]]] = [
-        (f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name)) for output in step.outputs
-    ]
+    named: list[tuple[str, str, Where]] = []
+    named += [(f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name)) for output in step.outputs]
     named += [(f'state "{state.name}" of "{step.id}"', state.path, ("state", state.name, "path")) for state in step.state]
     if step.metrics and step.metrics.file:
         named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
