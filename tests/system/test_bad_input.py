@@ -101,7 +101,7 @@ CASES = {
     "jobs below one": Case(3, "must be at least 1", words=("run", "./good.yaml", "-j", "0")),
     "jobs no number": Case(3, "-j", words=("run", "./good.yaml", "-j", "many")),
     "pool no number": Case(3, "api=x.*is not NAME=N", words=("run", "./good.yaml", "--pool", "api=x")),
-    "more than this machine has": Case(2, "s needs 99999 processors", step('{run: "true", resources: {cpus: 99999}}')),
+    "more than this machine has": Case(2, "s needs 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')),
     "an image here": Case(2, "image", step('{run: "true", image: "a/b:1"}')),
     "fails": Case(1, "s.*(exit|3)", step('{run: "exit 3"}')),
     "no such program": Case(1, "(?i)not found|no such", step("{run: [no-such-program-at-all]}")),

@@ -55,7 +55,7 @@ def test_a_name_that_is_nearly_right_is_corrected_in_the_form_that_people_type(r
     assert code == 3 and f'did you mean "{NAME}"?' in err
 
 
-@pytest.mark.parametrize("words", [("graph",), ("graph", "--format", "dot"), ("report", "last~0")])
+@pytest.mark.parametrize("words", [("graph",), ("report", "last~0")])
 def test_every_view_names_a_step_as_people_type_it(ran: Space, words: tuple[str, ...]) -> None:
     code, out, err = ran.command(*words)
     assert code == 0 and NAME in out and STORED not in out, err
