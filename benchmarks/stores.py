@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from runner.storage import buckets
-from runner.storage.artifacts import Objects
+from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.servers.moto import Moto
 

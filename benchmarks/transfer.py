@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from drivers.base import Host, Order, Resources
 from drivers.ssh import Ssh
-from runner.execution.transfer import Depot
+from runner.hosts.transfer import Depot
 from runner.storage import files
 from tests.servers.sshd import Sshd
 

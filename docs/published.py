@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import yaml
 
+from runner.advice.memory import Training, estimate, read
 from runner.language import library
-from runner.planning.memory import Training, estimate, read
 
 MARKS: Final = "<!-- published: begin -->", "<!-- published: end -->"
 RULE: Final = {"full": 8.0, "lora": 2.0, "qlora": 0.5}

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from runner.execution import gotchas
+from runner.advice import rule_files
+from runner.advice.rules import ALWAYS, NEEDS, Rule
 from runner.language.template import references
-from runner.planning.preflight import ALWAYS, NEEDS, Rule
 
 BEGIN: Final = "<!-- rules:begin -->"
 END: Final = "<!-- rules:end -->"
@@ -16,7 +16,7 @@ END: Final = "<!-- rules:end -->"
 
 def markdown() -> str:
     """A list of all rules, then what each says, why, and from where it is known; then the names of settings."""
-    library = gotchas.load()
+    library = rule_files.load()
     lines = ["| rule | | what goes wrong |", "|---|---|---|"]
     lines += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.title)} |" for rule in library.rules]
     for rule in library.rules:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .execution.session import Choice, Settings, Summary
-    from .execution.survey import Survey
     from .language.recipe import Recipe
     from .storage.store import Event
+    from .survey.survey import Survey
 
 __version__ = "0.1.0"
 __all__ = ["load", "plan", "run"]
@@ -50,7 +50,7 @@ def plan(
     the command line; without it the one that recipe.toml says.  Raises errors.RecipeError.
     """
     from .execution.session import Choice, look
-    from .execution.workspace import Workspace
+    from .storage.workspace import Workspace
 
     with Workspace.open(Path(workspace)) as ws:
         ws.share(store)
@@ -78,7 +78,7 @@ def run(
     """
     from .execution.session import Choice, Settings
     from .execution.session import run as run_session
-    from .execution.workspace import Workspace
+    from .storage.workspace import Workspace
 
     with Workspace.open(Path(workspace)) as ws:
         ws.share(store)
@@ -88,8 +88,8 @@ def run(
 
 def _request(recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None) -> Any:
     from .errors import CannotRun
-    from .execution.survey import Request
-    from .execution.workspace import local_folder
+    from .storage.workspace import local_folder
+    from .survey.survey import Request
 
     if python not in (None, "current"):
         raise CannotRun(f'python="{python}" is not known', fix='leave it out, or say "current"')

@@ -14,9 +14,9 @@ import pytest
 
 import runner
 from runner.errors import CannotRun
-from runner.execution import sources
 from runner.execution.session import Settings
-from runner.execution.validation import read
+from runner.storage import sources
+from runner.survey.validation import read
 from tests.support import Space
 from tests.tools import needs
 

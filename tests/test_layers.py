@@ -107,7 +107,7 @@ def test_the_walls_stand() -> None:
         ("runner/language/units.py", "import runner.storage.store", "language imports runner.storage.store, which is storage"),
         ("runner/planning/plan.py", "def f():\n    from ..execution import session", "planning imports runner.execution, which is execution"),
         ("runner/storage/store.py", "from .. import interface", "storage imports runner, which is interface"),
-        ("runner/execution/survey.py", "import runner.interface.console", "execution imports runner.interface.console, which is interface"),
+        ("runner/survey/survey.py", "import runner.interface.console", "execution imports runner.interface.console, which is interface"),
         ("drivers/base.py", "from runner.errors import RecipeError", "a driver imports runner.errors"),
         ("drivers/local.py", "import runner", "a driver imports runner"),
         ("runner/interface/console.py", "from drivers import local", "interface imports drivers (local); only execution loads a driver"),
@@ -135,7 +135,7 @@ def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: st
     [
         ("runner/interface/console.py", "from drivers.base import Exit"),
         ("runner/interface/console.py", "from drivers import install_line"),
-        ("runner/execution/survey.py", "from drivers import load"),
+        ("runner/survey/survey.py", "from drivers import load"),
         ("runner/planning/plan.py", "from ..language.template import references"),
         ("runner/storage/store.py", "import socket"),
     ],

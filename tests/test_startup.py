@@ -52,7 +52,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda words: " ".join(words) or "alone",
 )
 def test_what_only_lists_imports_no_engine(space: Path, words: tuple[str, ...]) -> None:
-    assert imported(space, *words) & (HEAVY | {"sqlite3", "runner.execution.survey", "runner.language.document"}) == set()
+    assert imported(space, *words) & (HEAVY | {"sqlite3", "runner.survey.survey", "runner.language.document"}) == set()
 
 
 @pytest.mark.parametrize("words", [("run", "./two.yaml"), ("plan", "-q", "./two.yaml"), ("run", "./two.yaml", "word=hello")], ids=" ".join)

@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Any
 from drivers.base import Command, DriverError, Job
 
 from ..digest import Digest
+from ..hosts import launch
+from ..hosts.hooks import GRACE, INSTALL, Chores
+from ..hosts.leases import Fleet
+from ..hosts.scrap import Scrap
+from ..hosts.sites import Away, Brought, Errand, Site
+from ..hosts.staging import Attempt
 from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import Made
 from ..planning.plan import DIRECTORY, Node
-from ..storage.artifacts import Objects
+from ..planning.secret_values import given
 from ..storage.files import Content
 from ..storage.locks import Lock
-from . import launch
-from .chores import GRACE, INSTALL, Chores
-from .fleet import Fleet
-from .ledger import Ledger
-from .masking import given
-from .scrap import Scrap
-from .sites import Away, Brought, Errand, Site
-from .sources import chosen, fetch
-from .staging import Attempt
-from .survey import Survey
-from .workspace import Workspace
+from ..storage.objects import Objects
+from ..storage.sources import chosen, fetch
+from ..storage.workspace import Workspace
+from ..survey.survey import Survey
+from .commit import Ledger
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
-    from . import checkpoints
-    from .containers import Containers, Mount
-    from .keeper import Round
+    from ..hosts.checkpoint_sync import Round
+    from ..hosts.containers import Containers, Mount
+    from ..storage import checkpoints
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Attempts:
         return "" if self.survey.request.current_python else str(detail["image"] or "")
 
     def boxes_of(self, site: Site) -> Containers:
-        from .containers import Containers
+        from ..hosts.containers import Containers
 
         if site.name not in self._boxes:
             local = site is self.fleet.here
@@ -135,7 +135,7 @@ class Attempts:
         return await self._pythons[site, content]
 
     async def _environment(self, node: Node, site: Site, content: str) -> str:
-        from .environments import built, python_of
+        from ..hosts.environments import built, python_of
 
         what = f"{node.lock}{'' if site is self.fleet.here else f' on {site.name}'}"
         if not await built(site, content):
@@ -165,13 +165,13 @@ class Attempts:
         """From which checkpoint each state goes on, as far as what is here shows."""
         if generation is None:
             return {}
-        from . import checkpoints
+        from ..storage import checkpoints
 
         return {name: checkpoints.newest(generation.folder(name), pattern, world=world) for name, _, pattern, *_ in detail["state"]}
 
     def errand(self, running: Running, detail: dict[str, Any], python: str, site: Away) -> Errand:
         """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
-        from .keeper import Keeper, Kept, OverDepot
+        from ..hosts.checkpoint_sync import Keeper, Kept, OverDepot
 
         generation, attempt = running.state, running.attempt
         folders = {name: f"states/{generation.id}/{name}" for name, *_ in detail["state"]} if generation is not None else {}
@@ -185,7 +185,7 @@ class Attempts:
 
         errand = Errand(running.name, running.node, attempt, compose, detail["metrics"], states)
         if detail["sync"]:
-            from .syncing import Synced
+            from ..hosts.output_sync import Synced
 
             made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in running.node.outputs}
             errand.synced = [Synced(*made[name], every) for name, every in detail["sync"]]
@@ -228,7 +228,7 @@ class Attempts:
         argv = made.argv if script is None else (*made.argv, paths.script)
         image = self.image(detail)
         if image:
-            from .containers import base_env as boxed_env
+            from ..hosts.containers import base_env as boxed_env
         inherits = (site.name, bool(image), *detail["pass_env"])
         if (base := self._base.get(inherits)) is None:
             base = boxed_env(detail["pass_env"], os.environ) if image else site.env(detail["pass_env"])
@@ -263,7 +263,7 @@ class Attempts:
             for name, content in self.survey.facts.code.get((node.home, pattern), ()):
                 attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
         for url, commit, at in detail["git"]:
-            from .gitcode import checkout, located
+            from ..storage.git_checkout import checkout, located
 
             checkout(self.ws, located(url, self.survey.plan.homes[node.home]), commit, Path(attempt.place(at)))
         for name, kind, address, *only in node.takes:
@@ -301,7 +301,7 @@ class Attempts:
 
     def _mounts(self, running: Running, detail: Mapping[str, Any], command: Command) -> list[Mount]:
         """What a container has to see: the attempt, and all that it leads to."""
-        from .containers import Mount, mounts
+        from ..hosts.containers import Mount, mounts
 
         site, generation = running.site, running.state
         if not isinstance(site, Away):

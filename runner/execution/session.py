@@ -17,14 +17,14 @@ from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_m
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..secrets import Masker
 from ..storage.files import Content
-from .survey import Request, Survey, out_dir, survey
-from .workspace import Workspace
+from ..storage.workspace import Workspace
+from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
+    from ..hosts.leases import Fleet
     from ..storage.store import Event
-    from .execute import Failure, Report
-    from .fleet import Fleet
-    from .ledger import Ledger
+    from .commit import Ledger
+    from .loop import Failure, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,9 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     if (wake := getattr(local, "wake", None)) is not None:
         wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
+    from ..hosts.leases import Fleet
     from ..planning.schedule import Move
-    from .execute import Executor, Options
-    from .fleet import Fleet
+    from .loop import Executor, Options
 
     id = new_id()
     ledger: Ledger | None = None
@@ -207,7 +207,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
         if isinstance(error, OSError):
-            from .staging import no_space
+            from ..hosts.staging import no_space
 
             raise no_space(error, str(error.filename or ws.home)) from error
         raise
@@ -235,11 +235,11 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
 def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int) -> Ledger:
     """The run, stored and claimed."""
     from ..planning.schedule import Move
+    from ..planning.secret_values import all_given, of_addresses
     from ..storage.crash import crashpoint
     from ..storage.store import RunRow
-    from .ledger import Ledger
-    from .manifests import remember
-    from .masking import all_given, of_addresses
+    from ..survey.input_manifests import remember
+    from .commit import Ledger
 
     nodes = found.plan.nodes
     data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh}
@@ -267,7 +267,7 @@ def _tell(ws: Workspace, listener: Listener) -> None:
 
 
 def _typed(found: Survey, id: str) -> str:
-    from .explain import shown_command
+    from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
 
@@ -304,8 +304,8 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or "select" in details[n]:
             continue
-        from .facts.needs import missing
-        from .masking import faults
+        from ..advice.facts.missing_inputs import missing
+        from ..planning.secret_values import faults
 
         detail, id = details[n], found.plan.nodes[n].id
         gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
@@ -335,7 +335,8 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
     """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
     if not (numbers := concerned(found)):
         return
-    from . import findings, inspect
+    from ..advice import findings
+    from ..advice import preflight as inspect
 
     verdict = inspect.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
     findings.refuse(verdict, found)

@@ -21,9 +21,10 @@ from ..secrets import Masker
 from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, width
 
 if TYPE_CHECKING:
-    from runner.execution.execute import Failure
     from runner.execution.session import Listener, Overview, Summary
     from runner.storage.store import Event
+
+    from ..execution.loop import Failure
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]

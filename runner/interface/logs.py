@@ -20,8 +20,8 @@ from ..storage.store import FINAL
 from .tail import fit, shown
 
 if TYPE_CHECKING:
-    from ..execution.workspace import Workspace
     from ..storage.store import Event
+    from ..storage.workspace import Workspace
 
 POLL: Final = 0.1
 PATIENCE: Final = 5.0  # seconds for a run that was stored to be claimed by its worker

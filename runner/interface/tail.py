@@ -238,7 +238,7 @@ def _main(values: Mapping[str, float]) -> str:
 
 
 def _numbers(line: bytes, masker: Masker) -> dict[str, float]:
-    from runner.execution.metrics import parse
+    from ..storage.metrics import parse
 
     try:
         told = masker.value(parse(line))

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ..advice import estimates, training_from_inputs
 from ..errors import CannotRun
-from ..execution import reckoning
 from ..language import inputs
 from ..language.units import duration_text, money_text, size_text
-from ..planning import trainings
 
 if TYPE_CHECKING:
-    from ..execution.reckoning import Reckoned
-    from ..execution.workspace import Workspace
+    from ..advice.estimates import Reckoned
+    from ..advice.hardware import Gpu
     from ..language.recipe import Input, Recipe, Tree
-    from ..planning.hardware import Gpu
+    from ..storage.workspace import Workspace
 
 _PATHS: Final = ("file", "dataset", "model")
 
@@ -61,16 +60,16 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
         notes.append(f"precision=fp16: {gpu.name} has no bf16")
 
     def reckon(more: Mapping[str, Any]) -> Reckoned:
-        return reckoning.of_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
+        return estimates.of_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
 
     found = reckon({})
-    if found.found is None and reckoning.fetched(values.get("base")):
+    if found.found is None and estimates.fetched(values.get("base")):
         found = reckon({})
     if found.found is None:
         fix = "give another base, or fetch its config.json: a local folder will do" if "config.json" in found.unknown else "write the recipe by hand"
         raise CannotRun(f"nobody can say what fits: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
-        for more in trainings.larger(values):
+        for more in training_from_inputs.larger(values):
             if not set(more) & set(given) and (larger := reckon(more)).verdict == "FITS":
                 (size,) = more.values()
                 notes.append(f"micro_batch={size}: the largest that fits; the same training, faster")
@@ -81,7 +80,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
     least = found
     so_far: dict[str, Tree] = {}
     why: dict[str, str] = {}
-    for more, cost in trainings.smaller(values):
+    for more, cost in training_from_inputs.smaller(values):
         if set(more) & set(given):
             continue
         so_far |= more
@@ -100,8 +99,8 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
 def _others(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu) -> str:
     """GPUs that the recipe does fit, the smallest first."""
     fitting = []
-    for other in sorted(reckoning.figures().gpus, key=lambda each: (each.usable, each.tflops)):
-        if other.usable > gpu.usable and reckoning.of_values(ws, recipe.id, values, other, devices).verdict == "FITS":
+    for other in sorted(estimates.figures().gpus, key=lambda each: (each.usable, each.tflops)):
+        if other.usable > gpu.usable and estimates.of_values(ws, recipe.id, values, other, devices).verdict == "FITS":
             fitting.append(other.name)
     return f"it fits {', '.join(fitting)}" if fitting else "it fits none of the GPUs that are known; take a smaller base"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from ..errors import Infrastructure, Invalid, Problem
-from .artifacts import SYNCED
+from .objects import SYNCED
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.2  # seconds; doubled each time, up to

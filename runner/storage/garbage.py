@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import artifacts
-from .artifacts import Objects
+from . import objects as artifacts
 from .files import Content, forget_listings
+from .objects import Objects
 from .store import FINAL, Store, Trace
 
 _DAY = 86_400.0

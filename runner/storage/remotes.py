@@ -31,15 +31,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
-from . import artifacts, files
+from . import files
+from . import objects as artifacts
 from .buckets import Unreachable, lock
 from .crash import crashpoint
 from .files import Content, Entry
 from .store import Made, Trace
 
 if TYPE_CHECKING:
-    from .artifacts import Objects
     from .buckets import Bucket, Stat
+    from .objects import Objects
 
 FORMAT: Final = 1
 SMALL: Final = 256 << 10

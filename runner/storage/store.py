@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from .. import digest
 from ..errors import Busy, Corrupt, Infrastructure, NotFound, Unusable
-from .artifacts import Seal
 from .crash import crashpoint
 from .files import Content, FileRow
 from .locks import Lock, Locks
+from .objects import Seal
 
 if TYPE_CHECKING:
     from threading import Thread

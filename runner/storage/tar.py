@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 from zlib import adler32
 
 from ..errors import Corrupt, Infrastructure
-from . import artifacts
+from . import objects
 from .files import Changed, Entry, link_leads_out
 
 BLOCK = 512
@@ -278,7 +278,7 @@ class Unpacking:
         self._folders.clear()
         if not self._done:
             try:
-                artifacts.delete(Path(self._folder))
+                objects.delete(Path(self._folder))
             except Infrastructure:
                 pass  # whatever went wrong with this disk has been said
 

@@ -18,8 +18,8 @@ import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
 from runner.storage import buckets, remotes
-from runner.storage.artifacts import Objects
 from runner.storage.files import Content, Entry, tree_id
+from runner.storage.objects import Objects
 from runner.storage.remotes import Gone, Remote
 from runner.storage.store import Made, Trace
 from tests.tools import needs

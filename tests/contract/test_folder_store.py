@@ -9,7 +9,7 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.storage import buckets
-from runner.storage.artifacts import Objects
+from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, names, trace

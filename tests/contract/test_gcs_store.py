@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.storage import buckets
-from runner.storage.artifacts import Objects
 from runner.storage.buckets import Trouble, Unreachable
+from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key

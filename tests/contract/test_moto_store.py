@@ -12,9 +12,9 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.storage import buckets, remotes
-from runner.storage.artifacts import Objects
 from runner.storage.buckets import Retry, Trouble, Unreachable
 from runner.storage.files import Content
+from runner.storage.objects import Objects
 from runner.storage.remotes import Gone, Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, name, names, noise, trace, tree

@@ -18,9 +18,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from runner.execution.reckoning import figures
-from runner.planning.memory import CONTEXT, LOST
-from runner.planning.trainings import ADAPTED
+from runner.advice.estimates import figures
+from runner.advice.memory import CONTEXT, LOST
+from runner.advice.training_from_inputs import ADAPTED
 from tests.library.test_image_lora import ROOT, trainers
 
 __all__ = ["trainers"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.execution.layouts import layout
+from runner.storage.checkpoint_layouts import layout
 from tests.library.siblings import siblings
 from tests.system.test_sft_trainer import BASE, ROOT, launched, program, run, signal_at
 

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from drivers.local import LocalHost
-from runner.execution import containers
-from runner.execution.containers import Engine
+from runner.hosts import containers
+from runner.hosts.containers import Engine
 from tests.support import until
 from tests.tools import needs
 

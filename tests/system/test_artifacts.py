@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt, Infrastructure
-from runner.storage import artifacts
-from runner.storage.artifacts import SMALL, SYNCED, Objects, Seal
+from runner.storage import objects as artifacts
 from runner.storage.files import Content, DigestCache, scan
+from runner.storage.objects import SMALL, SYNCED, Objects, Seal
 
 SIZES = [0, 1, SMALL, SMALL + 1, SYNCED + 3]
 

@@ -10,8 +10,8 @@ import pytest
 
 import runner
 from runner.errors import NotFound
-from runner.execution import validation
 from runner.planning import compile
+from runner.survey import validation
 from tests.support import Space
 
 

@@ -197,7 +197,7 @@ def test_where_nothing_trains_or_nothing_is_to_be_done_no_rule_is_read(space: Sp
     space.write("plain.yaml", "recipe: plain@1\nsummary: x\nsteps: {a: {run: 'echo > {{ outputs.o }}', outputs: {o: o.txt}}}\n")
     if "./recipe.yaml" in words:
         space.run()
-    code = "import sys\nfrom runner.interface.cli.main import main\nmain(sys.argv[1:])\nprint('jinja2' in sys.modules, 'runner.planning.settings' in sys.modules)"
+    code = "import sys\nfrom runner.interface.cli.main import main\nmain(sys.argv[1:])\nprint('jinja2' in sys.modules, 'runner.advice.tool_settings' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=space.root, capture_output=True, text=True, check=True)
     opened = subprocess.run(
         [

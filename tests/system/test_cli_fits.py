@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runner.execution import reckoning
-from runner.execution.workspace import Workspace
+from runner.advice import estimates
 from runner.language import library, parse
+from runner.storage.workspace import Workspace
 from tests.support import Space
 from tests.system.test_cli_why import Recipe, recipe
 
@@ -247,11 +247,11 @@ def test_what_cannot_be_is_told(space: Space, recipe: Recipe, words: tuple[str, 
 
 
 def test_every_library_recipe_with_a_gpu_preset_is_reckoned_or_says_why_not(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reckoning, "config_of", lambda ws, kind, address: QWEN if address else None)
+    monkeypatch.setattr(estimates, "config_of", lambda ws, kind, address: QWEN if address else None)
     with Workspace.open(space.root) as ws:
         for entry in library.entries():
             found = parse.load(entry.path)
             if found.name in ("sft", "dpo", "orpo", "reward", "cpt", "rlhf"):
                 values = {name: spec.default for name, spec in found.inputs.items()} | {"base": "hf://Qwen/Qwen2.5-7B", "method": "lora"}
-                told = reckoning.of_values(ws, found.id, values, reckoning.figures().find("h200"), 1)
+                told = estimates.of_values(ws, found.id, values, estimates.figures().find("h200"), 1)
                 assert told.found is not None and told.found.bytes > 15e9, (found.id, told.unknown)

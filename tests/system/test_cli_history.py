@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from runner.execution.session import Choice
-from runner.execution.workspace import Workspace
 from runner.interface.logs import Part, Raw, Safe, Tail
 from runner.storage.store import RunRow
+from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until
 from tests.system.test_cli_why import LETTERS, Recipe, letters, recipe
 

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from runner.execution.workspace import Workspace
 from runner.storage.store import RunRow
+from runner.storage.workspace import Workspace
 from tests.support import Space
 from tests.system.test_cli_why import FAN, LETTERS, Recipe, letters, recipe
 

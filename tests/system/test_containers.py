@@ -32,8 +32,8 @@ from drivers.devices import Device
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.errors import CannotRun
-from runner.execution import containers
-from runner.execution.containers import Engine, Image, Mount
+from runner.hosts import containers
+from runner.hosts.containers import Engine, Image, Mount
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
 from tests.tools import lacks, needs

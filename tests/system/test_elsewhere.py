@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution import sites as sites_module
 from runner.execution.session import Choice, Settings
+from runner.hosts import sites as sites_module
 from runner.storage.store import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until

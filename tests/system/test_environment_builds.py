@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution import _builder
+from runner.hosts import _builder
 from tests.servers.packages import Index
 from tests.support import Space, until
 from tests.tools import needs

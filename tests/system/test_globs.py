@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.execution import survey
+from runner.survey import survey
 from tests.support import Space
 
 COPY = "cat {{ matrix.f }} > {{ outputs.o }}"

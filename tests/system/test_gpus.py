@@ -123,9 +123,9 @@ def test_host_gpus_is_the_share_of_the_step_and_not_in_its_key(
 
 
 def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, cards: Cards) -> None:
-    from runner.execution.launch import processes
-    from runner.execution.sites import Site
-    from runner.execution.workspace import Workspace
+    from runner.hosts.launch import processes
+    from runner.hosts.sites import Site
+    from runner.storage.workspace import Workspace
 
     with Workspace.open(space.root) as ws:
         site = Site(ws, "local", None, ws.machine(), lambda: ws.devices)  # type: ignore[arg-type]  # nothing is started

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from drivers.base import HostLost, Unreachable
 from runner.errors import Infrastructure
-from runner.execution import checkpoints
-from runner.execution.keeper import LINK, Janitor, Keeper, Kept, Look, Round, strained
+from runner.hosts.checkpoint_sync import LINK, Janitor, Keeper, Kept, Look, Round, strained
+from runner.storage import checkpoints
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))
 PATTERN = "step-*"

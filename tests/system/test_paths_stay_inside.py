@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runner.errors import Problem
-from runner.execution import validation
+from runner.survey import validation
 from tests.support import Space
 
 COMMIT = "0" * 40

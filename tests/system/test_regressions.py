@@ -19,7 +19,7 @@ import pytest
 import runner
 from runner.errors import CannotRun
 from runner.execution.session import Choice, Settings
-from runner.storage import artifacts
+from runner.storage import objects
 from runner.storage import store as store_module
 from runner.storage.store import Store
 from tests.support import Space, until
@@ -219,7 +219,7 @@ steps:
 def done(space: Space, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Space:
     """A run that is over; what it made is kept as rows of a table, or as files."""
     if request.param == "files":
-        monkeypatch.setattr(artifacts, "TINY", -1)
+        monkeypatch.setattr(objects, "TINY", -1)
     space.write("in.txt", "1\n")
     space.recipe(ONE)
     assert space.run() == ["a", "b"]

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 import runner
-from runner.execution import gotchas, inspect
-from runner.execution.facts import machine
+from runner.advice import preflight, rule_files
+from runner.advice.facts import machine
+from runner.advice.rules import Verdict
 from runner.execution.session import Settings
-from runner.execution.workspace import Workspace
 from runner.language import document, library
-from runner.planning.preflight import Verdict
+from runner.storage.workspace import Workspace
 from tests.servers.modelhub import modelhub
 from tests.support import Space
 
 HOME = library.home()
-RULES = [rule.id for rule in gotchas.load().rules]
+RULES = [rule.id for rule in rule_files.load().rules]
 ONLY_ITS_PROVIDER_KNOWS = {"offer-ends-early", "secrets-on-strangers-machines"}
 """Rules about what no driver tells yet: until when a machine may be had, and whether its owner is known.  Judged in tests/unit/test_preflight.py."""
 
@@ -108,7 +108,7 @@ def played(id: str, part: str, root: Path, hub: str, monkeypatch: pytest.MonkeyP
     host = machine.facts(scene.get("name", "box"), "\n".join(map(str, scene.get("host", ["cpus=2"]))).encode())
     driver = "ssh" if "host" in scene else "local"
     with Workspace.open(space.root) as ws:
-        return inspect.check(ws, found, range(len(found.plan.nodes)), driver=driver, host=host, current_python=scene.get("current", False))
+        return preflight.check(ws, found, range(len(found.plan.nodes)), driver=driver, host=host, current_python=scene.get("current", False))
 
 
 def recipe_of(scene: Mapping[str, Any]) -> dict[str, Any]:

@@ -342,7 +342,7 @@ def test_two_machines_and_a_bucket(tmp_path: Path, moto: Moto) -> None:
 
 @pytest.mark.usefixtures("login")
 def test_a_server_that_says_nothing_holds_a_plan_up_for_seconds_only(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.sharing.PATIENCE", 0.5)
+    monkeypatch.setattr("runner.storage.remote_cache.PATIENCE", 0.5)
     silent = threading.Event()
     with HttpFaults(moto.endpoint) as proxy:
         proxy.spoil = lambda request: Fault(hold=silent)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution.checkpoints import examine, files
+from runner.storage.checkpoints import examine, files
 from tests.library import forks
 
 pytestmark = pytest.mark.xdist_group("state-formats")

@@ -19,8 +19,8 @@ import pytest
 from drivers.base import NOTHING, Argv, Host, HostLost, Order, Resources
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.execution.keeper import Keeper, Kept, Look, OverDepot, Round, look
-from runner.execution.transfer import Depot
+from runner.hosts.checkpoint_sync import Keeper, Kept, Look, OverDepot, Round, look
+from runner.hosts.transfer import Depot
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
 

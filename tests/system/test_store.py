@@ -15,9 +15,9 @@ import pytest
 from runner.errors import Busy, RecipeError, Unusable
 from runner.storage import files
 from runner.storage import store as module
-from runner.storage.artifacts import Objects
 from runner.storage.files import DigestCache, scan
 from runner.storage.garbage import collect, garbage
+from runner.storage.objects import Objects
 from runner.storage.store import Made, Published, RunRow, StepRow, Store, Trace, home
 from tests.contract.store_contract import *  # noqa: F403
 from tests.contract.store_contract import RUN, Move, trace
@@ -182,7 +182,7 @@ WORKER = """
 import sys
 from pathlib import Path
 from runner.storage import files
-from runner.storage.artifacts import Objects
+from runner.storage.objects import Objects
 from runner.storage.files import DigestCache
 from runner.storage.store import *
 class Move(NamedTuple):

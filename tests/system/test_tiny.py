@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt
-from runner.execution.workspace import Workspace
-from runner.storage.artifacts import TINY, Objects
 from runner.storage.files import Content, DigestCache, scan
 from runner.storage.garbage import collect, garbage
+from runner.storage.objects import TINY, Objects
 from runner.storage.store import RunRow, Store
+from runner.storage.workspace import Workspace
 from tests.support import Space
 
 DEAD = "999999999"
@@ -158,7 +158,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     space.recipe(
         "steps:\n  a: {run: cp in.txt a.txt, deps: [in.txt], outputs: {o: a.txt}}\n  b: {run: 'cp {{ steps.a.o }} b.txt', outputs: {o: b.txt}}\n"
     )
-    monkeypatch.setattr("runner.storage.artifacts.TINY", -1)
+    monkeypatch.setattr("runner.storage.objects.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
         store._db.executescript("DROP TABLE tiny; PRAGMA user_version = 1")

@@ -19,10 +19,10 @@ import pytest
 from drivers.base import NOTHING, Argv, Unreachable
 from drivers.local import LocalHost
 from runner.errors import Corrupt, Infrastructure
-from runner.execution import hostwork
-from runner.execution.fetching import Taken
-from runner.execution.transfer import Depot, Parcel
-from runner.execution.wire import Progress
+from runner.hosts import hostwork
+from runner.hosts.download import Taken
+from runner.hosts.transfer import Depot, Parcel
+from runner.hosts.wire import Progress
 from runner.storage import files
 from runner.storage.files import Changed, Entry
 from tests.tools import needs
@@ -203,7 +203,7 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
 
 @pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
 def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.sending._HOLES", holes)
+    monkeypatch.setattr("runner.hosts.upload._HOLES", holes)
 
     async def check(town: Town) -> None:
         town.depot.chunk = 64 << 10
@@ -311,7 +311,7 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
 
 
 def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.sending.TRIES", 2)
+    monkeypatch.setattr("runner.hosts.upload.TRIES", 2)
 
     async def check(town: Town) -> None:
         town.depot.chunk = 64 << 10
@@ -368,7 +368,7 @@ def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
 
 def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what came of it would be somebody else's after ten minutes."""
-    monkeypatch.setattr("runner.execution.sending._SIGN", 0.001)
+    monkeypatch.setattr("runner.hosts.upload._SIGN", 0.001)
     asked: list[bool] = []
 
     async def check(town: Town) -> None:
@@ -711,7 +711,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.execution.sending.TRIES", 2)
+    monkeypatch.setattr("runner.hosts.upload.TRIES", 2)
 
     async def check() -> None:
         entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
@@ -755,7 +755,7 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
 KILLED = """
 import asyncio, os, signal, sys
 from drivers.local import LocalHost
-from runner.execution.transfer import Depot
+from runner.hosts.transfer import Depot
 from runner.storage import files
 
 class Fragile:

@@ -20,9 +20,9 @@ import pytest
 from drivers.base import NOTHING, Argv, Order, Resources, Unreachable
 from drivers.local import LocalHost
 from drivers.ssh import Ssh
-from runner.execution import hostwork
-from runner.execution.fetching import Taken
-from runner.execution.transfer import Depot
+from runner.hosts import hostwork
+from runner.hosts.download import Taken
+from runner.hosts.transfer import Depot
 from runner.storage import files
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd

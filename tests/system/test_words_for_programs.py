@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotRun
-from runner.execution import containers, gitcode
-from runner.execution.workspace import Workspace
+from runner.hosts import containers
+from runner.storage import git_checkout
+from runner.storage.workspace import Workspace
 from tests.support import Space
 
 COMMIT = "a1" * 20
@@ -21,7 +22,7 @@ def test_a_git_address_is_no_option(space: Space, tmp_path: Path, address: str) 
     code, out, _ = space.command("validate")
     assert code == 3 and "an address, which does not begin with -" in out
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="git fetch failed") as caught:
-        gitcode.checkout(ws, address, COMMIT, tmp_path / "v")
+        git_checkout.checkout(ws, address, COMMIT, tmp_path / "v")
     assert "usage" not in str(caught.value) and "unknown option" not in str(caught.value)
     assert not list(tmp_path.rglob("pwned"))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.planning.bottleneck import PARTS, breakdown, judge
+from runner.advice.bottleneck import PARTS, breakdown, judge
 
 
 def steps(count: int = 3, **seconds: float) -> list[dict[str, float]]:

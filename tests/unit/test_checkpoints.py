@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.execution.checkpoints import choose, examine, newest, prune, went_back
-from runner.execution.layouts import Layout, layout
+from runner.storage.checkpoint_layouts import Layout, layout
+from runner.storage.checkpoints import choose, examine, newest, prune, went_back
 
 
 def made(folder: Path, *names: str) -> Path:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from runner import settings
 from runner.errors import Invalid, NotFound
-from runner.execution import config
 from runner.language import library
 
 SCHEMA = json.loads((library.home() / "schemas" / "config.schema.json").read_text())
@@ -31,8 +31,8 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
-def loaded(root: Path, user: Path | None = None) -> config.Config:
-    return config.load(root, {"XDG_CONFIG_HOME": str(user.parents[1]) if user else "/nowhere"})
+def loaded(root: Path, user: Path | None = None) -> settings.Config:
+    return settings.load(root, {"XDG_CONFIG_HOME": str(user.parents[1]) if user else "/nowhere"})
 
 
 def problems(root: Path, text: str) -> list[tuple[int, str, str]]:
@@ -56,7 +56,7 @@ def test_a_table_of_the_workspace_replaces_the_users_whole(root: Path, user: Pat
     user.write_text('store = "mine"\n[stores.mine]\nurl = "/a"\n[stores.team]\nurl = "s3://theirs"\nprofile = "work"\n[drivers.ssh]\nhosts = ["a"]\n')
     (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://ours/project"\npush = true\n')
     found = loaded(root, user)
-    assert found.stores["team"] == config.StoreSettings("team", "s3://ours/project", push=True), "no profile of another address"
+    assert found.stores["team"] == settings.StoreSettings("team", "s3://ours/project", push=True), "no profile of another address"
     assert found.stores["mine"].url == "/a"
     assert found.store == "mine"
     assert found.driver("ssh") == {"hosts": ["a"]}
@@ -70,8 +70,8 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
     (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://b"\n')
     found = loaded(root)
     assert found.store_named(None) is None
-    assert found.store_named("team") == config.StoreSettings("team", "s3://b")
-    assert found.store_named("./folder") == config.StoreSettings("./folder", "./folder")
+    assert found.store_named("team") == settings.StoreSettings("team", "s3://b")
+    assert found.store_named("./folder") == settings.StoreSettings("./folder", "./folder")
     with pytest.raises(NotFound) as caught:
         found.store_named("taem")
     assert 'did you mean "team"?' in caught.value.fix
@@ -135,7 +135,7 @@ def test_a_file_that_is_not_text_is_told(root: Path) -> None:
 def test_our_reading_of_the_schema_is_that_of_jsonschema(value: dict[str, Any]) -> None:
     from jsonschema import Draft202012Validator
 
-    assert (config._check(SCHEMA, SCHEMA, value, ()) == []) == Draft202012Validator(SCHEMA).is_valid(value)
+    assert (settings._check(SCHEMA, SCHEMA, value, ()) == []) == Draft202012Validator(SCHEMA).is_valid(value)
 
 
 def test_every_setting_is_described() -> None:
@@ -165,7 +165,7 @@ def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> No
 
 def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(tmp_path: Path) -> None:
     stores = {"a": "s3://bucket/team", "b": "s3://bucket/team/deep/", "c": "s3://bucket", "d": "gs://bucket/team", "e": "bucket"}
-    found = config.Config(stores={name: config.StoreSettings(name, url) for name, url in stores.items()})
+    found = settings.Config(stores={name: settings.StoreSettings(name, url) for name, url in stores.items()})
     asked = ("s3://bucket/team/deep/x", "s3://bucket/team/x", "s3://bucket/other", "gs://bucket/team", "s3://other/team", "s3://bucket")
     answers = [store.name if (store := found.store_of(address)) is not None else None for address in asked]
     assert answers == ["b", "a", "c", "d", None, "c"]

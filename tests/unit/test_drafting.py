@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runner.execution import validation
 from runner.interface import drafting, scripts
 from runner.language import document, library
 from runner.secrets import Masker
+from runner.survey import validation
 
 HEAD = "import argparse\np = argparse.ArgumentParser()\n"
 
@@ -132,7 +132,7 @@ def test_a_whole_script_becomes_a_recipe() -> None:
 
 
 def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
-    from runner.execution import metrics
+    from runner.storage import metrics
 
     log = tmp_path / "log"
     log.write_text("warming up\nstep   12 | loss 0.2500, lr 1e-04\nstep   13 | loss nan, lr 1e-04\n")

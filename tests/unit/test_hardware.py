@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from runner.advice.estimates import figures
+from runner.advice.hardware import adapter_more, fitting, image_seconds, operations, seconds
+from runner.advice.memory import Training, read
+from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
 from runner.errors import NotFound
-from runner.execution.reckoning import figures
 from runner.language import document, library
-from runner.planning.hardware import adapter_more, fitting, image_seconds, operations, seconds
-from runner.planning.memory import Training, read
-from runner.planning.trainings import larger, picture, samples, smaller, text, tokens
 
 HOME = library.home()
 LLAMA = {

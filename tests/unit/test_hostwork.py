@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runner.execution import hostwork
-from runner.execution.hostwork import Garbled
+from runner.hosts import hostwork
+from runner.hosts.hostwork import Garbled
 from runner.storage.files import Entry
 
 WORD = "00ff"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from runner.execution.facts import machine
-from runner.execution.facts.data import facts as data_facts
-from runner.execution.facts.machine import facts as host_facts
-from runner.execution.facts.model import facts as model_facts
-from runner.execution.facts.packages import locked
+from runner.advice.facts import machine
+from runner.advice.facts.data import facts as data_facts
+from runner.advice.facts.machine import facts as host_facts
+from runner.advice.facts.model import facts as model_facts
+from runner.advice.facts.packages import locked
+from runner.advice.rules import Facts
 from runner.language import library
-from runner.planning.preflight import Facts
 
 FIXTURES = library.home() / "fixtures"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution.facts.packages import Installed
+from runner.advice.facts.packages import Installed
 
 
 def test_of_two_releases_the_one_that_is_imported_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from runner.errors import CannotRun
-from runner.execution.launch import render
+from runner.hosts.launch import render
 
 SCOPE: dict[str, Any] = {
     "inputs": {"n": 3, "name": "it's"},

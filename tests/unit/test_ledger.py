@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution.ledger import Ledger
-from runner.execution.workspace import Workspace
+from runner.execution.commit import Ledger
 from runner.planning.schedule import Move
 from runner.secrets import Masker
 from runner.storage.store import Event, RunRow, Store
+from runner.storage.workspace import Workspace
 
 
 class Heard:

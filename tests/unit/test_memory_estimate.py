@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from docs import published
+from runner.advice import memory
+from runner.advice.memory import Training, Unknown, estimate, layer_bytes, read
 from runner.language import library
-from runner.planning import memory
-from runner.planning.memory import Training, Unknown, estimate, layer_bytes, read
 
 TINY: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 512,

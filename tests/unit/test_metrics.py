@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner.execution import metrics
 from runner.secrets import Masker, Secret
+from runner.storage import metrics
 
 
 def test_the_last_value_counts_and_what_is_not_an_object_is_passed_over(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution import outcomes
-from runner.execution.scrap import Scrap
+from runner.execution import attempt_result
+from runner.hosts.scrap import Scrap
 from runner.secrets import Masker, Secret
 
 SCRIPT = "import sys\nprint('first', flush=True)\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
@@ -26,7 +26,7 @@ def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(launc
     env = {"PATH": "/usr/bin:/bin", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
     ran = subprocess.run([*accelerate, *launcher, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, check=False)
     assert ran.returncode == 1
-    told = outcomes.words(ran.stdout)
+    told = attempt_result.words(ran.stdout)
     assert b"launch.py" in ran.stdout and b"launch.py" not in told
     assert told.startswith(b"first\n") and b"row 3 is no number\n" in told
     assert told.count(b"Traceback") in ((1, 2) if raising else (0,))  # each process has its own, unless the launcher ended it before
@@ -34,7 +34,7 @@ def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(launc
 
 def test_a_programs_own_traceback_stays() -> None:
     own = b"Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n    run()\nsubprocess.CalledProcessError: Command 'x' failed\n"
-    assert outcomes.words(own) == own
+    assert attempt_result.words(own) == own
 
 
 TOKEN = "hf_0123456789abcdefghijklmnopqrstuvwx"
@@ -44,17 +44,17 @@ MASKER = Masker([Secret("t", TOKEN)])
 @pytest.mark.parametrize("cut", range(0, len(TOKEN) + 1, 3))
 def test_a_tail_that_begins_inside_a_secret_shows_nothing_of_it(cut: int, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    after = b"\n" + b"x" * (outcomes.TAIL - len(TOKEN) + cut - 1)
+    after = b"\n" + b"x" * (attempt_result.TAIL - len(TOKEN) + cut - 1)
     log.write_bytes(b"-" * 5000 + TOKEN.encode() + after)
-    tail = outcomes.tail(str(log), MASKER)
-    assert tail.replace(b"***", b"") == after[-outcomes.TAIL :]
+    tail = attempt_result.tail(str(log), MASKER)
+    assert tail.replace(b"***", b"") == after[-attempt_result.TAIL :]
 
 
 def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "LOG_CAP", 2000)
+    monkeypatch.setattr(attempt_result, "LOG_CAP", 2000)
     log = tmp_path / "attempt.log"
     half = b"a" * 980 + TOKEN.encode() + b"b" * 980
     log.write_bytes(half + b"dropped " * 500 + half)
-    kept = outcomes.keep(str(log), "", str(tmp_path / "kept"), MASKER, Scrap(str(tmp_path), "t", 1))
+    kept = attempt_result.keep(str(log), "", str(tmp_path / "kept"), MASKER, Scrap(str(tmp_path), "t", 1))
     text = Path(kept).read_bytes()
     assert re.fullmatch(rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text)

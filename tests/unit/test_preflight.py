@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from docs import rulebook
+from runner.advice import rule_files
+from runner.advice import rules as preflight
+from runner.advice.rules import Verdict
 from runner.errors import Invalid
-from runner.execution import gotchas
 from runner.language import document, library
-from runner.planning import preflight
-from runner.planning.preflight import Verdict
 
 HOME = library.home()
-RULES = {rule.id: rule for rule in gotchas.load().rules}
+RULES = {rule.id: rule for rule in rule_files.load().rules}
 ASKED = ("recipe", "inputs", "settings", "step", "item")
 
 
@@ -70,7 +70,7 @@ def test_a_setting_of_another_kind_is_no_crash(id: str) -> None:
 
 
 def test_the_rules_are_what_the_schema_says() -> None:
-    assert gotchas.faults(document.read(HOME / "recipes" / "gotchas.yaml")) == []
+    assert rule_files.faults(document.read(HOME / "recipes" / "gotchas.yaml")) == []
     assert len(RULES) >= 52
 
 
@@ -140,18 +140,18 @@ rules:
     ],
 )
 def test_what_is_wrong_with_a_file_of_rules_is_told_with_its_line(old: str, new: str, words: str) -> None:
-    assert gotchas.faults(document.parse(FILE, "gotchas.yaml")) == []
-    found = gotchas.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
+    assert rule_files.faults(document.parse(FILE, "gotchas.yaml")) == []
+    found = rule_files.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
     assert any(words in problem.message for problem in found), [str(problem) for problem in found]
     assert all(problem.where is not None for problem in found)
 
 
 def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_name(tmp_path: Path) -> None:
     (tmp_path / "gotchas.yaml").write_text(FILE + FILE.replace("rules:\n", "").replace("no-mondays", "model-missing"))
-    rules = {rule.id: rule for rule in gotchas.load((str(tmp_path),)).rules}
+    rules = {rule.id: rule for rule in rule_files.load((str(tmp_path),)).rules}
     assert set(rules) == set(RULES) | {"no-mondays"}
     assert rules["model-missing"].title == "A run that begins on a Monday"
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "gotchas.yaml").write_text("rules: [{id: x}]\n")
     with pytest.raises(Invalid):
-        gotchas.load((str(tmp_path / "b"),))
+        rule_files.load((str(tmp_path / "b"),))

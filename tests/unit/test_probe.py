@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drivers import machine
 from drivers.base import Resources
-from runner.execution.probe import Finding, findings
+from runner.hosts.probe import Finding, findings
 
 WHOLE = b"""\
 root=/home/u/.recipe-host

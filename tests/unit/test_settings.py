@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from runner.advice.tool_settings import Origin, Settings, Unknown, of_inputs, of_tree, of_words, scalar, words
 from runner.language.template import Place
-from runner.planning.settings import Origin, Settings, Unknown, of_inputs, of_tree, of_words, scalar, words
 
 NAMES = {"save_every": ["save_steps", "checkpointing_steps", "save.save_every"], "max_steps": ["max_train_steps"]}
 

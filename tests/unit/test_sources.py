@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotRun
-from runner.execution import sources
-from runner.execution.workspace import Workspace
+from runner.storage import sources
+from runner.storage.workspace import Workspace
 
 
 @pytest.fixture

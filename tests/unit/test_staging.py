@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.execution.scrap import Scrap
-from runner.execution.staging import Attempt
+from runner.hosts.scrap import Scrap
+from runner.hosts.staging import Attempt
 from runner.planning.plan import DIRECTORY, Node
-from runner.storage.artifacts import Objects
 from runner.storage.files import Changed, Content, DigestCache
+from runner.storage.objects import Objects
 
 
 class Restless(DigestCache):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.execution.survey import Folders
+from runner.survey.survey import Folders
 
 NAMES = ("a", "ab", "b.txt", "a.txt", ".a", ".b.txt", "[a]", "é", "A", "sub", "sub/a.txt", "sub/.c", "sub/deep/b.txt", "other/a")
 PARTS = st.sampled_from(["*", "a*", "*.txt", "?", "[ab]*", "[!a]*", ".*", "sub", "**", "a", "[[]a]", "*b*", "A*", "s*", "."])

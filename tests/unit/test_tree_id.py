@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.storage.artifacts import _glob
 from runner.storage.files import Entry, Identity, settled, tree_id
+from runner.storage.objects import _glob
 
 ENTRY = st.builds(Entry, st.text(max_size=6), st.sampled_from("fxld"), st.integers(0, 9), st.text(max_size=6))
 

@@ -70,8 +70,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from ...execution import validation
     from ...language.document import MAX_BYTES
+    from ...survey import validation
     from ..diagnostics import render
 
     names, given = told_apart(args.words)

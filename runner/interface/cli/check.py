@@ -9,14 +9,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...execution.workspace import Workspace
 from ...language.units import cost_limit_text
+from ...storage.workspace import Workspace
 from ..tail import shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
-    from ...execution.survey import Request, Survey
-    from ...planning.preflight import Verdict
+    from ...advice.rules import Verdict
+    from ...survey.survey import Request, Survey
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None) -> tuple[Survey, Verdict]:
-    from ...execution import inspect
-    from ...execution.survey import survey
+    from ...advice import preflight
+    from ...survey.survey import survey
 
     found = survey(ws, request)
-    return found, inspect.check(
+    return found, preflight.check(
         ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow
     )
 
@@ -65,8 +65,8 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
 
     from drivers.base import DriverError
 
-    from ...execution.facts import machine
-    from ...execution.probe import driver_of
+    from ...advice.facts import machine
+    from ...hosts.probe import driver_of
 
     try:
         return asyncio.run(machine.ask(driver_of(name, ws.config.driver(name), args.hosts, ws.home)))
@@ -76,7 +76,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
-    from ...execution.findings import problems
+    from ...advice.findings import problems
     from ..diagnostics import render
 
     worth = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
@@ -97,7 +97,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
 
 def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None, found: Survey, verdict: Verdict) -> Verdict:
     """Say what to type and what to write, and look again with what can be typed."""
-    from ...execution.findings import remedies
+    from ...advice.findings import remedies
 
     typed: dict[str, object] = {}
     written: list[str] = []

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
-from ...execution.survey import Request
-from ...execution.workspace import Workspace
 from ...storage.store import home
+from ...storage.workspace import Workspace
+from ...survey.survey import Request
 from .parser import out_folder, told_apart
 
 if TYPE_CHECKING:
-    from ...execution.survey import Survey
     from ...storage.store import RunRow, Store
+    from ...survey.survey import Survey
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...execution.probe import Finding, devices_here
+from ...hosts.probe import Finding, devices_here
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def _away(args: argparse.Namespace) -> list[Finding]:
     import asyncio
 
-    from ...execution import config
-    from ...execution.probe import driver_of, examine
+    from ... import settings as config
+    from ...hosts.probe import driver_of, examine
     from ...storage.store import home
     from .parser import check_driver
 

@@ -14,7 +14,7 @@ from ..tail import named, shown
 from .chosen import add_words, opened, requests, title
 
 if TYPE_CHECKING:
-    from ...execution.survey import Survey
+    from ...survey.survey import Survey
 
 COLLAPSED: Final = 10
 """More instances of one matrix than this are one node of a drawing."""

@@ -9,17 +9,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound, did_you_mean
-from ...execution.manifests import manifest
 from ...planning.ids import readable, stored
 from ...planning.schedule import word
+from ...survey.input_manifests import manifest
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
 from ..tail import canvas, named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
-    from ...execution.workspace import Workspace
     from ...storage.store import RunRow
+    from ...storage.workspace import Workspace
     from ..logs import Writer
 
 _LISTED, _STEPS = 10, 50

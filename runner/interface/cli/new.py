@@ -106,9 +106,9 @@ def _scaffold(name: str, shown: str) -> dict[str, str]:
 
 def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
     """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
-    from ...execution.reckoning import figures
-    from ...execution.workspace import Workspace
+    from ...advice.estimates import figures
     from ...language import parse
+    from ...storage.workspace import Workspace
     from ..tailoring import tailor
     from .parser import told_apart
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import NotFound
-from ...execution import manifests
-from ...execution.workspace import Workspace
 from ...language.inputs import Wrong, converted, divided, kind_of
 from ...language.recipe import Input
 from ...language.units import about
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
+from ...storage.workspace import Workspace
+from ...survey import input_manifests
 from ..tail import canvas, shown
 from .chosen import opened
 from .parser import out_folder
@@ -86,7 +86,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
             if args.quiet < 2:
                 print(f"recipe: {error}; once more", file=sys.stderr)
     if content[0] == "t":
-        manifests.keep(ws, content, manifest)
+        input_manifests.keep(ws, content, manifest)
     doubts = packed.doubts(manifest)
     if args.json:
         _tell_json(content, manifest, cut, doubts, out)
@@ -105,7 +105,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
         return path
     if "://" not in args.path:
         raise NotFound(f"{args.path}: there is nothing here", fix="name a directory or a file")
-    from ...execution.sources import ask, fetch
+    from ...storage.sources import ask, fetch
 
     given = _address(args.path)
     kind, (address, _) = kind_of(given), divided(given)
@@ -216,7 +216,7 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
 def _wanted(ws: Workspace, word: str) -> tuple[Content, list[Entry] | None]:
     """The content that is expected, and its manifest where it is known."""
     if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
-        return Content(word), manifests.known(ws, word) if word[0] == "t" else None
+        return Content(word), input_manifests.known(ws, word) if word[0] == "t" else None
     pack = packed.read(ws.absolute(word))
     return pack.content, pack.manifest
 

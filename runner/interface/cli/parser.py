@@ -118,7 +118,7 @@ def overview() -> str:
 
 def out_folder(text: str) -> Path:
     """The value of --out.  Raises Invalid for an address such as s3://…"""
-    from ...execution.workspace import local_folder
+    from ...storage.workspace import local_folder
 
     return local_folder(text)
 
@@ -147,7 +147,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
     from ...errors import Invalid, NotFound, Problem
-    from ...execution.survey import Request
+    from ...survey.survey import Request
 
     check_driver(args.driver)
     words = list(args.inputs)

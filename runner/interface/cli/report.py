@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...advice import bottleneck
 from ...errors import NotFound
-from ...execution import metrics
 from ...language.units import about
-from ...planning import bottleneck
 from ...planning.ids import stored
+from ...storage import metrics
 from ..tail import named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
-    from ...execution.workspace import Workspace
     from ...storage.store import RunRow
+    from ...storage.workspace import Workspace
 
 _LISTED = 60  # steps
 

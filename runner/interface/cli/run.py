@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
-from ...execution.workspace import Workspace
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
+from ...storage.workspace import Workspace
 from ..tail import named, shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
-    from ...execution.reckoning import Reckoned
-    from ...execution.survey import Survey
-    from ...planning.preflight import Verdict
+    from ...advice.estimates import Reckoned
+    from ...advice.rules import Verdict
+    from ...survey.survey import Survey
 
 
 LINES = 20
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...execution.explain import shown_command
+    from ...survey.explain import shown_command
 
     counts: dict[str, int] = {}
     lines = []
@@ -131,9 +131,9 @@ def _reckoned(ws: Workspace, found: Survey) -> dict[int, Reckoned]:
     """Memory and time of the steps that may run and train on GPUs."""
     if not any(detail.get("resources", {}).get("gpus") for detail in found.plan.details()):
         return {}
-    from ...execution import reckoning
+    from ...advice import estimates
 
-    return reckoning.of_plan(ws, found.plan, found.todo)
+    return estimates.of_plan(ws, found.plan, found.todo)
 
 
 def _beginning(text: str) -> list[str]:
@@ -144,7 +144,7 @@ def _beginning(text: str) -> list[str]:
 
 def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
-    from ...execution.explain import changes
+    from ...survey.explain import changes
 
     changed = changes(ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"])
     return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
@@ -177,16 +177,16 @@ def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict 
     """What preflight rules say of the steps that will run; no host is asked for it."""
     if not (numbers := concerned(found)):
         return None
-    from ...execution import inspect
+    from ...advice import preflight
 
     driver = "ssh" if args.driver == "local" and args.hosts else args.driver
-    return inspect.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
+    return preflight.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
 
 
 def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
     if verdict is None:
         return []
-    from ...execution.findings import problems
+    from ...advice.findings import problems
     from ..diagnostics import render
 
     return json.loads(render(problems(verdict.findings, found), "json"))
@@ -195,7 +195,7 @@ def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
 def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
     if verdict is None or not verdict.findings or args.quiet > 1:
         return
-    from ...execution.findings import problems
+    from ...advice.findings import problems
     from ..diagnostics import render
 
     print("\n" + render(problems(verdict.findings, found), "text", color(sys.stdout)), end="")

@@ -79,9 +79,9 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
 
 def reckoned(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
     """What the training of each preset is reckoned to take on the GPUs that it means; nothing where too little is given, or known."""
-    from ...execution.reckoning import of_values, suiting
-    from ...execution.workspace import Workspace
+    from ...advice.estimates import of_values, suiting
     from ...language import inputs
+    from ...storage.workspace import Workspace
     from .. import datasheet
 
     found: dict[str | None, list[str]] = {}

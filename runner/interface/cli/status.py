@@ -7,17 +7,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ...execution.session import look
-from ...execution.upkeep import examined, stale
 from ...planning.judge import FRESH, SKIPPED
+from ...survey.upkeep import examined, stale
 from ..differences import lines
 from ..tail import named, shown
 from .chosen import add_words, moment, opened, requests, title
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
-    from ...execution.survey import Survey
-    from ...execution.workspace import Workspace
     from ...storage.store import RunRow
+    from ...storage.workspace import Workspace
+    from ...survey.survey import Survey
 
 FEW = 20
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound
 from ...execution.session import look
-from ...execution.sharing import Sharing, Tally, local_traces, pull, push, share
-from ...execution.workspace import Workspace
 from ...language.units import about
+from ...storage.remote_cache import Sharing, Tally, local_traces, pull, push, share
+from ...storage.workspace import Workspace
 from ..tail import canvas, named, shown
 from .chosen import add_words, opened, requests
 
@@ -137,7 +137,7 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
 def _config(args: argparse.Namespace) -> int:
     import os
 
-    from ...execution.config import listed, paths
+    from ...settings import listed, paths
 
     with opened(args.workspace) as ws:
         config = ws.config

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...execution.session import look
-from ...execution.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
-from ...execution.workspace import Workspace
 from ...language.units import about
 from ...planning.ids import stored
+from ...storage.workspace import Workspace
+from ...survey.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
 from ..differences import brief
 from ..tail import named, shown
 from .chosen import add_words, find_nodes, one_request, requests
 
 if TYPE_CHECKING:
-    from ...execution.survey import Request
+    from ...survey.survey import Request
 
 KEEP_DAYS, KEEP_RUNS = 30.0, 20
 

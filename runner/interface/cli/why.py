@@ -7,20 +7,20 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...execution.explain import image_of
 from ...execution.session import look
 from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.ids import stored
+from ...survey.explain import image_of
 from ..differences import all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
-    from ...execution.survey import Survey
-    from ...execution.workspace import Workspace
     from ...storage.store import AttemptRow, Trace
+    from ...storage.workspace import Workspace
+    from ...survey.survey import Survey
 
 MANY = 10
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...execution import manifests
+    from ...survey import input_manifests
 
     with opened(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         answers = explained(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
-            return manifests.held(ws, found, content)
+            return input_manifests.held(ws, found, content)
 
         if args.json:
             print(json.dumps({"recipe": found.plan.recipe, "steps": [answer.as_json(held) for answer in answers]}, indent=2))

@@ -1,0 +1,125 @@
+"""Tell what a machine has for a training, and what the GPU there can: one more script after that of `drivers.machine`.  Changes nothing there."""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final
+
+from drivers import machine as driven
+from drivers.base import DriverError
+
+from ..rules import Facts
+from ..tool_settings import Unknown
+from . import GB
+
+SCRIPT: Final = r"""
+df -Pk /dev/shm 2>/dev/null | { read -r _; read -r _ total _ && echo "shm=$((total * 1024))"; }
+nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | while read -r line; do echo "capability=$line"; done
+nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
+nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+{ env; tr '\000' '\n' </proc/1/environ; } 2>/dev/null | sed -n 's/^VAST_CONTAINERLABEL=.*/rented=vast/p; s/^RUNPOD_POD_ID=.*/rented=runpod/p'
+[ -e "$HOME/.no_auto_tmux" ] && echo no_tmux=yes
+"""
+"""Follows the question of `drivers.machine`: what rules ask of a host besides its sizes."""
+
+
+def facts(name: str, said: bytes) -> dict[str, object]:
+    """The facts of a host, from its answer.  What it did not tell is left out: unknown."""
+    told = driven.facts(said)
+    have = driven.resources(told)
+    found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
+    for key, value in (("memory", have.memory), ("disk", have.disk), ("gpu_memory", have.gpu_memory)):
+        if value:
+            found[key] = round(value / GB, 3 if key == "gpu_memory" else 1)
+    for key in ("shm",):
+        for text in told.get(key, ())[:1]:
+            if text.isdecimal():
+                found[key] = round(int(text) / GB, 3)
+    for key, into in (("capability", "capability"), ("cuda", "cuda")):
+        for text in told.get(key, ())[:1]:
+            if re.fullmatch(r"\d+(\.\d+)?", text):
+                found[into] = float(text)
+    for text in told.get("gpu_driver", ())[:1]:
+        if numbers := re.findall(r"\d+", text):
+            found["driver"] = [int(part) for part in numbers]
+    provider = next((name for name in told.get("rented", ()) if name in _PROVIDERS), None)
+    found["rented"] = provider or next((each for each, address in _PROVIDERS.items() if address in name), None)
+    found["auto_tmux"] = found["rented"] == "vast" and not told.get("no_tmux")
+    return found
+
+
+_PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}
+"""Who rents machines out, and how the addresses of their proxies end; a machine that is reached directly tells itself whose it is."""
+
+
+def offer(host: Facts) -> dict[str, object]:
+    """What is known of a rented machine by looking at it.  How long it may be had, and whose it is, only its provider can tell."""
+    if (provider := host["rented"]) is None:
+        return dict.fromkeys(("provider", "ssh", "auto_tmux", "hours_left", "verified"))
+    return {"provider": provider, "ssh": "proxy" if "@ssh.runpod.io" in str(host["name"]) else "direct", "auto_tmux": host["auto_tmux"]}
+
+
+def here(root: Path) -> dict[str, object]:
+    """The facts of this machine; `root` is where its disk is looked at."""
+    import subprocess
+
+    done = subprocess.run(driven.question(str(root), SCRIPT), capture_output=True, timeout=30)
+    return facts("this machine", done.stdout)
+
+
+async def ask(driver: Any) -> dict[str, object]:
+    """The facts of the first host of a driver that answers.  Raises DriverError."""
+    from ...hosts.probe import visit
+
+    failed: DriverError | None = None
+    async with aclosing(visit(driver)) as hosts:
+        async for name, host in hosts:
+            if isinstance(host, DriverError):
+                failed = failed or host
+                continue
+            try:
+                said = b"".join([data async for data in host.call(driven.question(str(getattr(host, "root", ".recipe-host")), SCRIPT))])
+                return facts(name, said)
+            except DriverError as error:
+                failed = failed or error
+            finally:
+                await host.aclose()
+    if failed is not None:
+        raise failed
+    return {}
+
+
+def gpu(step: Facts, host: Facts) -> dict[str, object]:
+    """The GPU that the step will have: that of the host that was asked, else the kind that it asks for."""
+    found: dict[str, object] = {}
+    try:
+        if (host["gpus"] or 0) > 0:  # type: ignore[operator]
+            found["name"] = host["gpu"]
+            for name, key in (("capability", "capability"), ("cuda_max", "cuda"), ("memory", "gpu_memory")):
+                try:
+                    found[name] = host[key]
+                except Unknown:
+                    pass
+            return found
+    except Unknown:
+        pass
+    if isinstance(wanted := step["gpu"], str):
+        found["name"] = wanted
+        if (kind := kind_of(wanted)) is not None:
+            found["capability"] = kind.capability
+    if step["gpu_memory"] is not None:
+        found["memory"] = step["gpu_memory"]
+    return found
+
+
+def kind_of(name: object) -> Any:
+    """The GPU of that name as recipes/hardware.yaml has it; None for one that it has not."""
+    from ...errors import NotFound
+    from .. import estimates
+
+    try:
+        return estimates.figures().find(str(name))
+    except NotFound:
+        return None

@@ -1,0 +1,31 @@
+"""Tell what a step is said to need from this disk and cannot have.  Fetches nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...storage.workspace import Workspace
+    from ...survey.survey import Survey
+
+
+def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
+    """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
+    from ...planning.mentions import unspelled
+    from ...storage.sources import wanted
+
+    node, facts = found.plan.nodes[n], found.facts
+    absent = "does not exist"
+    wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
+    wrong += [(unspelled(pattern)[0], "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
+    if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
+        wrong.append((node.lock, absent))
+    for _, kind, address, *only in node.takes:
+        if kind == "path" and facts.takes.get((kind, address, *only)) is None:
+            wrong.append((address, absent))
+        elif kind == "path" and only and ws.absolute(address).is_dir() and not wanted(str(ws.absolute(address)), only):
+            wrong.append((address, f"holds no {' or '.join(only)}"))
+        elif kind == "path" and (path := ws.absolute(address)).is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
+            wrong.append((address, "is an empty folder"))
+    return wrong

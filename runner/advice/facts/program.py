@@ -1,0 +1,118 @@
+"""Tell what a step starts: how, by which tool, what its code imports, what its configuration files say.  Runs nothing of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...errors import Invalid
+from ..tool_settings import Told
+from . import LARGE
+
+if TYPE_CHECKING:
+    from ...survey.survey import Survey
+
+CONFIGS: Final = (".yaml", ".yml", ".toml", ".json")
+
+
+def derived(told: Iterable[Told]) -> Iterator[Told]:
+    """What some tools say in other ways: `bf16: true` is a precision, a LoRA module a use of adapters."""
+    for each in told:
+        if each.key in ("bf16", "fp16") and each.value is True:
+            yield each._replace(key="precision", value=each.key)
+        elif each.key == "network_module" and "lora" in str(each.value):
+            yield each._replace(key="use_peft", value=True)
+        elif (each.key, each.value) in (("flash_attention", True), ("flash_attn", "fa2")):
+            yield each._replace(key="attention", value="flash_attention_2")
+        elif each.key == "seq_len":
+            yield each._replace(key="config_seq_len")
+
+
+_METHODS: Final = ("sft", "dpo", "orpo", "kto", "cpo", "grpo", "rloo", "ppo", "reward", "cpt")
+
+
+def method(line: Sequence[str]) -> str | None:
+    """The kind of training, from the names of what is started."""
+    for word in line[:12]:
+        if not word.startswith("-"):
+            for part in re.split(r"[^a-z]+", word.rpartition("/")[2].lower()):
+                if part in _METHODS:
+                    return part
+    return None
+
+
+def called_training(names: Sequence[str]) -> bool:
+    """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`."""
+    parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
+    return any("train" in each for each in parts) or any(name in _METHODS for name in names[1:])
+
+
+def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
+    heads = [word.rpartition("/")[2] for word in line[:4]]
+    for word in heads:
+        if word.startswith("accelerate"):
+            return "accelerate"
+        if word in ("torchrun", "deepspeed", "uv", "srun", "mpirun"):
+            return word
+        if word in ("trl", "axolotl", "llamafactory-cli", "simpletuner", "unsloth"):
+            return word
+    return "python" if heads and (heads[0].startswith("python") or heads[0].endswith(".py")) else "other"
+
+
+def parsed(name: str, data: bytes) -> object:
+    """A configuration file.  Raises ValueError in words."""
+    if name.endswith(".toml"):
+        import tomllib
+
+        return tomllib.loads(data.decode("utf-8"))
+    if name.endswith(".json"):
+        return json.loads(data)
+    from ...language import document
+
+    try:
+        return document.parse(data, name).value
+    except Invalid as error:
+        first = error.problems[0]
+        raise ValueError(first.message + (f", line {first.where.line}" if first.where else "")) from None
+
+
+def code(found: Survey, n: int) -> tuple[list[str], list[str]]:
+    """What the step's Python files import, as dotted names, and the keywords that they pass to what is called …Config or …Arguments."""
+    node = found.plan.nodes[n]
+    imports: dict[str, None] = {}
+    keywords: dict[str, None] = {}
+    home = Path(found.plan.homes[node.home])
+    for pattern in node.code:
+        for name, content in found.facts.code.get((node.home, pattern)) or ():
+            if name.endswith(".py"):
+                one, two = _module(str(home / name), content)
+                imports.update(dict.fromkeys(one))
+                keywords.update(dict.fromkeys(two))
+    return list(imports), list(keywords)
+
+
+@lru_cache(maxsize=256)
+def _module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of one file, whose content is in the key of the cache."""
+    import ast
+
+    try:
+        data = Path(path).read_bytes()
+        tree = ast.parse(data[:LARGE], path) if len(data) <= LARGE else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return (), ()
+    imports, keywords = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+            if called.endswith(("Arguments", "Config")):
+                keywords += [word.arg for word in node.keywords if word.arg]
+    return tuple(imports), tuple(keywords)

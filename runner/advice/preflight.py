@@ -1,0 +1,348 @@
+"""Ask preflight rules of a plan: gather the facts of each step, and have them judged.  How one kind of fact is found out is in `facts`.
+
+Nothing is gathered before a rule asks for it, and nothing at all where no step that is going to run trains.  Reads files here, what the Hub's cache
+has, and, where that is not forbidden (HF_HUB_OFFLINE), the Hub itself; what it cannot read is unknown, which is no error.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..planning.judge import RESTORE
+from ..planning.mentions import unspelled
+from . import rule_files
+from . import rules as preflight
+from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
+from .rules import Facts, Verdict
+from .tool_settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
+
+if TYPE_CHECKING:
+    from ..storage.workspace import Workspace
+    from ..survey.survey import Survey
+
+_HERE: Final = ("local", "loopback")  # drivers whose host is this machine
+_DEFAULT: Final = 1024  # tokens that `trl` keeps of a row unless told otherwise: trl/trainer/sft_config.py, max_length
+
+
+def check(
+    ws: Workspace,
+    found: Survey,
+    numbers: Sequence[int],
+    *,
+    driver: str = "local",
+    host: Mapping[str, object] | None = None,
+    current_python: bool = False,
+    allow: Iterable[str] = (),
+) -> Verdict:
+    """What the rules say about these nodes.  `host` are the facts of one that was asked.  Raises NotFound, and Invalid for somebody's own rules."""
+    allowed = frozenset(allow)
+    numbers = [n for n in numbers if "run" in found.plan.details()[n]]
+    if not numbers or "all" in allowed:
+        return Verdict()
+    library = rule_files.load(rule_files.beside(found))
+    known = {rule.id for rule in library.rules}
+    if strange := sorted(allowed - known):
+        from ..errors import NotFound, did_you_mean
+
+        raise NotFound(f'there is no rule "{strange[0]}"', fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them")
+    rules = [rule for rule in library.rules if rule.id not in allowed]
+    looks = _Looks(ws, found, library, driver, host, current_python)
+    verdicts = []
+    for n in numbers:
+        facts, trains = looks.of(n)
+        about = ("training", "step") if trains else ("step",)
+        verdicts.append(preflight.judge([rule for rule in rules if rule.about in about], facts, found.plan.nodes[n].id))
+    whole = [rule for rule in rules if rule.about == "recipe"]
+    if whole:
+        verdicts.append(preflight.judge(whole, looks.of(numbers[0])[0]))
+    return preflight.together(verdicts)
+
+
+class _Looks:
+    """The facts of each step; what steps share is looked at once."""
+
+    def __init__(
+        self, ws: Workspace, found: Survey, library: rule_files.Library, driver: str, host: Mapping[str, object] | None, current_python: bool
+    ) -> None:
+        self._ws, self._found, self._library, self._driver = ws, found, library, driver
+        self._current_python = current_python
+        self._models: dict[str, Facts] = {}
+        self._data: dict[tuple[str, object, str], Facts] = {}
+        self._sources: dict[str, dict[str, str]] = {}
+        here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
+        self._host = Facts(host or {}, preflight.NEEDS["host"], here)
+
+    def of(self, n: int) -> tuple[dict[str, object], bool]:
+        """Every namespace for a step, and whether it trains."""
+        plan = self._found.plan
+        node, detail = plan.nodes[n], plan.details()[n]
+        scope = _scope(detail, node.id)
+        takes = self._takes(node.prefix)
+        line = [_addressed(word, takes) for word in words(detail, scope)]
+        inputs = {name: _address(value, takes) for name, value in detail["scope"]["inputs"].items()}
+        configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
+        told = [*of_words(line), *(each for tree, file, lies in configs for each in of_tree(tree, scope, file, lies))]
+        settings = Settings([*program.derived(told), *told, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
+        imports: list[list[str]] = []
+
+        def code() -> dict[str, object]:
+            if not imports:
+                imports.extend(program.code(self._found, n))
+            return {"imports": imports[0], "keywords": imports[1]}
+
+        plainly = [word.text for word in line if word.text is not None]
+        named = program.called_training([node.id, *plainly[:4]])
+        likely = bool(detail["accelerate"] or detail["state"] or named)
+        tools = preflight.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
+        trains = bool(detail["accelerate"] or detail["state"] or (named and (tools or detail["resources"].get("gpus"))))
+        step = self._step(n, plainly, tools, configs, broken, code)
+        facts = preflight.world({})
+        facts |= {
+            "recipe": Facts(self._recipe()),
+            "inputs": Facts(inputs),
+            "settings": settings,
+            "step": step,
+            "model": self._model(settings),
+            "host": self._host,
+            "environment": self._environment(n),
+            "kept": Facts({}, preflight.NEEDS["kept"], partial(self._kept, n)),
+        }
+        facts["gpu"] = Facts({}, preflight.NEEDS["gpu"], partial(machine.gpu, step, self._host))
+        facts["offer"] = Facts({}, preflight.NEEDS["offer"], partial(machine.offer, self._host))
+        facts["data"] = self._data_of(settings, step)
+        facts["memory"] = Facts({}, preflight.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts))
+        return facts, trains
+
+    def _takes(self, prefix: str) -> dict[str, str]:
+        """Where what lies below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""
+        if prefix not in self._sources:
+            nodes = [node for node in self._found.plan.nodes if node.prefix == prefix]
+            self._sources[prefix] = {name: address for node in nodes for name, _, address, *_ in node.takes}
+        return self._sources[prefix]
+
+    def _recipe(self) -> dict[str, object]:
+        limit = (self._found.plan.settings.get("limits") or {}).get("time")
+        return {"id": self._found.plan.recipe, "hours": limit / 3600 if limit else None}
+
+    def _step(
+        self,
+        n: int,
+        line: Sequence[str],
+        tools: Sequence[str],
+        configs: Sequence[tuple[object, str, str]],
+        broken: Sequence[str],
+        code: Callable[[], Mapping[str, object]],
+    ) -> Facts:
+        detail, node = self._found.plan.details()[n], self._found.plan.nodes[n]
+        wants = detail["resources"]
+        launcher = program.launcher(line, tools)
+        gpus = wants.get("gpus")
+        block = detail["accelerate"] or {}
+        processes: object = (gpus or 1) * (detail["nodes"] if isinstance(detail["nodes"], int) else 1)
+        if isinstance(block.get("processes"), int):
+            processes = block["processes"]
+        given = {source for _, _, source, _ in detail["secrets"] if os.environ.get(source)}
+        sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
+        env = {name: value for name, value in detail["env"].items() if value is not None}
+        return Facts(
+            {
+                "id": node.id,
+                "tools": list(tools),
+                "launcher": launcher,
+                "method": program.method(line),
+                "gpus": gpus,
+                "gpu": wants.get("gpu"),
+                "gpu_memory": wants["gpu_memory"] / GB if wants.get("gpu_memory") and gpus else None,
+                "processes": processes if launcher == "accelerate" or tools else 1,
+                "nodes": detail["nodes"] if isinstance(detail["nodes"], int) else 1,
+                "state": bool(detail["state"]),
+                "retries": detail["retries"],
+                "env": Facts({name: value for name, value in env.items()}),
+                "secrets": sorted(given),
+                "image": detail["image"],
+                "git": [each for each in detail["git"]],
+                "remote": self._driver not in _HERE,
+                "config_sections": sections,
+                "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
+                "config_faults": list(broken),
+                "missing": {}
+                if self._found.verdicts[n].answer == RESTORE or "select" in detail
+                else dict(missing_inputs.missing(self._ws, self._found, n)),
+            },
+            gather=code,
+        )
+
+    def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[object, str, str]], list[str]]:
+        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it lies)."""
+        detail, node = self._found.plan.details()[n], self._found.plan.nodes[n]
+        found: list[tuple[object, str, str]] = []
+        broken: list[str] = []
+
+        def add(name: str, data: bytes, lies: str = "") -> None:
+            try:
+                found.append((program.parsed(name, data), name, lies))
+            except ValueError as error:
+                broken.append(f"{name}: {error}")
+
+        for path, tree in detail["files"].items():
+            if isinstance(tree, str):
+                if path.endswith(program.CONFIGS) and "{{" not in tree:
+                    add(path, tree.encode())
+            elif path.endswith(program.CONFIGS):
+                found.append((tree, path, ""))
+        brought = [(self._ws.root, [unspelled(dep)[0] for dep in node.deps]), (self._ws.root, list(self._takes(node.prefix).values()))]
+        brought.append((Path(self._found.plan.homes[node.home]), [unspelled(pattern)[0] for pattern in node.code]))
+        for name in dict.fromkeys(named):
+            if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in detail["files"]:
+                for place, patterns in brought:
+                    # A step sees what is brought to it, and no other file that happens to lie here under that name.
+                    there = os.path.isabs(name) or any(fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/") for each in patterns)
+                    if there and (data := contents(place / name, LARGE)) is not None:
+                        add(name, data, str(place / name))
+                        break
+        return found, broken
+
+    def _model(self, settings: Settings) -> Facts:
+        told = settings.told("base")
+        address = told.value if told is not None else None
+        if not isinstance(address, str):
+            return Facts({}, "the name of the model" if address is None else preflight.NEEDS["model"])
+        if address not in self._models:
+            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address)
+            self._models[address] = Facts({"address": model.bare(address)}, preflight.NEEDS["model"], gather)
+        return self._models[address]
+
+    def _data_of(self, settings: Settings, step: Facts) -> Facts:
+        told = settings.told("dataset")
+        address = told.value if told is not None else None
+        if not isinstance(address, str) or "://" in address:
+            return Facts({}, preflight.NEEDS["data"])
+        longest = settings.told("max_length")
+        limit = longest.value if longest is not None else _DEFAULT if step["launcher"] == "trl" else None
+        base = settings.told("base")
+        key = (address, limit, str(base.value) if base is not None else "")
+        if key not in self._data:
+            tokenizer = self._ws.absolute(model.bare(str(base.value))) if base is not None else None
+            gather = partial(data.facts, self._ws.absolute(address), limit if isinstance(limit, int) else None, tokenizer)
+            self._data[key] = Facts({}, preflight.NEEDS["data"], gather)
+        return self._data[key]
+
+    def _environment(self, n: int) -> Mapping[str, object]:
+        node = self._found.plan.nodes[n]
+        unknown = preflight.NEEDS["environment"]
+        if node.lock and not self._current_python:
+            path = Path(self._found.plan.homes[node.home]) / node.lock
+            return Facts({}, gather=partial(packages.locked, path)) if path.is_file() else Facts({}, unknown)
+        if self._found.plan.details()[n]["image"]:
+            return Facts({}, unknown)
+        if self._driver in _HERE:
+            return packages.Installed()
+        return Facts({}, unknown)
+
+    def _kept(self, n: int) -> dict[str, object]:
+        """What earlier attempts of this step left here: the state that it would go on from, and what the last one said if it failed."""
+        from ..planning.judge import world_of
+        from ..storage import checkpoints
+
+        plan = self._found.plan
+        node, detail = plan.nodes[n], plan.details()[n]
+        kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
+        row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
+        if row is not None and row.outcome not in ("done", ""):
+            kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
+        if not detail["state"] or any(need not in self._found.made for need in plan.needs(n)):
+            return kept
+        world, _ = world_of(node, self._found.facts, self._found.made)
+        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(detail, world, node.id))
+        if found is None:
+            return kept
+        generation, made = found
+        name, _, pattern, *_ = detail["state"][0]
+        names = checkpoints.newest_first(generation / name, pattern)
+        if not names:
+            return kept
+        kept |= {"newest": names[0], "max_steps": made["continues"].get("max_steps"), "torch": _torch(generation / name)}
+        for each, verdict in checkpoints.judged(generation / name, pattern):
+            if verdict.ok:
+                return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
+        return kept
+
+
+def _torch(state: Path) -> list[int] | None:
+    """The release of PyTorch that wrote a state, where the card that Trainers of Hugging Face put beside checkpoints says it."""
+    for card in (state / "README.md", *sorted(state.glob("*/README.md"), reverse=True)[:3]):
+        if found := re.search(rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", contents(card, LARGE) or b"", re.MULTILINE):
+            return [int(part) for part in found.groups()]
+    return None
+
+
+def _tail(log: Path) -> str | None:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8192))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None
+
+
+def _scope(detail: Mapping[str, Any], id: str) -> dict[str, Any]:
+    """What templates of a step read, before it runs: no checkpoint yet, and nothing of the host."""
+    from ..language.template import Place
+
+    base = detail["scope"]
+    state = {name: Place(path, {"latest": None}) for name, path, *_ in detail["state"]}
+    return {
+        "inputs": base["inputs"],
+        "steps": base["steps"],
+        "outputs": base["outputs"],
+        "matrix": base["matrix"],
+        "state": state,
+        "step": {"id": id},
+    }
+
+
+def _addressed(word: Word, takes: Mapping[str, str]) -> Word:
+    return Word(str(_address(word.text, takes)), word.leaf) if word.text in takes else word
+
+
+def _address(value: object, takes: Mapping[str, str]) -> object:
+    return takes[value] if isinstance(value, str) and value in takes else value
+
+
+def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> dict[str, object]:
+    """What is reckoned that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
+    from . import estimates
+    from .hardware import RESERVED
+
+    if not facts["step"]["gpus"]:
+        return {"verdict": None}
+    gpu = there = None
+    try:
+        if facts["host"]["gpus"]:
+            gpu = machine.kind_of(facts["host"]["gpu"])
+            there = facts["host"]["gpu_memory"]
+    except Unknown:
+        pass
+    reckoned = estimates.of_step(ws, found.plan, n, gpu=gpu)
+    if reckoned is None:
+        return {"verdict": None}
+    if reckoned.found is None:
+        raise Unknown(f"the memory that it takes: {reckoned.unknown}")
+    # What a card there says of itself counts before what cards of its name have: some are cut in parts, and of some we have no figures.
+    usable = round(there * GB) - RESERVED if there is not None else reckoned.usable
+    if usable is None:
+        raise Unknown("the memory of the GPU: say gpu_memory or gpu in its resources")
+    return {
+        "verdict": reckoned.found.verdict(usable),
+        "low": round(reckoned.found.low / GB, 1),
+        "high": round(reckoned.found.high / GB, 1),
+        "usable": round(usable / GB, 1),
+        "gpu": reckoned.gpu,
+        "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in estimates.largest(reckoned.found)),
+    }

@@ -1,0 +1,111 @@
+"""Read the rules of what goes wrong: those of the library, and those of a gotchas.yaml beside recipes of somebody else.  Asks none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import Invalid, Problem
+from . import rules as preflight
+from .rules import Rule
+
+if TYPE_CHECKING:
+    from ..language.document import Document
+    from ..survey.survey import Survey
+
+NAME: Final = "gotchas.yaml"
+"""A file of rules: that of the library, and one beside recipes of somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The rules in force, with what their files say of names and tools."""
+
+    rules: tuple[Rule, ...] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tools: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def load(homes: Iterable[str] = ()) -> Library:
+    """The rules of the library, and of the folders of other people's recipes.  Raises Invalid with every problem of theirs."""
+    from ..language import document
+
+    ours = _ours()
+    rules, names, tools = list(ours.rules), dict(ours.names), dict(ours.tools)
+    for home in homes:
+        path = Path(home) / NAME
+        read = document.read(path)
+        if wrong := faults(read):
+            raise Invalid(wrong)
+        theirs = _plain(read.value)
+        replaced = {each["id"] for each in theirs.get("rules", ())}
+        rules = [*(rule for rule in rules if rule.id not in replaced), *preflight.rules(theirs)]
+        names |= {name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()}
+        tools |= {tool: [*tools.get(tool, ()), *more] for tool, more in theirs.get("tools", {}).items()}
+    return Library(tuple(rules), names, tools)
+
+
+@lru_cache(maxsize=1)
+def _ours() -> Library:
+    from ..language import document, library
+
+    tree = _plain(document.read(library.home() / "recipes" / NAME).value)
+    return Library(preflight.rules(tree), tree.get("names", {}), tree.get("tools", {}))
+
+
+def faults(read: Document) -> list[Problem]:
+    """Everything in which a gotchas file is not what its schema says, and every expression in it that cannot be read."""
+    from jsonschema import Draft202012Validator
+
+    from ..language import library
+
+    schema = json.loads((library.home() / "schemas" / "gotchas.schema.json").read_text("utf-8"))
+    wrong = [
+        read.problem("bad-rule", _worded(error), tuple(error.absolute_path), fix=str(error.schema.get("description", "")))
+        for error in Draft202012Validator(schema).iter_errors(read.value)
+    ]
+    if wrong:
+        return wrong
+    seen: set[str] = set()
+    for n, rule in enumerate(_plain(read.value).get("rules", ())):
+        if rule["id"] in seen:
+            wrong.append(read.problem("bad-rule", f'there are two rules "{rule["id"]}"', ("rules", n, "id"), fix="call one of them otherwise"))
+        seen.add(rule["id"])
+        for where, error in preflight.faults(rule):
+            wrong.append(read.problem("bad-rule", str(error), ("rules", n, *where), fix=error.fix, offset=error.offset, length=error.length))
+    return wrong
+
+
+def _worded(error: Any) -> str:
+    """What jsonschema found, in our words."""
+    name = ".".join(str(part) for part in error.absolute_path) or "the file"
+    match error.validator:
+        case "additionalProperties":
+            strange = sorted(set(error.instance) - set(error.schema.get("properties", ())))
+            return f'{name} has no key "{strange[0]}"'
+        case "required":
+            lacking = [key for key in error.validator_value if key not in error.instance]
+            return f"{name} says no {lacking[0]}"
+        case "type":
+            return f"{name} must be {'a mapping' if error.validator_value == 'object' else 'a list' if error.validator_value == 'array' else 'text'}"
+        case "enum":
+            return f"{name} must be one of {', '.join(error.validator_value)}"
+        case _:
+            return f"{name} cannot be {json.dumps(error.instance)[:60]}"
+
+
+def beside(found: Survey) -> tuple[str, ...]:
+    """The folders of recipes that bring rules of their own."""
+    from ..language import library
+
+    ours = str(library.home() / "recipes")
+    return tuple(home for home in dict.fromkeys(found.plan.homes) if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours)
+
+
+def _plain(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,290 @@
+"""Judge rules about what goes wrong in training against facts about what is going to run.  Pure: who gathers the facts, and how, it does not know.
+
+A rule is data (`recipes/gotchas.yaml`, or a `gotchas.yaml` beside somebody's own recipes): an expression in the language of templates over the
+namespaces below, and what to say.  A fact that nobody could tell makes a rule *unchecked*: it is neither fired nor silent.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from ..errors import did_you_mean
+from ..language.template import TemplateError, evaluate, expressions, has, references
+from .tool_settings import Origin, Settings, Unknown
+
+Severity = Literal["error", "warning", "note"]
+
+ALWAYS: Final = ("recipe", "inputs", "settings", "step", "item")
+"""Namespaces that every check knows: a name that is not in them is null."""
+NEEDS: Final[Mapping[str, str]] = {
+    "model": "the model's own files, or the Hub",
+    "data": "the data, where it can be read from here",
+    "gpu": "the kind of GPU: a host that has one, or `gpu` in the step's resources",
+    "host": "the host: name it with --driver or --host",
+    "environment": "the packages that the step will have",
+    "offer": "what a provider says of the machine that it rents out",
+    "kept": "what earlier runs left",
+    "memory": "the model's config.json and the memory of the GPU",
+}
+"""Namespaces that may be unknown, and what they are known from."""
+
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "recipe": ("id", "hours"),
+    "step": (
+        *(
+            "id",
+            "tools",
+            "launcher",
+            "method",
+            "gpus",
+            "gpu",
+            "gpu_memory",
+            "processes",
+            "nodes",
+            "state",
+            "retries",
+            "env",
+            "secrets",
+            "image",
+            "git",
+        ),
+        *("remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing"),
+    ),
+    "model": (
+        *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),
+        *("pad", "eos", "chat_template", "template_bos", "adds_bos"),
+    ),
+    "data": (
+        *("size", "rows", "sampled", "columns", "conversational", "truncated", "longest", "limit", "images", "captions_missing", "alpha"),
+        *("stems_twice", "odd_formats"),
+    ),
+    "gpu": ("name", "capability", "cuda_max", "memory"),
+    "host": ("name", "gpus", "gpu", "gpu_memory", "memory", "disk", "shm", "driver", "cuda", "capability", "rented", "auto_tmux"),
+    "offer": ("provider", "ssh", "auto_tmux", "hours_left", "verified"),
+    "kept": ("checkpoint", "newest", "processes", "max_steps", "torch", "said"),
+    "memory": ("verdict", "low", "high", "usable", "gpu", "terms"),
+}
+"""What each namespace has: a rule that asks for something else is mistyped.  Those of inputs, settings and environment are other people's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that goes wrong.  `when`, `each` and the values of `fix` are templates; `message` and `remedy` are text with templates in it."""
+
+    id: str
+    severity: Severity
+    title: str
+    about: Literal["training", "step", "recipe"]
+    when: str
+    message: str
+    remedy: str
+    evidence: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    each: str = ""
+    fix: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Finding(NamedTuple):
+    """A rule that fired.  `fix` is what would have to be set, by kind: settings, env, resources."""
+
+    rule: Rule
+    message: str
+    remedy: str
+    step: str
+    fix: Mapping[str, Mapping[str, object]]
+    origins: Mapping[str, Origin] = {}
+    """Where the settings that the rule asks for, or would have otherwise, are said: where to point, and how to say it otherwise."""
+
+
+class Unchecked(NamedTuple):
+    """A rule that could not be asked, and why."""
+
+    rule: Rule
+    why: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all rules say together."""
+
+    findings: tuple[Finding, ...] = ()
+    unchecked: tuple[Unchecked, ...] = ()
+
+
+class Facts(Mapping[str, object]):
+    """One namespace.  What is not at hand is gathered at its first use; what even then is not there is null, or unknown where `needs` says why."""
+
+    def __init__(self, known: Mapping[str, object], needs: str = "", gather: Callable[[], Mapping[str, object]] | None = None) -> None:
+        self._known, self._needs, self._gather = dict(known), needs, gather
+
+    def __getitem__(self, name: str) -> object:
+        if name not in self._known and self._gather is not None:
+            gather, self._gather = self._gather, None
+            try:
+                self._known = {**gather(), **self._known}
+            except Unknown as unknown:
+                self._needs = str(unknown)
+        if name in self._known:
+            value = self._known[name]
+            if isinstance(value, Unknown):
+                raise value
+            return value
+        if self._needs:
+            raise Unknown(self._needs)
+        return None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def world(facts: Mapping[str, object]) -> dict[str, object]:
+    """Every namespace: those that `facts` has, the others empty or unknown as a whole."""
+    found: dict[str, object] = {}
+    for name in (*ALWAYS, *NEEDS):
+        given = facts.get(name)
+        if given is None or type(given) is dict:
+            found[name] = Facts({key: _inner(value) for key, value in (given or {}).items()}, NEEDS.get(name, ""))
+        else:
+            found[name] = given
+    return found
+
+
+def rules(tree: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """The rules of a gotchas file that its schema has accepted."""
+    return tuple(
+        Rule(
+            id=each["id"],
+            severity=each["severity"],
+            title=each["title"],
+            about=each.get("about", "training"),
+            when=each["when"],
+            message=each["message"],
+            remedy=each["remedy"],
+            evidence=tuple(each["evidence"]),
+            given=tuple(each.get("given", ())),
+            each=each.get("each", ""),
+            fix=each.get("fix", {}),
+        )
+        for each in tree.get("rules", ())
+    )
+
+
+def tools_of(command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]) -> list[str]:
+    """Which tools a step uses: a word of its command, the last part of one, or a module that its code imports, is like one of the patterns."""
+    heads = {part for name in command for part in (name, name.rpartition("/")[2])} | {f"import {name.partition('.')[0]}" for name in imports}
+    return [tool for tool, patterns in known.items() if any(fnmatch.filter(heads, pattern) for pattern in patterns)]
+
+
+def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> Verdict:
+    """What the rules say of these facts: namespaces as `world` makes them."""
+    findings: list[Finding] = []
+    unchecked: list[Unchecked] = []
+    for rule in all:
+        try:
+            if any(_value("{{ " + name + " }}", facts) is None for name in rule.given):
+                continue
+            for item in _items(rule, facts):
+                scope = {**facts, "item": item}
+                read: dict[str, object] = {}
+                if _value(rule.when, scope, read):
+                    findings.append(_finding(rule, scope, step, read))
+        except Unknown as unknown:
+            unchecked.append(Unchecked(rule, f"needs {unknown}", step))
+        except TemplateError as error:
+            unchecked.append(Unchecked(rule, f"cannot be asked here: {error}", step))
+    return Verdict(tuple(findings), tuple(unchecked))
+
+
+def together(verdicts: Iterable[Verdict]) -> Verdict:
+    """Several verdicts as one; what is said of several steps in the same words is said once, of the first."""
+    findings: dict[tuple[str, str], Finding] = {}
+    unchecked: dict[tuple[str, str], Unchecked] = {}
+    for verdict in verdicts:
+        for finding in verdict.findings:
+            findings.setdefault((finding.rule.id, finding.message), finding)
+        for each in verdict.unchecked:
+            unchecked.setdefault((each.rule.id, each.why), each)
+    order = {"error": 0, "warning": 1, "note": 2}
+    fired = {rule for rule, _ in findings}
+    first = {each.rule.id: each for each in reversed(unchecked.values()) if each.rule.id not in fired}
+    return Verdict(
+        tuple(sorted(findings.values(), key=lambda each: order[each.rule.severity])), tuple(sorted(first.values(), key=lambda each: each.rule.id))
+    )
+
+
+def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
+    """Every template of a rule that cannot be read, with its place below the rule."""
+    places: list[tuple[tuple[str | int, ...], object]] = [((name,), rule.get(name)) for name in ("when", "each", "message", "remedy")]
+    places += [(("given", n), "{{ " + name + " }}") for n, name in enumerate(rule.get("given", ()))]
+    places += [(("fix", kind, name), value) for kind, values in rule.get("fix", {}).items() for name, value in values.items()]
+    for where, text in places:
+        if isinstance(text, str):
+            try:
+                found = expressions(text)
+                for expression in found:
+                    for reference in expression.references:
+                        if reference.path[0] not in (*ALWAYS, *NEEDS):
+                            names = ", ".join((*ALWAYS, *NEEDS))
+                            raise TemplateError(f"there is no `{reference.path[0]}`", reference.offset, reference.length, f"there is: {names}")
+                        fields = FIELDS.get(reference.path[0])
+                        if fields is not None and reference.path[1:] and str(reference.path[1]) not in fields:
+                            known = did_you_mean(str(reference.path[1]), fields) or f"there is: {', '.join(fields)}"
+                            raise TemplateError(f"`{reference.path[0]}` has no `{reference.path[1]}`", reference.offset, reference.length, known)
+                if where[0] in ("when", "each") and (len(found) != 1 or found[0].length != len(text)):
+                    raise TemplateError("this must be one expression", 0, len(text), 'write "{{ … }}" and nothing else')
+            except TemplateError as error:
+                yield where, TemplateError(str(error), 0, len(text) - 6, error.fix) if where[0] == "given" else error
+
+
+_SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
+"""A setting as the reader of an expression names what it read."""
+
+
+def _inner(value: object) -> object:
+    """Mappings inside a namespace are as forgiving as those that gathering makes: what is not in them is null."""
+    return Facts({key: _inner(item) for key, item in value.items()}) if isinstance(value, dict) else value
+
+
+def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
+    if not rule.each:
+        return (None,)
+    items = _value(rule.each, facts)
+    return items if isinstance(items, (list, tuple)) else list(items) if isinstance(items, Mapping) else ()
+
+
+def _finding(rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]) -> Finding:
+    fix = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
+    read = [each.path for text in ("{{ " + name + " }}" for name in rule.given) for each in references(text)]
+    asked = [each.path for each in references(rule.when)]
+    subject = {"model": "base", "data": "dataset"}
+    names = [*rule.fix.get("settings", {}), *(path[1] for path in read if path[0] == "settings" and len(path) > 1)]
+    names += [subject[path[0]] for path in asked if path[0] in subject]
+    names += [name[1] or name[2] for name in map(_SETTING.fullmatch, (key for key, value in found.items() if value is not None)) if name]
+    names += [path[1] for path in asked if path[0] == "settings" and len(path) > 1]
+    names += [item] if isinstance(item := scope.get("item"), str) else []
+    settings = scope.get("settings")
+    places = {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
+    if isinstance(item, str) and isinstance(settings, Settings):
+        places[item] = places.get(item) or settings.saying(item)
+    origins = {name: place for name, place in places.items() if place is not None}
+    return Finding(rule, _said(rule.message, scope, rule.title), _said(rule.remedy, scope, ""), step, fix, origins)
+
+
+def _value(text: object, scope: Mapping[str, object], read: dict[str, object] | None = None) -> object:
+    return evaluate(text, scope, read) if isinstance(text, str) and has(text) else text
+
+
+def _said(text: str, scope: Mapping[str, object], otherwise: str) -> str:
+    try:
+        return str(evaluate(text, scope)).strip()
+    except (Unknown, TemplateError):
+        return otherwise

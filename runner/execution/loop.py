@@ -1,0 +1,1250 @@
+"""The one loop: Scheduler ⇄ Hosts ⇄ Store.  The only place where what a driver says becomes moves; decides nothing itself.
+
+    judge what is ready · start what fits · when neither moved, wait for one end
+
+Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker
+that dies leaves its jobs to their supervisor; the next run with the same key finds the attempt by its name, which is the key's and takes its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from drivers.base import DriverError, Exit, HostLost, Job, NearHost
+
+from ..digest import Digest, of_value
+from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
+from ..hosts.hooks import INSTALL
+from ..hosts.leases import Fleet
+from ..hosts.scrap import Scrap
+from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
+from ..hosts.staging import Attempt, OutputProblem, no_space, undeclared
+from ..planning import judge as judging
+from ..planning.fingerprint import World
+from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
+from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
+from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State, Task, priorities
+from ..planning.secret_values import all_given
+from ..storage import metrics
+from ..storage.crash import crashpoint
+from ..storage.files import Content
+from ..storage.locks import Lock
+from ..storage.objects import delete
+from ..storage.remote_cache import Deliveries
+from ..storage.workspace import Workspace
+from ..survey.survey import Survey, compiled, expansions, look
+from . import attempt_result
+from .attempts import Attempts, Running, clear_up, holds, wants
+from .commit import Ledger
+from .orphans import Leftovers, clear
+from .successors import BRISK, Successors
+
+if TYPE_CHECKING:
+    from drivers.base import Command
+    from drivers.devices import Device
+
+    from ..storage import checkpoints
+
+GRACE = timedelta(seconds=10)
+CARE = 60.0
+"""Seconds between looks at the checkpoints of what runs here."""
+PATIENCE = 3
+"""Bad looks at a host in a row that end what runs there."""
+UNWATCHED = 3
+"""Times that a step's supervisor here is killed in one run before that counts as the step's failure."""
+FOREVER = timedelta(days=3650)
+GROUP_SECONDS = 0.1
+GROUP_MOVES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    jobs: int
+    keep_going: bool = False
+    overwrite: bool = False
+    link: bool = False
+    pools: Mapping[str, float] = field(default_factory=dict)
+    contended: bool = False  # another run stored something since this one began to look
+
+
+class Failure(NamedTuple):
+    """A step that failed, and what is worth reading about it, masked."""
+
+    id: str
+    reason: str
+    tail: bytes
+    log: str
+    hint: str
+    began: bool = True  # false: its command never ran
+    left: str = ""  # the directory of what it wrote, if it wrote anything
+
+
+@dataclass(slots=True)
+class Report:
+    """How a run ended."""
+
+    state: str
+    counts: dict[str, int]
+    failures: list[Failure]
+    abandoned: list[str] = field(default_factory=list)
+
+
+class _Taken(Exception):
+    """The GPUs that there seemed to be are another run's by now."""
+
+
+class Executor:
+    """One run, from its first judgement to its last move."""
+
+    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, fleet: Fleet, options: Options, listener: Callable[[], None] | None) -> None:
+        self.ws, self.survey, self.ledger, self.fleet, self.options = ws, survey, ledger, fleet, options
+        self.host = fleet.here.host
+        self._top, self._attempts, self._logs = str(ws.root), f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
+        self.plan, self.facts = survey.plan, survey.facts
+        self.made = dict(survey.made)
+        self.todo = {self.plan.nodes[n].id for n in survey.todo}
+        self.running: dict[str, Running] = {}
+        self.resting: dict[str, float] = {}
+        self.failures: list[Failure] = []
+        self.ended: deque[tuple[str, Exit | DriverError | RecipeError]] = deque()
+        self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
+        self._next = Successors(self.host) if isinstance(self.host, NearHost) else None
+        self._waits: set[asyncio.Task[None]] = set()
+        self._interrupts = 0
+        self._abandoned = False
+        self._strained = False
+        self._named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
+        self._sick: set[str] = set()
+        self._unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their supervisor here was killed
+        self._out_of_time = False
+        self._stopping = False
+        self._replacing = 0
+        self._refused: dict[str, tuple[str, str, str]] = {}
+        self._dirty = 0.0
+        self._disturbed = False
+        self._contended = options.contended
+        if not self._contended:
+            ws.traces.rely(survey.plan.recipe, ledger.keys.alone)
+        self._pace = GROUP_SECONDS
+        self._sent = 0.0
+        self._landed = False
+        self._heart: asyncio.TimerHandle | None = None
+        self.left = Leftovers(ws, ledger, fleet)
+        self._scrap = Scrap(self._attempts, ledger.run[-6:], GROUP_MOVES)
+        self.attempts = Attempts(ws, survey, ledger, fleet, self._scrap, self.made)
+        self._failures_kept = self.left.any_failed
+        self._tick = listener
+        self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
+        self._queued_for: set[str] = set()  # places whose GPUs others hold, as people know
+        self._held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
+        self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
+        tasks = self._tasks(self.todo)
+        self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
+        for move in self.scheduler.opening:
+            ledger.move(move)
+        ws.objects.inherit()
+
+    # -- the loop --------------------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Report:
+        """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
+        with self._signals():
+            looks: list[asyncio.Task[None]] = []
+            limit = self.plan.settings["limits"]["time"]
+            clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
+            try:
+                await self._set_up()
+                looks = self._look_after()
+                self._pulse()
+                while not self.scheduler.finished and not self._abandoned:
+                    # One end at a time: what takes its place runs while the next is looked at.
+                    moved = bool(self.ended)
+                    if moved:
+                        await self._over(*self.ended.popleft())
+                    if self._next is not None:
+                        self._next.take_back(self.running, all=self.scheduler.held or self.scheduler.room > 0)
+                    if not (self._judge_ready() | await self._start_ready() | await self._look_ahead() | moved | bool(self.ended)):
+                        await self._rest()
+                    if self._landed:
+                        self._land()
+                    if self._due():
+                        self._send()
+            finally:
+                if self._heart is not None:
+                    self._heart.cancel()
+                for prepared in self._next if self._next is not None and not self._abandoned else ():
+                    clear_up(prepared, self._scrap, self.ws.objects)
+                for look in looks:
+                    look.cancel()
+                if clock is not None:
+                    clock.cancel()
+                if self.scheduler.finished:
+                    with contextlib.suppress(Infrastructure):  # raised again below
+                        self.ledger.flush()
+                    await asyncio.wait([*self._waits, asyncio.ensure_future(asyncio.sleep(0))], timeout=GRACE.total_seconds())
+                for task in self._waits:
+                    task.cancel()
+                if not self._abandoned:
+                    await self.attempts.end_installs()
+                    for chores in self.attempts.chores:
+                        for problem in await chores.cleanup() if not chores.site.lost else ():
+                            self.ledger.say(problem)
+                if self.scheduler.finished and self.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
+                    await self.left.sweep()
+                await self.fleet.close()
+                self._scrap.clear()
+            self.ledger.flush()
+            self._scrap.clear()
+        counts = {str(state): count for state, count in self.scheduler.counts.items() if count}
+        return Report(self.scheduler.result, counts, self.failures, sorted(self.running) if self._abandoned else [])
+
+    async def _set_up(self) -> None:
+        """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
+        here = {bool(self.plan.nodes[self.plan.index[id]].flags & LOCAL) or not self.fleet.away for id in self.todo}
+        sites = [*(self.fleet.sites if self.fleet.away and False in here else ()), *([self.fleet.here] if True in here else ())]
+        try:
+            await asyncio.gather(*(self.attempts.chores_of(site).setup() for site in sites))
+        except CannotRun:
+            if not self._stopping:
+                raise
+        if stayed := self._stayed():
+            await asyncio.gather(*(site.look_for(stayed) for site in sites if isinstance(site, Away)))
+
+    def _stayed(self) -> set[str]:
+        """`temporary` outputs of earlier runs that are not here: a host may have them still."""
+        found: set[str] = set()
+        for node in [self.plan.nodes[self.plan.index[id]] for id in self.todo]:
+            names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+            key = self._verdicts[node.id].key
+            trace = self.facts.traces.get(key) if names and key is not None else None
+            if trace is not None:
+                found |= {content for name, _, content in trace.outputs if name in names and not self.ws.objects.has(Content(content))}
+        return found
+
+    def _look_after(self) -> list[asyncio.Task[None]]:
+        """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
+        health = self.plan.settings.get("health")
+        looks = [self._watch(*health)] if health else []
+        if any(self.plan.nodes[self.plan.index[id]].flags & STATEFUL for id in self.todo):
+            looks.append(self._care())
+        return [asyncio.get_running_loop().create_task(look) for look in looks]
+
+    async def _care(self) -> None:
+        """Delete old checkpoints while their trainers write here; a host with a disk of its own has a keeper for that."""
+        from ..hosts.checkpoint_sync import Janitor
+
+        janitors: dict[str, list[Janitor]] = {}
+        while True:
+            await asyncio.sleep(CARE)
+            for running in [each for each in self.running.values() if each.state is not None and each.errand is None]:
+                state = self.plan.details()[self.plan.index[running.node.id]]["state"]
+                folders = [(running.state.folder(name), pattern, keep) for name, _, pattern, _, keep in state if running.state is not None]
+                for janitor in janitors.setdefault(running.name, [Janitor(*each) for each in folders]):
+                    _, words = await asyncio.to_thread(janitor.look)
+                    if words:
+                        self.ledger.say(f"{running.node.id}: {words}")
+
+    async def _watch(self, command: object, every: float) -> None:
+        bad: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(every)
+            for chores in [chores for chores in self.attempts.chores if not chores.site.lost]:
+                site = chores.site
+                try:
+                    bad[site.name] = 0 if await chores.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
+                except DriverError:
+                    continue  # who waits for its jobs says what is wrong with the host
+                if bad[site.name] == PATIENCE:
+                    bad[site.name] = 0
+                    there = [running for running in self.running.values() if running.site is site]
+                    self._sick |= {running.node.id for running in there}
+                    for running in there:
+                        await self._stop(running)
+
+    async def _rest(self) -> None:
+        """Wait for an end, or until the next group, try or look at the screen is due."""
+        self._bell = asyncio.get_running_loop().create_future()
+        await self._bell
+        self._bell = None
+
+    def _pulse(self) -> None:
+        """End the wait for an end now and then; one timer for all waits costs less than one each."""
+        self._wake()
+        if self._tick:
+            self._tick()
+        self._heart = asyncio.get_running_loop().call_later(GROUP_SECONDS, self._pulse)
+
+    def _due(self) -> bool:
+        size = self.ledger.size
+        return size > 0 and not self.ledger.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
+
+    def _send(self) -> None:
+        """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
+        loop = asyncio.get_running_loop()
+
+        def landed() -> None:
+            with contextlib.suppress(RuntimeError):  # the run is over, and waits for this group by itself
+                loop.call_soon_threadsafe(self._ring_landed)
+
+        self._sent = time.monotonic()
+        self._store(functools.partial(self.ledger.send, landed))
+
+    def _ring_landed(self) -> None:
+        self._landed = True
+        self._wake()
+
+    def _land(self) -> None:
+        self._landed = False
+        if self._store(self.ledger.land):
+            # A slow disk makes larger groups.
+            self._pace = max(GROUP_SECONDS, 10 * (time.monotonic() - self._sent))
+
+    def _store(self, do: Callable[[], None]) -> bool:
+        try:
+            do()
+        except Infrastructure as error:
+            if not self.running or isinstance(error, Corrupt):
+                raise
+            # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
+            self._pace, self._dirty = 1.0, time.monotonic()
+            if not self._strained:
+                self.ledger.say(f"waiting for the running steps: {error}")
+            self._strained = True
+            return False
+        return True
+
+    def _record(self, moves: Sequence[Move]) -> None:
+        if not self.ledger.size:
+            self._dirty = time.monotonic()
+        for move in moves:
+            self.ledger.move(move)
+
+    # -- judging ---------------------------------------------------------------------------------------------------------------------------------
+
+    def _judge_ready(self) -> bool:
+        moved = False
+        for id in self.scheduler.ready():
+            if self._deliveries is not None and (self._deliveries.awaited(id) or self._behind(id)):
+                continue
+            n = self.plan.index[id]
+            try:
+                verdict = self._verdict(n)
+            except RecipeError as error:
+                self._refuse(id, "when", str(error), error.fix)
+                moved = True
+                continue
+            self._verdicts[id] = verdict
+            if self._deliveries is not None and self._sent_for(self._deliveries, id, n, verdict):
+                moved = True
+                continue
+            if verdict.answer in ("fresh", "restore"):
+                assert verdict.made is not None
+                if not self._settle(n, verdict.made):
+                    again = Verdict("run", verdict.key, ("its stored output is gone",), None)
+                    if self._deliveries is None or not self._sent_for(self._deliveries, id, n, again):
+                        self._record(self.scheduler.judge(id, "run", "its stored output is gone"))
+                    moved = True
+                    continue
+                if verdict.answer == "restore":
+                    try:
+                        self._publish(n, verdict.made)
+                    except RecipeError as error:
+                        self._refuse(id, "publish", str(error), error.fix)
+                        moved = True
+                        continue
+                moves = self.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
+                self._record(self._with_data(moves, id, {"restored": True}) if verdict.answer == "restore" else moves)
+                self._grow()
+            elif verdict.answer == "skip":
+                self.made[n] = NOTHING
+                self._record(self.scheduler.judge(id, "skip", "; ".join(verdict.reasons)))
+            elif self.plan.nodes[n].flags & SELECT:
+                self._refuse(id, "select", "; ".join(verdict.reasons))
+            else:
+                self._record(self.scheduler.judge(id, "run", "; ".join(verdict.reasons)))
+            moved = True
+        return moved
+
+    def _refuse(self, id: str, reason: str, words: str, fix: str = "") -> None:
+        """A step that cannot even be judged fails, when it is its turn."""
+        self._refused[id] = reason, words, fix
+        self._record(self.scheduler.judge(id, "run", ""))
+
+    def _verdict(self, n: int) -> Verdict:
+        id = self.plan.nodes[n].id
+        verdict = judging.judge(self.plan, n, self.facts, self.made, force=self.survey.forces(id), targets=self.survey.places)
+        if verdict.reasons == FORCED and verdict.key in self.ledger.made:  # this run has made it anew already
+            return judging.judge(self.plan, n, self.facts, self.made, targets=self.survey.places)
+        return verdict
+
+    def _is_made(self, n: int) -> bool:
+        """Whether a step that was to run need not any more."""
+        verdict = self._verdict(n)
+        return verdict.answer in (FRESH, RESTORE) and verdict.made is not None and self._can_be_taken(n, verdict.made)
+
+    def _can_be_taken(self, n: int, made: Made) -> bool:
+        taken = [made.outputs[name] for name in self._taken(n) if name in made.outputs]
+        return all(self.ws.objects.has(Content(content)) or any(holds(site, content) for site in self.fleet.sites) for content in taken)
+
+    def _settle(self, n: int, made: Made) -> bool:
+        """Note what a step left, if the steps that need it can have it."""
+        if not self._can_be_taken(n, made):
+            return False
+        self.made[n] = made
+        return True
+
+    def _taken(self, n: int) -> set[str]:
+        """The outputs of a step that others of this run take."""
+        return {u[1] for id in self._below.get(n, ()) for u in self.plan.nodes[self.plan.index[id]].upstream if u[0] == n}
+
+    def _sent_for(self, deliveries: Deliveries, id: str, n: int, verdict: Verdict) -> bool:
+        """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
+        node, contents = self.plan.nodes[n], dict[str, int]()
+        if verdict.made is not None:
+            shown = [output for output, path in self.survey.places.get(n, ()) if self.facts.there.get(path) != verdict.made.outputs.get(output)]
+            contents = {verdict.made.outputs[name]: n for name in {*shown, *self._taken(n)} if name in verdict.made.outputs}
+        elif verdict.answer == "run":
+            contents = {self.made[u[0]].outputs[u[1]]: u[0] for u in node.upstream if u[1] in self.made[u[0]].outputs}
+        missing = [Content(content) for content in contents if not self.ws.objects.has(Content(content))]
+        if deliveries.ask(id, node, verdict, missing):
+            return True
+        lost = {contents[content] for content in missing} if verdict.made is None else set()
+        for producer in lost:
+            self._revive(self.plan.nodes[producer].id)
+        self._held[id] = {self.plan.nodes[producer].id for producer in lost}
+        return bool(lost)
+
+    def _revive(self, id: str) -> None:
+        """What a step made cannot be had any more: it is judged again, and runs."""
+        if id in self.todo:
+            if self.scheduler.state(id) in (State.FRESH, State.DONE):
+                self._record(self.scheduler.gone(id, "its stored output is gone"))
+                self._record(self.scheduler.adopt(id, "what it needs may have to be brought"))
+            return
+        self.todo.add(id)
+        self.__dict__.pop("_consumers", None)
+        self._record(self.scheduler.extend(self._tasks({id})))
+
+    def _behind(self, id: str) -> bool:
+        """Whether a step that could be judged waits for one that was found to have to run again."""
+        return any(self.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING) for other in self._held.get(id, ()))
+
+    @property
+    def _below(self) -> dict[int, list[str]]:
+        if not hasattr(self, "_consumers"):
+            self._consumers: dict[int, list[str]] = {}
+            for id in self.todo:
+                for need in self.plan.needs(self.plan.index[id]):
+                    self._consumers.setdefault(need, []).append(id)
+        return self._consumers
+
+    def _grow(self) -> None:
+        """A pending matrix whose files are known by now becomes its instances."""
+        if not self.plan.pending:
+            return
+        grown = expansions(self.ws, self.plan, self.made)
+        fresh = {k: v for k, v in grown.items() if k not in self.survey.globs}
+        if not fresh:
+            return
+        self.survey.globs.update(fresh)
+        old = self.plan
+        self.plan = compiled(self.ws, self.survey.source, self.survey.request, self.survey.globs)
+        made = {self.plan.index[old.nodes[n].id]: m for n, m in self.made.items() if old.nodes[n].id in self.plan.index}
+        self.made.clear()
+        self.made.update(made)
+        self.survey.plan = self.plan
+        self.ledger.masker.learn(all_given(self.plan, os.environ))
+        self.survey.places = self.survey.place(self.ws, self.plan)
+        facts = look(self.ws, self.plan, self.survey.request)
+        facts.there = dict(self.ws.cache.contents(path for targets in self.survey.places.values() for _, path in targets))
+        facts.ours = self.ws.published()
+        self.facts = self.survey.facts = facts
+        known = {node.id for node in old.nodes}
+        new = {node.id for node in self.plan.nodes} - known
+        self.todo |= new
+        if hasattr(self, "_consumers"):
+            del self._consumers
+        self.ledger.expanded(fresh, len(new))
+        self._record(self.scheduler.extend(self._tasks(new)))
+
+    def _tasks(self, ids: set[str]) -> list[Task]:
+        details = self.plan.details()
+        tasks = []
+        for n, node in enumerate(self.plan.nodes):
+            if node.id not in ids:
+                continue
+            detail = details[n]
+            needs = {self.plan.nodes[u].id for u in self.plan.needs(n)} & self.todo
+            many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
+            wants = detail["resources"]
+            pools = {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)} | {
+                k: float(v) for k, v in wants.get("pools", {}).items()
+            }
+            tasks.append(
+                Task(node.id, tuple(needs - many), tuple(many), pools, detail["retries"], detail["preemptions"], bool(node.flags & ALLOW_FAILURE))
+            )
+        if len(tasks) > 1 and self.ledger.expected:
+            weights = priorities(tasks, self.ledger.expected) if ids == self.todo else {}
+            tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
+        return tasks
+
+    def _capacity(self) -> dict[str, float]:
+        wanted = [detail["resources"] for detail in self.plan.details()]
+        named = {pool for wants in wanted for pool in wants.get("pools", {})}
+        sizes = self.fleet.machine(name for name in ("cpus", "memory", "gpus") if any(wants.get(name) for wants in wanted))
+        return {**sizes, **dict.fromkeys(named, 1.0), **self.options.pools}
+
+    # -- starting --------------------------------------------------------------------------------------------------------------------------------
+
+    async def _start_ready(self) -> bool:
+        now = time.monotonic()
+        for id in [id for id, at in self.resting.items() if at <= now]:
+            del self.resting[id]
+        moved = False
+        self._disturbed = False
+        for id in self.scheduler.startable(self.resting):
+            moved |= await self._start(id)
+            if self._disturbed:
+                break  # a failure or an interrupt: what may be started is another question now
+        return moved
+
+    async def _start(self, id: str) -> bool:
+        """Begin an attempt; True when something moved."""
+        n = self.plan.index[id]
+        if id in self._refused:
+            self._record([self.scheduler.start(id)])
+            self._fail(id, *self._refused[id])
+            return True
+        node, detail = self.plan.nodes[n], self.plan.details()[n]
+        verdict = self._verdicts[id]
+        key = verdict.key
+        taking = wants(detail)
+        site = self._site_for(node, taking)
+        if site is None:
+            self.resting[id] = time.monotonic() + 0.2
+            return self._without_room(id, node, taking)
+        gpus: tuple[Device, ...] = ()
+        if taking.get("gpus") and not (key is not None and key[:24] in self.left):  # what an earlier worker left may hold its own
+            try:
+                gpus = await self._pick(id, site, int(taking["gpus"]))
+            except DriverError as error:
+                self._record([self.scheduler.start(id)])
+                self._fail(id, "error", str(error))
+                return True
+            if not gpus:
+                return False
+        if key is not None and not self.ledger.hold(key, id):
+            # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
+            self.resting[id] = time.monotonic() + 0.1
+            self._contended |= not self.ledger.holds(key)
+            return True  # its place is free for others
+        contended = self._contended or not self.ledger.keys.alone()
+        if contended and key is not None:
+            self.left.look_again()  # whoever held the key may have died with its attempt running
+        if key is not None and (contended or key in self.ledger.made) and self._is_made(n):
+            self.ledger.release(key)
+            self._record(self.scheduler.adopt(id, f"another {'step of this run' if key in self.ledger.made else 'run'} made it"))
+            return True
+        world, _ = judging.world_of(node, self.facts, self.made)
+        try:
+            processes = self.attempts.processes(detail, n, site) if detail["state"] else None
+            generation, lock = await self._open_state(node, detail, world, key, processes)
+            restored = await asyncio.to_thread(self.attempts.restored, detail, generation, processes) if generation is not None else {}
+        except OSError as error:
+            self._record([self.scheduler.start(id)])
+            self._fail(id, "disk", str(no_space(error, error.filename or "")))
+            return True
+        if lock is None and detail["state"]:
+            # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
+            if key is not None:
+                self.ledger.release(key)
+            self.resting[id] = time.monotonic() + 0.2
+            return False
+        if self._disturbed:
+            # An interrupt or the run's limit came while the state or the GPUs were asked after: nothing new starts.
+            if lock is not None:
+                lock.release()
+            if key is not None:
+                self.ledger.release(key)
+            return False
+        name = self._name(n, key)
+        self.ledger.next_attempt(id)
+        data = self._shown(id, name, detail)
+        if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
+            data["note"] = note
+        for found in restored.values():
+            if found.passed and found.name is None:
+                self.ledger.say(f"{id}: {found.words}")
+        if site is not self.fleet.here:
+            data["site"] = site.name
+        self._record([self.scheduler.start(id, data)])
+        try:
+            conflicts = [] if self.options.overwrite else self._conflicts(n)
+            if conflicts:
+                raise CannotRun(
+                    f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
+                )
+            running = await self._begin(n, node, detail, key, world, generation, lock, name, site, restored, gpus)
+        except _Taken:
+            if lock is not None:
+                lock.release()
+            self._not_begun(id, key)
+            return True
+        except (RecipeError, OSError, DriverError) as error:
+            if lock is not None:
+                lock.release()
+            if key is not None:
+                self.ledger.release_after_flush(key)
+            trouble = no_space(error, error.filename or name) if isinstance(error, OSError) else error
+            if self._out_of_time:
+                self._fail(id, LIMIT, f"stopped: the whole run may take {self.plan.settings['limits']['time']:g} s (`limits.time`)")
+            elif self._interrupts and isinstance(error, CannotRun):  # an install that we ended ourselves has not failed
+                self._fail(id, "stopped", "interrupted")
+            else:
+                self._fail(id, "error", str(trouble), getattr(trouble, "fix", ""))
+            return True
+        self.running[id] = running
+        running.site.enter(running.wants, running.devices)
+        if running.errand is not None:
+            running.task = asyncio.get_running_loop().create_task(self._carry(id, running, running.errand))
+        elif self._next is not None and running.site is self.fleet.here:
+            self._next.near.hear(running.job, functools.partial(self._heard, id))
+        else:
+            self._beside(self._wait(id, running))
+        if self._stopping:  # asked for while this job was being started
+            self._beside(self._stop(running))
+        return True
+
+    async def _pick(self, id: str, site: Site, count: int) -> tuple[Device, ...]:
+        """GPUs of a place that nobody holds; none when the step has to wait for them, which is told once.  Raises DriverError."""
+        found = await site.pick(count)
+        if not found.devices:
+            self.resting[id] = time.monotonic() + found.again
+            if found.others and site.name not in self._queued_for:
+                self._queued_for.add(site.name)
+                what = "a GPU" if count == 1 else f"{count} GPUs"
+                where = "" if site is self.fleet.here else f" on {site.name}"
+                held = f"{found.others} of {len(site.devices)} {'is' if found.others == 1 else 'are'}"
+                self.ledger.say(f"waiting for {what}{where}: {held} in use by another run")
+        return found.devices
+
+    def _not_begun(self, id: str, key: Digest | None = None) -> None:
+        """Another run took a GPU in the moment before: the step waits again, at no cost to its retries."""
+        if key is not None:
+            self.ledger.release_after_flush(key)
+        self._record(self.scheduler.end(id, Outcome(False, BUSY)))
+        self.resting[id] = time.monotonic() + SOONEST_LOOK
+
+    def _discard(self, running: Running) -> None:
+        """Delete what there is of an attempt that did not begin."""
+        if running.errand is not None and isinstance(running.site, Away):
+            self._beside(self._clear_away(running.site, running.errand, ()))
+        clear_up(running, self._scrap, self.ws.objects)
+
+    def _shown(self, id: str, name: str, detail: Mapping[str, Any]) -> dict[str, object]:
+        """What is said of an attempt that begins."""
+        log = f"{self._attempts}/{name}.log"
+        data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
+        if detail["metrics"] is not None:
+            data["metrics"] = log[:-4] + ".metrics"
+        if detail["secrets"]:
+            # Names, so that who follows the raw log can mask it.
+            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
+        return data
+
+    def _site_for(self, node: Node, wants: Mapping[str, float]) -> Site | None:
+        """Where a step may start now: where what it needs lies already, else where there is room."""
+        if not self.fleet.away or node.flags & LOCAL:
+            return self.fleet.here
+        absent = self._absent(node)
+        sites = [site for site in self.fleet.sites if site.has_room(wants) and all(holds(site, content) for content in absent)]
+        return next((site for site in sites if not site.silent), sites[0] if sites else None)
+
+    def _absent(self, node: Node) -> list[str]:
+        """What a step takes of earlier ones and that is not here: `temporary` outputs, which stayed on their host."""
+        found = [self.made[u].outputs.get(output) for u, output, *_ in node.upstream]
+        return [content for content in found if content is not None and not self.ws.objects.has(Content(content))]
+
+    def _without_room(self, id: str, node: Node, wants: Mapping[str, float]) -> bool:
+        """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
+        live = [site for site in self.fleet.sites if not site.lost]
+        for content in self._absent(node):
+            if not any(holds(site, content) for site in live):
+                producer = next(u for u, output, *_ in node.upstream if self.made[u].outputs.get(output) == content)
+                name = self.plan.nodes[producer].id
+                self.made.pop(producer)
+                self._record(self.scheduler.gone(name, "its output stayed on a host that is lost"))
+                return True
+        if self._replacing or any(site.could(wants) for site in live):
+            return False
+        self._record([self.scheduler.start(id)])
+        self._fail(id, "error", f"there is no host left for it: {'; '.join(self.fleet.lost) or 'none is large enough'}")
+        return True
+
+    def _conflicts(self, n: int) -> list[str]:
+        return [path for _, path in self.survey.places.get(n, ()) if self.facts.strange(path)]
+
+    async def _open_state(
+        self, node: Node, detail: Mapping[str, Any], world: World, own: Digest | None, processes: int | None
+    ) -> tuple[checkpoints.Generation | None, Lock | None]:
+        if not detail["state"]:
+            return None, None
+        from ..storage import checkpoints
+
+        continues = detail["continues"]
+        key = checkpoints.key(detail, world, node.id)
+        lock = self.ws.locks.try_hold(f"state-{key}")
+        if lock is None:
+            return None, None
+        root = self.ws.home / "states" / key
+        holder = checkpoints.holder(root)
+        if holder and not holder.startswith((own or "-")[:24]) and (there := self.left.site_of(holder)) and await self.left.goes_on(holder):
+            # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
+            await there.host.stop(Job(holder), GRACE)
+            lock.release()
+            return None, None
+        return checkpoints.choose(root, continues, world=processes), lock
+
+    def _name(self, n: int, key: Digest | None) -> str:
+        """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
+        id = self.plan.nodes[n].id
+        run, what = self.ledger.run, key or id
+        self._named[what] = number = self._named.get(what, 0) + 1
+        return f"{key[:24]}-{run[-6:]}-{number}" if key is not None else f"{run}-{n}-{number}"
+
+    async def _begin(
+        self,
+        n: int,
+        node: Node,
+        detail: dict[str, Any],
+        key: Digest | None,
+        world: World,
+        generation: checkpoints.Generation | None,
+        lock: Lock | None,
+        name: str,
+        site: Site,
+        restored: Mapping[str, checkpoints.Newest],
+        gpus: tuple[Device, ...] = (),
+        start: Callable[[Command, str], Awaitable[Job]] | None = None,
+    ) -> Running:
+        """Prepare an attempt and start it: at once, unless `start` says in which way."""
+        attempt = Attempt(f"{self._attempts}/{name}")
+        taking = wants(detail)
+        if key is not None:
+            for old in self.left.pop(key[:24]):
+                found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
+                if found is not None:
+                    job, site = found
+                    attempt = Attempt(f"{self._attempts}/{old}")
+                    log = attempt.path + ".log"
+                    running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, taking, taken_up=True)
+                    if isinstance(site, Away):
+                        running.errand = self.attempts.errand(running, detail, sys.executable, site)
+                        running.errand.job, running.errand.rejoined = job, True
+                    return running
+        if not gpus and taking.get("gpus") and not (gpus := await self._pick(node.id, site, int(taking["gpus"]))):
+            raise _Taken
+        log = attempt.path + ".log"
+        image = self.attempts.image(detail)
+        python = "python" if image else await self.attempts.python(node, site)
+        if image:
+            await self.attempts.boxes_of(site).image(image)
+        running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), generation, lock, site, taking, gpus)
+        if generation is not None:
+            from ..storage import checkpoints
+
+            checkpoints.hold(generation.path.parent, name)
+        if isinstance(site, Away):
+            Path(f"{attempt.path}.site").write_text(site.name, encoding="utf-8")
+            running.errand = self.attempts.errand(running, detail, python, site)
+            return running
+        attempt.begin(self._scrap)
+        crashpoint("attempt-made")
+        self.attempts.stage(node, detail, attempt)
+        self.attempts.link_state(detail, attempt, generation)
+        running.goes_on = max((found.step for found in restored.values() if found.step is not None), default=None)
+        command, script = self.attempts.command(running, detail, python, restored)
+        if script is not None:
+            self._scrap.write_script(site.paths(attempt).script, script)
+            self._scrap.log(log)
+        crashpoint("attempt-staged")
+        running.job = await (start or site.host.start)(command, name)
+        crashpoint("job-started")
+        return running
+
+    async def _carry(self, id: str, running: Running, errand: Errand) -> None:
+        """Put the end of an attempt elsewhere into the queue, whatever happens."""
+        assert isinstance(running.site, Away)
+        end: Exit | DriverError | RecipeError
+        try:
+            running.brought = await running.site.carry(errand)
+            end = running.brought.exit
+        except asyncio.CancelledError:
+            if not running.stopped:
+                raise
+            end = Exit(None, reason="stopped")
+        except (DriverError, RecipeError) as error:
+            end = error
+        except OSError as error:
+            end = no_space(error, error.filename or errand.name)
+        self._heard(id, end)
+
+    async def _stop(self, running: Running) -> None:
+        """End what runs; an attempt that has not begun yet on its host never does."""
+        running.stopped = True
+        if running.errand is not None and running.errand.job is None:
+            if running.task is not None:
+                running.task.cancel()
+            return
+        job = running.errand.job if running.errand is not None and running.errand.job is not None else running.job
+        with contextlib.suppress(DriverError):  # who waits for its end hears that the host is gone, or cannot be reached
+            await running.site.host.stop(job, GRACE)
+
+    def _lose(self, site: Away, why: str) -> None:
+        """A host is gone: nothing starts there any more, and another takes its place if there is one."""
+        if site.lost:
+            return
+        site.lost = why
+        self.ledger.say(f"{site.name} is lost: {why}")
+        self._replacing += 1
+        self._beside(self._replace(site))
+
+    async def _replace(self, lost: Away) -> None:
+        try:
+            found = await self.fleet.replace(lost)
+            if found is not None:
+                await self.attempts.chores_of(found).setup()
+                self.ledger.say(f"{found.name} takes its place")
+        except RecipeError as error:
+            self.ledger.say(str(error))
+        finally:
+            self._replacing -= 1
+            self._wake()
+
+    def _always(self, n: int, verdict: Verdict) -> bool:
+        """Whether it must run although somebody made the same."""
+        return verdict.reasons == FORCED or bool(self.plan.nodes[n].flags & UNCACHED)
+
+    def _heard(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
+        self.ended.append((id, exit))
+        self._wake()
+
+    async def _wait(self, id: str, running: Running) -> None:
+        """Hear of the job's end, whatever happens: for a host that has to be asked."""
+        try:
+            exit: Exit | DriverError | None = None
+            while exit is None:
+                exit = await running.site.host.wait(running.job, FOREVER)
+        except DriverError as error:
+            exit = error
+        self._heard(id, exit)
+
+    # -- looking ahead ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _look_ahead(self) -> bool:
+        """Prepare what will run next, while all room is taken by steps that end within moments."""
+        next_ones = self._next
+        if next_ones is None or self._contended or not (wanted := next_ones.wanted(self.scheduler, self.running, self.resting)):
+            return False
+        if self.fleet.away or self._deliveries is not None or not self.ledger.keys.alone():
+            return False
+        moved = False
+        for ahead, job, id in wanted:
+            next_ones.brisk = await self._prepare(next_ones, ahead, job, id)
+            moved |= next_ones.brisk
+        return moved
+
+    async def _prepare(self, next_ones: Successors, ahead: str, job: Job, id: str) -> bool:
+        """Have a step begin when the job `job` of `ahead` has ended well; what is special about it is for its own turn."""
+        n = self.plan.index[id]
+        node, detail, key = self.plan.nodes[n], self.plan.details()[n], self._verdicts[id].key
+        plain = not (detail["state"] or node.lock or self.attempts.image(detail) or detail["resources"].get("gpus") or id in self._refused)
+        if not plain or key is None or key[:24] in self.left or key in self.ledger.made or self._conflicts(n) or not self.ledger.hold(key, id):
+            return False
+        world, _ = judging.world_of(node, self.facts, self.made)
+        name = self._name(n, key)
+        start = functools.partial(next_ones.near.follow, ahead=job)
+        try:
+            prepared = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start=start)
+        except (RecipeError, OSError, DriverError):
+            clear(f"{self._attempts}/{name}")
+            self.ledger.release_after_flush(key)
+            return False
+        next_ones.add(ahead, id, prepared)
+        self.resting[id] = float("inf")
+        next_ones.near.hear(prepared.job, functools.partial(self._heard, id))
+        return True
+
+    def _succeed(self, next_ones: Successors, ahead: str, exit: Exit | DriverError | RecipeError) -> None:
+        """What has begun in the place of a step that is over is running."""
+        id = next_ones.begun(ahead, exit)
+        if id is None:
+            return
+        if self.scheduler.state(id) is not State.QUEUED:  # cancelled a moment ago: its end is only cleared up after
+            self._beside(self._stop(next(each for each in next_ones if each.node.id == id)))
+            return
+        running = self.running[id] = next_ones.pop(id)
+        del self.resting[id]
+        self.scheduler.vacate(ahead)
+        self.ledger.next_attempt(id)
+        self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.details()[running.number]), begun=True)])
+        running.started = exit.ended if isinstance(exit, Exit) else time.time()
+        running.site.enter(running.wants)
+
+    def _withdrawn(self, prepared: Running) -> None:
+        """It has not begun, and waits for its turn like any other."""
+        del self.resting[prepared.node.id]
+        if prepared.key is not None:
+            self.ledger.release_after_flush(prepared.key)
+        clear_up(prepared, self._scrap, self.ws.objects)
+
+    # -- ending ----------------------------------------------------------------------------------------------------------------------------------
+
+    async def _over(self, id: str, exit: Exit | DriverError | RecipeError) -> None:
+        if self._next is not None:
+            if id in self._next:
+                self._withdrawn(self._next.pop(id))
+                return
+            self._succeed(self._next, id, exit)
+            self._next.brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
+        running = self.running.pop(id)
+        running.site.leave(running.wants, running.devices)
+        detail = self.plan.details()[self.plan.index[id]]
+        image = self.attempts.image(detail)
+        try:
+            if image and isinstance(exit, Exit):
+                with contextlib.suppress(DriverError):
+                    await self.attempts.boxes_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
+            if isinstance(exit, HostLost) and isinstance(running.site, Away):
+                self._lose(running.site, str(exit))
+            if isinstance(exit, Exit) and exit.reason == BUSY:
+                self._discard(running)
+                self._not_begun(id)
+            elif isinstance(exit, RecipeError):
+                self._failed(id, running, detail, "error", f"{exit}{f' ({exit.fix})' if exit.fix else ''}")
+            elif isinstance(exit, DriverError):
+                self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+            elif exit.reason == "withdrawn":
+                self._failed(id, running, detail, "lost", "an earlier run, which is gone, had prepared it and never began it")
+            elif exit.reason == "stopped" and self._out_of_time:
+                limit = self.plan.settings["limits"]["time"]
+                self._failed(id, running, detail, LIMIT, f"stopped: the whole run may take {limit:g} s (`limits.time`)")
+            elif exit.reason == "stopped" and id in self._sick:
+                self._sick.discard(id)
+                self._failed(id, running, detail, "health", f"the recipe's health check failed {PATIENCE} times in a row")
+            elif exit.reason == "stopped" and exit.detail and not self._interrupts:
+                self._failed(id, running, detail, "lost", f"{running.site.name} ended it: {exit.detail}")
+            elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
+                self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
+            elif exit.code != 0 or exit.reason not in ("exit",):
+                reason, words = (
+                    attempt_result.reason(exit),
+                    attempt_result.said(exit, detail, image, attempt_result.tail(running.log, self.ledger.masker)),
+                )
+                if exit.reason == "lost" and running.site is self.fleet.here:
+                    # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
+                    self._unwatched[id] += 1
+                    if self._unwatched[id] >= UNWATCHED:
+                        reason, words = "unwatched", f"the process that watches steps was killed {UNWATCHED} times while it ran"
+                elif exit.reason == "lost":
+                    words += f" ({running.site.name} was restarted, or it was killed there)"
+                if reason == "exit":
+                    where = "" if running.site is self.fleet.here else running.site.name
+                    if where and exit.code == 127 and not image:
+                        words += f" on {where}; `recipe doctor --driver {self.fleet.name}` tells what there is"
+                    if full := attempt_result.full(attempt_result.tail(running.log, self.ledger.masker), await running.site.room(), where):
+                        reason, words = "disk", f"{words}: {full}"
+                self._failed(id, running, detail, reason, words)
+            else:
+                await self._succeeded(id, running, detail, exit)
+        finally:
+            if running.lock is not None:
+                running.lock.release()
+            if running.key is not None:
+                self.ledger.release_after_flush(running.key)
+
+    async def _succeeded(self, id: str, running: Running, detail: Mapping[str, Any], exit: Exit) -> None:
+        crashpoint("job-over")
+        node, attempt = running.node, running.attempt
+        n = self.plan.index[id]
+        seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
+        try:
+            tampered = running.brought.changed if running.brought is not None else attempt.tampered(self.ws.cache, self.ws.objects)
+            if tampered:
+                shared = running.brought is None and tampered[0] in attempt.links
+                who = "it, or somebody meanwhile, changed" if shared else "it changed"
+                self._failed(id, running, detail, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
+                return
+            kept = [path for _, path, *_ in detail["state"]]
+            if running.brought is not None:
+                if running.brought.wrong:
+                    raise OutputProblem(running.brought.wrong)
+                outputs = dict(running.brought.outputs)
+            elif attempt.heavy(node):
+                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept)
+            else:
+                outputs = attempt.collect(node, self.ws.objects, kept)
+        except OutputProblem as error:
+            self._failed(id, running, detail, "lost" if running.taken_up else "output", f"{error} (exit 0)")
+            return
+        except Infrastructure as error:
+            self._failed(id, running, detail, "disk", str(error))
+            return
+        crashpoint("outputs-stored")
+        values = attempt_result.measured(attempt.path, running.log, detail["metrics"], self.ledger.masker)
+        if running.goes_on is not None:
+            from ..storage import checkpoints
+
+            if words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))):
+                self.ledger.say(f"{id}: {words}")
+        made = Made(True, outputs, values)
+        self.made[n] = made
+        stale = attempt.stale(self.ws.cache)
+        note: dict[str, object] = {}
+        if stale:
+            where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
+            note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
+        elif running.key is not None:
+            self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(detail)))
+        if not self.survey.library:
+            try:
+                self._publish(n, made)
+            except RecipeError as error:
+                self._failed(id, running, detail, "publish", str(error))
+                return
+            crashpoint("published")
+        self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": detail["author"], "world": running.world}, exit)
+        self._kept_log(id, running, detail)
+        data: dict[str, object] = {"seconds": round(seconds, 3), **note}
+        if values:
+            data["metrics"] = values
+        if exit.strays:
+            data["strays"] = exit.strays
+        self._record(self.scheduler.end(id, Outcome(True)) if not data else self._with_data(self.scheduler.end(id, Outcome(True)), id, data))
+        self._tidy(running, detail, success=True)
+        self._grow()
+
+    def _facts(self, running: Running, image: str) -> dict[str, object]:
+        """What happened to be so, and is no part of the key."""
+        found: dict[str, object] = {}
+        if running.site is not self.fleet.here:
+            found["host"] = running.site.name
+        if image:
+            found["image"] = self.attempts.boxes_of(running.site).digest(image)
+        if running.goes_on is not None:
+            found["continued_from"] = running.goes_on
+        return found
+
+    def _with_data(self, moves: list[Move], id: str, data: dict[str, object]) -> list[Move]:
+        return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]
+
+    def _failed(self, id: str, running: Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
+        attempt = running.attempt
+        tail = attempt_result.tail(running.log, self.ledger.masker)
+        if reason == "disk":
+            delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
+        try:
+            log = self._kept_log(id, running, detail)
+            attempt_result.discard(running.log, self._measured(running, detail), self._scrap)
+        except OSError as error:
+            log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
+        hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
+        if reason in ("exit", "output"):
+            declared = [*attempt.staged, *attempt.links, *attempt.objects, *(path for _, path, _ in running.node.outputs)]
+            missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
+            hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
+        image = {"author": detail["author"], "world": running.world}
+        self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
+        self._tidy(running, detail, success=False)
+        self._fail(id, reason, words, hint, attempt_result.words(tail), log, self._left(running))
+
+    def _left(self, running: Running) -> str:
+        """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
+        kept, staged = f"{self._attempts}/{self._failed_name(running.node.id)}", running.attempt.staged
+        for folder, _, names in os.walk(kept):
+            for name in names:
+                path = f"{folder}/{name}"
+                if not os.path.islink(path) and path.removeprefix(f"{kept}/") not in staged:
+                    return kept
+        return ""
+
+    def _failed_name(self, id: str) -> str:
+        """Where the directory of a step's last failed attempt is kept, to be looked at: one for each step, so that they do not pile up."""
+        return f"failed-{of_value('step', [self.plan.recipe, id])[:24]}"
+
+    def _fail(self, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "") -> None:
+        self._disturbed = True
+        moves = self.scheduler.end(id, Outcome(False, reason, words))
+        self._record(moves)
+        own = next(move for move in moves if move.id == id)
+        if own.after == State.QUEUED:
+            wait = own.data.get("wait", 0.0)
+            self.resting[id] = time.monotonic() + (float(wait) if isinstance(wait, (int, float)) else 0.0)
+            return
+        if own.after == State.FAILED:
+            self.made[self.plan.index[id]] = NOTHING
+            text = self.ledger.masker.text
+            self.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
+
+    def _tidy(self, running: Running, detail: Mapping[str, Any], *, success: bool) -> None:
+        for name, _, pattern, _, keep in detail["state"]:
+            if running.state is not None:
+                from ..storage import checkpoints
+
+                checkpoints.prune(running.state.folder(name), pattern, keep)
+        path, errand = running.attempt.path, running.errand
+        if success:
+            # Not before the trace is stored: until then a worker that comes after us has to find all of it.
+            self.ledger.after_flush(functools.partial(self._forget, running, detail))
+        if errand is not None and isinstance(running.site, Away):
+            spent = list(errand.states.values()) if success and not detail["continues"] else []
+            clearing = functools.partial(self._clear_away, running.site, errand, spent)
+            self.ledger.after_flush(lambda: self._beside(clearing()))
+        with contextlib.suppress(OSError):
+            if errand is None and isinstance(detail["run"], str):
+                self._scrap.give_script(path + ".sh")
+        failed = f"{self._attempts}/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
+        if failed and os.path.lexists(failed):
+            delete(Path(failed))
+        if not success:
+            self._failures_kept = True
+            with contextlib.suppress(OSError):
+                os.rename(path, failed)
+
+    def _forget(self, running: Running, detail: Mapping[str, Any]) -> None:
+        """The trace of an attempt is stored: nothing of it is needed any more."""
+        rest = running.attempt.retire(self._scrap, self.ws.objects)
+        if rest is not None:
+            self._beside(asyncio.to_thread(rest))
+        with contextlib.suppress(OSError):
+            attempt_result.discard(running.log, self._measured(running, detail), self._scrap)
+        if running.state is not None and not detail["continues"]:
+            delete(running.state.path)
+
+    async def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
+        """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
+        if not site.lost:
+            await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
+        for note in (".taken", ".site"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(errand.attempt.path + note)
+
+    def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
+        """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
+        kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
+        return attempt_result.keep(running.log, self._measured(running, detail), kept, self.ledger.masker)
+
+    def _measured(self, running: Running, detail: Mapping[str, Any]) -> str:
+        """The file that an attempt may write metrics to; empty when its step has none."""
+        return f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
+
+    def _publish(self, n: int, made: Made) -> None:
+        flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
+        for output, path in self.survey.places.get(n, ()):
+            content = made.outputs.get(output)
+            if content is None or flags.get(output, 0) & TEMPORARY:
+                continue
+            if self.facts.there.get(path) == content:
+                if self.facts.ours.get(path) != content:  # a worker put it there and died before it could say so
+                    self.ledger.published(path, content, self.plan.nodes[n].id)
+                    self.facts.ours[path] = content
+                continue
+            if not self.options.overwrite:
+                there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
+                self.facts.there[path] = self.ws.cache.content_of(path) if there else None
+                if self.facts.strange(path):
+                    why = f"{path} was changed by hand, or was put there, and is left as it is"
+                    raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
+            self.ws.publish(Content(content), path, link=self.options.link, spare=self._scrap.take_file)
+            self.ledger.published(path, content, self.plan.nodes[n].id)
+            self.facts.there[path] = self.facts.ours[path] = content
+
+    def publish_all(self) -> None:
+        """A library recipe's results, at the end."""
+        for n in self.survey.places:
+            if n in self.made and self.made[n].ok:
+                self._publish(n, self.made[n])
+        self.ledger.flush()
+
+    # -- signals ---------------------------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Any:
+        loop = asyncio.get_running_loop()
+        try:
+            loop.add_signal_handler(signal.SIGINT, self._interrupt)
+            loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        except (ValueError, RuntimeError, NotImplementedError):
+            yield  # not the main thread: signals are the caller's
+            return
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    def _interrupt(self) -> None:
+        """First: start nothing new.  Second: stop what runs.  Third: leave it running and go."""
+        self._interrupts += 1
+        self._disturbed = True
+        # What is said may find its reader gone: it is said last.
+        if self._interrupts == 1:
+            self._record(self.scheduler.drain())
+            for chores in self.attempts.chores:
+                self._beside(chores.stop(INSTALL))  # what would be started in it is not
+            self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
+        elif self._interrupts == 2:
+            self._terminate()
+            self.ledger.say("stopping; press Ctrl-C again to go without waiting for that")
+        else:
+            self._abandoned = True
+        self._wake()
+
+    def _terminate(self) -> None:
+        self._interrupts = max(self._interrupts, 2)
+        self._disturbed = True
+        self._record(self.scheduler.cancel("interrupted"))
+        self._stop_all()
+
+    def _time_is_up(self, limit: float) -> None:
+        """The run reached its `limits.time`: nothing new starts, and what runs is stopped and has failed; its state is kept."""
+        self._disturbed = True
+        self._out_of_time = True
+        self._record(self.scheduler.drain(LIMIT))
+        self._stop_all()
+        self.ledger.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
+
+    def _stop_all(self) -> None:
+        self._stopping = True
+        for chores in self.attempts.chores:
+            self._beside(chores.stop())
+        for running in self.running.values():
+            self._beside(self._stop(running))
+        self._wake()
+
+    def _beside(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Go on with something while the loop does other things."""
+        task = asyncio.get_running_loop().create_task(doing)
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+
+    def _wake(self) -> None:
+        """End the wait for an end: what was asked is looked at now."""
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupts > 0

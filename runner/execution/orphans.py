@@ -1,0 +1,129 @@
+"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off.  Knows names and hosts, not when steps run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+
+from drivers.base import Job
+
+from ..hosts.leases import Fleet
+from ..hosts.sites import Away, Paths, Site
+from ..hosts.staging import Attempt
+from ..planning.plan import Node
+from ..storage.objects import delete_whole
+from ..storage.workspace import Workspace
+from .commit import Ledger
+
+_TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
+"""The end of a run's name in that of what it left in `attempts`."""
+
+
+class Leftovers:
+    """Attempt directories that were there already, by the beginning of their keys."""
+
+    def __init__(self, ws: Workspace, ledger: Ledger, fleet: Fleet) -> None:
+        self.ws, self.ledger, self.fleet = ws, ledger, fleet
+        self._attempts = f"{ws.home}/attempts"
+        self._found = self._look()
+
+    def look_again(self) -> None:
+        self._found = self._look()
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether a failed attempt is kept, to be looked at."""
+        return "failed" in self._found
+
+    def __contains__(self, head: str) -> bool:
+        """Whether there is an attempt whose key begins so."""
+        return head in self._found
+
+    def pop(self, head: str) -> list[str]:
+        """The attempts whose key begins so; nobody is told of them again."""
+        return self._found.pop(head, [])
+
+    async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
+        """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
+        path = f"{self._attempts}/{name}"
+        site = self.site_of(name)
+        if site is None:
+            self.ledger.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
+            clear(path)
+            return None
+        paths = site.paths(Attempt(path))
+        job = Job(name, {"log": paths.log})
+        exit = await site.host.wait(job, timedelta(0))
+        if exit is None:
+            return job, site
+        if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node)):
+            return job, site
+        if isinstance(site, Away):
+            await site.clear(paths)
+        clear(path)
+        return None
+
+    async def goes_on(self, name: str) -> bool:
+        """Whether the job of an attempt that an earlier worker left is still running, as far as we can see."""
+        site = self.site_of(name)
+        if site is None:
+            return False
+        over = await site.host.wait(Job(name), timedelta(0))
+        if over is not None and isinstance(site, Away):
+            await site.clear(Paths.at(f"{site.root}/attempts/{name}"))
+        return over is None
+
+    def site_of(self, name: str) -> Site | None:
+        """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
+        try:
+            with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
+                called = file.read()
+        except FileNotFoundError:
+            return self.fleet.here
+        return next((site for site in self.fleet.sites if site.name == called and not site.lost), None)
+
+    async def sweep(self) -> None:
+        """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
+        folder, own = self._attempts, self.ledger.run[-6:]
+        left: dict[str, list[str]] = {}
+        for name in os.listdir(folder):
+            if (tag := _TAG.search(name)) and tag[1] != own:
+                left.setdefault(tag[1], []).append(name)
+        if not left:
+            return
+        for run in self.ws.store.runs(recipe=self.ledger.recipe):
+            if run.id[-6:] not in left or self.ws.store.live(run.id):
+                continue
+            names = left[run.id[-6:]]
+            begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
+            going = [name for name in sorted(begun) if await self.goes_on(name)]
+            for name in going:
+                site = self.site_of(name)
+                where = site.name if isinstance(site, Away) else "this machine"
+                self.ledger.say(
+                    f"{where} goes on with a job of {run.id}, a run that is gone; this run does not need it, and that one asked for again takes it up"
+                )
+            for name in names:
+                if name.partition(".")[0] not in going:
+                    await asyncio.to_thread(delete_whole, Path(folder, name))
+
+    def _look(self) -> dict[str, list[str]]:
+        """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
+        found: dict[str, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(self._attempts)):
+                if "." not in name:
+                    found.setdefault(name.partition("-")[0], []).append(name)
+        return found
+
+
+def clear(path: str) -> None:
+    """Delete all that there is of an attempt."""
+    delete_whole(Path(path))
+    for suffix in (".log", ".sh", ".metrics", ".taken", ".site"):
+        with contextlib.suppress(OSError):
+            os.unlink(path + suffix)

@@ -1,0 +1,122 @@
+"""A Python environment made from a lock, once per digest.  Knows where it lies and what a lock says; the builder, a program on the host, makes it.
+
+A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) is first written as one, since few pips read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..digest import of_value
+from ..errors import CannotRun
+from ..language.units import about, duration_text
+from ..reading import whole
+from ..storage.locks import Lock
+from .hooks import INSTALL, Chores
+from .sites import Site
+
+_PROGRAM = Path(__file__).with_name("_builder.py")
+LOOK = 0.2
+"""Seconds between looks whether another run has built it."""
+
+
+def name_of(content: str) -> str:
+    """The folder, below our root on a host, of the environment of a lock with this content."""
+    return f"envs/{content[2:34]}"
+
+
+async def built(site: Site, content: str) -> bool:
+    """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
+    home = _home(site, content)
+    return await site.noted(f"{home}/complete") and await site.noted(f"{home}/bin/python")
+
+
+async def python_of(chores: Chores, lock: Path, content: str, say: Callable[[str], None]) -> str:
+    """The interpreter of the environment that `lock` describes, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
+    site = chores.site
+    home = _home(site, content)
+    if not await built(site, content):
+        text = _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
+        # On another machine the builder's own lock is enough: `gc` does not go there.
+        with await _turn(chores, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
+            await _build(chores, lock, f"{site.root}/{home}", text, say)
+    await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+    return f"{site.root}/{home}/bin/python"
+
+
+def _home(site: Site, content: str) -> str:
+    """On a host of several workspaces they share it, as far as they ask for the same Python there."""
+    return name_of(content) if site.root == str(site.ws.home) else f"{name_of(content)}-{of_value('python', site.python)[:8]}"
+
+
+async def _turn(chores: Chores, name: str, say: Callable[[str], None]) -> Lock:
+    """Hold the environment against `gc` and other runs here.  Raises CannotRun when we are stopped meanwhile."""
+    locks = chores.site.ws.locks
+    lock = locks.try_hold(f"env-{name}")
+    if lock is None:
+        say(f"{locks.holder(f'env-{name}')} is installing them; this run waits")
+    while lock is None and not chores.stopped(INSTALL):
+        await asyncio.sleep(LOOK)
+        lock = locks.try_hold(f"env-{name}")
+    if lock is None:
+        raise CannotRun("stopped while another run installed what it needs")
+    return lock
+
+
+async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callable[[str], None]) -> None:
+    # pip finds its index, proxy, certificates and cache by the caller's environment; nothing of that gets into what it installs.
+    inherited = list(os.environ) if chores.site.root == str(chores.site.ws.home) else []
+    files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
+    last: dict[str, Any] = {}
+
+    def hear(line: bytes) -> None:
+        nonlocal last
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            last = told if isinstance(told, dict) else last
+            if last is told and "says" in last:
+                say(last["says"])
+
+    argv = [chores.site.python, "-I", "builder.py", home, "requirements.txt"]
+    exit, said = await chores.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
+    if exit.code != 0:
+        words = last.get("wrong") or " ".join(said.split()) or exit.reason
+        where = f" on {chores.site.name}" if chores.site.root != str(chores.site.ws.home) else ""
+        raise CannotRun(
+            f"the environment of {lock} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
+        )
+    if done := last.get("done"):
+        many = f"{done['packages']} package{'s' if done['packages'] != 1 else ''}"
+        say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
+
+
+def _whole(lock: Path) -> bytes:
+    try:
+        return whole(lock)
+    except OSError as error:
+        raise CannotRun(f"{lock} cannot be read: {error.strerror}", fix="make it again with the tool that locks packages") from error
+
+
+def _requirements(lock: Path) -> str:
+    """A pylock.toml as a hash-pinned requirements file.  Raises CannotRun when it is damaged or pins what has no version."""
+    try:
+        packages = tomllib.loads(_whole(lock).decode())["packages"]
+        return "".join(_requirement(package) for package in packages)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CannotRun(f"{lock} cannot be read as a pylock.toml: {error}", fix="make it again, as with `uv export --format pylock.toml`") from error
+
+
+def _requirement(package: Mapping[str, Any]) -> str:
+    if "version" not in package or not (package.get("wheels") or package.get("sdist")):
+        raise ValueError(f"{package['name']} has no version with wheels or an sdist: a folder or a repository cannot be pinned by hash")
+    files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else [])]
+    hashes = [f"--hash={kind}:{digest}" for file in files for kind, digest in file["hashes"].items() if kind in ("sha256", "sha384", "sha512")]
+    marker = f" ; {package['marker']}" if "marker" in package else ""
+    return f"{package['name']}=={package['version']}{marker} {' '.join(dict.fromkeys(hashes))}\n"

@@ -1,0 +1,631 @@
+"""Where attempts run: hosts, what they have room for, and how an attempt gets there and its results come back.  Knows contents, not order or keys.
+
+An attempt directory is always made here.  A place that shares our disk runs it where it lies.  On any other the same directory is made again, links
+and all; what the command prints comes here while it runs; what it made is hashed there, brought home, and kept there for the steps after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from drivers.base import Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Throttled, Unreachable
+
+from ..errors import RecipeError
+from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, Node
+from ..storage.crash import crashpoint
+from ..storage.files import Content, Entry
+from ..storage.objects import delete
+from ..storage.workspace import Workspace
+from . import launch
+from .staging import Attempt
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
+
+    from ..storage.checkpoints import Newest
+    from .checkpoint_sync import Keeper
+    from .download import Taken
+    from .output_sync import Synced
+    from .transfer import Depot, Parcel
+
+_T = TypeVar("_T")
+FOREVER = timedelta(days=3650)
+GRACE = timedelta(seconds=10)
+OUT_OF_SIGHT = 900.0
+"""Seconds without a word from a host after which what runs there is given up for lost."""
+GLANCE, LONGEST_GLANCE = 0.2, 2.0
+"""Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+SOONEST_LOOK, LATEST_LOOK = 0.1, 1.0
+"""Seconds between looks whether another run has given a GPU back: at first, and after a while."""
+LONGEST_QUESTION = 5.0
+"""Seconds that such a look may take."""
+LULL, LULLS = 0.03, 10
+"""Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
+ROOM = 8 << 20
+"""Of a metrics file: bytes that are fetched at once."""
+REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
+"""Of what a failed attempt wrote: bytes of a file, bytes of all, and files that are brought home at most."""
+
+# The names below $1 that a pattern fits, each with a zero byte behind it: by the shell's own rules, without splitting words.
+_MATCHING = 'cd -- "$1" || exit 0; IFS=""; for name in $2; do [ ! -f "$name" ] || printf "%s\\0" "$name"; done'
+
+
+class Paths(NamedTuple):
+    """Where the parts of one attempt are, on the host that it runs on."""
+
+    cwd: str
+    script: str
+    log: str
+    metrics: str
+
+    @classmethod
+    def at(cls, path: str) -> Paths:
+        return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics")
+
+
+class Pick(NamedTuple):
+    """GPUs for one attempt.  Without any: seconds until the next look, and how many were held by others at this one, if there was one."""
+
+    devices: tuple[Device, ...]
+    again: float
+    others: int
+
+
+class Site:
+    """A host that sees our disk: attempts run where they are made."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        devices: Callable[[], Sequence[Device]],
+        *,
+        slots: int | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self.ws, self.name, self.host, self.machine, self.slots, self.python = ws, name, host, machine, slots, python
+        self._devices = devices
+        self.lost = ""
+        """Why nothing can run here any more; empty as long as it can."""
+        self.silent = False
+        """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
+        self._running = 0
+        self._used: dict[str, float] = {}
+        self._given: set[Device] = set()
+        self._crowded: dict[int, float] = {}  # GPUs that could not be had at once -> the time of the next look
+        self._pause = SOONEST_LOOK
+
+    def paths(self, attempt: Attempt) -> Paths:
+        return Paths.at(attempt.path)
+
+    def env(self, pass_env: Sequence[str]) -> dict[str, str]:
+        """What the environment of every command here begins with."""
+        return launch.base_env(list(pass_env))
+
+    @property
+    def root(self) -> str:
+        """The folder of ours on that host."""
+        return str(self.ws.home)
+
+    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+        """A directory with these files and nothing else, for a command that is no step's; its script lies beside it."""
+        paths = Paths.at(f"{self.root}/attempts/{name}")
+        Path(paths.cwd).mkdir(parents=True)
+        for path, data in files.items():
+            self.ws.write(Path(paths.cwd, path), data)
+        if script is not None:
+            self.ws.write(Path(paths.script), script)
+        return paths
+
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        """Delete all that there is of an attempt or a scratch directory, and other things of ours."""
+        for path in (*paths, *others):
+            delete(Path(path))
+
+    async def noted(self, path: str) -> bool:
+        """Whether a note was made below the root."""
+        return os.path.exists(f"{self.root}/{path}")
+
+    async def note(self, path: str) -> None:
+        self.ws.write(Path(self.root, path), b"done\n")
+
+    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask until the host answers.  Ours does."""
+        return await ask()
+
+    async def room(self) -> tuple[int, int | None]:
+        """Bytes that are free where attempts run, and inodes where that is counted."""
+        found = os.statvfs(f"{self.root}/attempts")
+        return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+    @functools.cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs that a program sees here which is given none."""
+        return tuple(self._devices())
+
+    def has(self, name: str) -> float:
+        """How much there is of cpus, gpus, or memory in bytes.  GPUs are not listed before somebody asks for them."""
+        return float(len(self.devices)) if name == "gpus" else self.machine[name]
+
+    def seen(self, share: int | None) -> Mapping[str, int]:
+        """`host` in templates, for a step that asks for so many GPUs, None where it says nothing about them."""
+        return _Seen(self, share)
+
+    def could(self, wants: Mapping[str, float]) -> bool:
+        """Whether a step that takes so many cpus, gpus and bytes of memory could ever run here."""
+        return not self.lost and all(amount <= self.has(name) for name, amount in wants.items())
+
+    def has_room(self, wants: Mapping[str, float]) -> bool:
+        """Whether it may start here now."""
+        if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
+            return False
+        if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
+            return False
+        return all(self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9 for name, amount in wants.items())
+
+    async def pick(self, count: int) -> Pick:
+        """GPUs for a step that asks for so many: some that no run holds now, or none, and when to look again.  Raises DriverError."""
+        now = time.monotonic()
+        if (again := self._crowded.get(count, 0.0)) > now:
+            return Pick((), again - now, 0)
+        ours = [device for device in self.devices if device not in self._given]
+        free: Sequence[str] = ()
+        with contextlib.suppress(Unreachable, TimeoutError):  # there will be another look; what runs there says what is wrong
+            async with asyncio.timeout(LONGEST_QUESTION):
+                free = await self.host.free([device.lock for device in ours])
+        found = tuple(device for device in ours if device.lock in free)
+        if len(found) >= count:
+            self._crowded.clear()
+            self._pause = SOONEST_LOOK
+            return Pick(found[:count], 0.0, 0)
+        pause, self._pause = self._pause, min(LATEST_LOOK, self._pause * 2)
+        self._crowded[count] = now + pause
+        return Pick((), pause, len(ours) - len(found))
+
+    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        self._running += 1
+        self._given.update(devices)
+        for name, amount in wants.items():
+            self._used[name] = self._used.get(name, 0.0) + amount
+
+    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        self._running -= 1
+        self._given.difference_update(devices)
+        if devices:
+            self._crowded.clear()
+        for name, amount in wants.items():
+            self._used[name] -= amount
+
+
+class _Seen(Mapping[str, int]):
+    def __init__(self, site: Site, share: int | None) -> None:
+        self._site, self._share = site, share
+
+    def __getitem__(self, name: str) -> int:
+        if name == "gpus":
+            return len(self._site.devices) if self._share is None else self._share
+        if name == "cpus":
+            return int(self._site.machine["cpus"])
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("gpus", "cpus"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """How an attempt that ran elsewhere ended.  `changed` are inputs that it changed; `wrong` says what is wrong with its outputs."""
+
+    exit: Exit
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    changed: Sequence[str] = ()
+    wrong: str = ""
+
+
+@dataclass(slots=True)
+class Errand:
+    """One attempt that is to run on another disk than ours."""
+
+    name: str
+    node: Node
+    attempt: Attempt
+    compose: Callable[[Mapping[str, Newest]], tuple[Command, bytes | None]]
+    """Makes the attempt directory here, when it is known from which checkpoints it goes on; answers its command and its script."""
+    metrics: tuple[str, str] | None = None
+    """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Name in the attempt -> folder below the root there, of each state."""
+    synced: Sequence[Synced] = ()
+    """Outputs that are also brought while it runs."""
+    keeper: Keeper | None = None
+    began: Callable[[], None] = lambda: None
+    job: Job | None = None
+    """Set at once where it was begun by a worker that is gone."""
+    rejoined: bool = False
+    """It was."""
+
+
+class Away(Site):
+    """A host with a disk of its own."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        devices: Sequence[Device],
+        depot: Depot,
+        *,
+        slots: int,
+        python: str,
+        env: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python)
+        self.depot = depot
+        self._env, self._say = env, say
+        self._here: set[str] = set()  # contents that lie there for certain
+        self._silent_since = 0.0
+        self._spent: list[str] = []  # paths there that nobody needs any more
+        self._clearing = asyncio.Lock()
+
+    def paths(self, attempt: Attempt) -> Paths:
+        return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
+
+    def env(self, pass_env: Sequence[str]) -> dict[str, str]:
+        env = {**self._env, "PYTHONUNBUFFERED": "1"}
+        return env | {name: os.environ[name] for name in pass_env if name in os.environ}
+
+    @property
+    def root(self) -> str:
+        return self.depot.root
+
+    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+        from .transfer import Parcel
+
+        parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
+        return Paths.at(await self.insist(lambda: self.depot.stage(name, parcel)))
+
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        """What steps leave that follow each other closely goes in one go."""
+        self._spent += [*paths, *others]
+        async with self._clearing:
+            for _ in range(LULLS):
+                if self._spent:
+                    await asyncio.sleep(LULL)
+                if not self._running:
+                    break
+            spent, self._spent = self._spent, []
+            if spent:
+                with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
+                    await self.depot.remove(spent)
+
+    async def noted(self, path: str) -> bool:
+        return bool(await self.insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
+
+    async def note(self, path: str) -> None:
+        call = self.host.call(("/bin/sh", "-c", 'mkdir -p -- "${1%/*}" && echo done >"$1"', "sh", f"{self.root}/{path}"))
+        async for _ in call:
+            pass
+
+    async def room(self) -> tuple[int, int | None]:
+        from .hostwork import FREE, Garbled, free_of
+
+        said = b""
+        try:
+            async for part in self.host.call(("/bin/sh", "-c", f'cd -- "$1" && {FREE}', "sh", self.root)):
+                said += part
+            return free_of(said.rstrip().rpartition(b"\n")[2]), None
+        except (DriverError, Garbled):
+            return sys.maxsize, None  # a host that cannot be asked is not called full
+
+    def holds(self, content: str) -> bool:
+        """Whether this output of a step of this run lies there."""
+        return content in self._here
+
+    async def look_for(self, contents: Collection[str]) -> None:
+        """Ask the host which of these it has."""
+        self._here |= await self.insist(lambda: self.depot.have(contents))
+
+    async def carry(self, errand: Errand) -> Brought:
+        """Take an attempt there, run it, bring what it made.  Raises HostLost when the host is gone or out of sight for too long, RecipeError."""
+        paths = self.paths(errand.attempt)
+        if errand.job is None:
+            found = await self.insist(errand.keeper.restore) if errand.keeper is not None else {}
+            command, script = errand.compose(found)
+            await self.insist(lambda: self._put(errand, script))
+            crashpoint("attempt-carried")
+            errand.job = await self.insist(lambda: self._begin(command, errand.name))
+            crashpoint("job-started")
+        errand.began()
+        job = errand.job
+        try:
+            exit = await self._watch(errand, job, paths)
+        finally:
+            if errand.keeper is not None:
+                await errand.keeper.finish()
+        rest = self.insist(lambda: self._rest(errand, job, paths))
+        if exit.code != 0 or exit.reason != "exit":
+            await rest
+            if exit.reason not in ("stopped", "busy"):
+                await self._bring_remains(errand, paths)
+            return Brought(exit)
+        if errand.metrics is not None and errand.metrics[0]:
+            await rest  # before outputs are moved there: they may be what metrics are read from
+            brought = await self.insist(lambda: self._bring(errand, exit, paths))
+        else:
+            brought, _ = await asyncio.gather(self.insist(lambda: self._bring(errand, exit, paths)), rest)
+        if brought.wrong:
+            await self._bring_remains(errand, paths)
+        return brought
+
+    # -- the parts of an errand
+
+    async def _begin(self, command: Command, name: str) -> Job:
+        try:
+            return await self.host.start(command, name)
+        except (Denied, Rejected) as error:
+            self.depot.wire.complain(str(error))
+            raise
+
+    async def _put(self, errand: Errand, script: bytes | None) -> None:
+        attempt = errand.attempt
+        parcel = _parcel(attempt, errand.states)
+        if script is not None:
+            parcel.beside[".sh"] = script
+        if errand.metrics is not None:
+            parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
+        wanted = {content for content in parcel.links.values() if content not in self._here}
+        if wanted:
+            sources, manifests = self._sources(attempt, wanted)
+            await self.depot.send(sources, manifests)
+            self._here |= wanted
+        await self.depot.stage(errand.name, parcel)
+
+    def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:
+        """Where these contents lie here, and the manifests of those that are trees."""
+        sources: dict[str, str] = {}
+        manifests: dict[str, list[Entry]] = {}
+        for name, (at, content) in attempt.links.items():
+            if content in wanted:
+                sources[content] = os.path.realpath(f"{attempt.path}/{name}")
+                if content[0] == "t":
+                    manifests[content] = self.ws.cache.entries(at)
+        for content in attempt.objects.values():
+            if content in wanted and content not in sources:
+                sources[content] = str(self.ws.objects.path(Content(content)))
+                if content[0] == "t":
+                    manifests[content] = self.ws.objects.entries(Content(content))
+        return sources, manifests
+
+    async def _watch(self, errand: Errand, job: Job, paths: Paths) -> Exit:
+        """The job's end.  Until then what it prints and measures comes here, and its checkpoints."""
+        here = Paths.at(errand.attempt.path)
+        beside = [asyncio.ensure_future(self._follow(job, here.log))]
+        if errand.metrics is not None and not any(errand.metrics):
+            beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
+        if errand.keeper is not None:
+            beside.append(asyncio.ensure_future(errand.keeper.run()))
+        if errand.synced:
+            from . import output_sync
+
+            say, partial = functools.partial(self._told, errand), f"{self.ws.home}/partial/{os.getpid()}-{errand.name}-synced"
+            beside.append(asyncio.ensure_future(output_sync.follow(self.depot, paths.cwd, here.cwd, partial, errand.synced, say)))
+        try:
+            exit: Exit | None = None
+            while exit is None:
+                exit = await self.insist(lambda: self.host.wait(job, FOREVER))
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+        return exit
+
+    def _told(self, errand: Errand, words: str) -> None:
+        self._say(f"{errand.node.id}: {words}")
+
+    async def _follow(self, job: Job, target: str) -> None:
+        """Append what the job prints to a file here, as long as we are not cancelled."""
+        pause = GLANCE
+        while True:
+            await asyncio.sleep(pause)  # first: a step that is over by then is not asked twice
+            with contextlib.suppress(Unreachable):  # who waits for the end says so
+                pause = GLANCE if await self._append(job, target) else min(LONGEST_GLANCE, pause * 1.3)
+
+    async def _append(self, job: Job, target: str) -> bool:
+        """All that is there by now; whether there was anything."""
+        grown = False
+        while data := await self.host.log(job, _size(target)):
+            _append(target, data)
+            grown = True
+        return grown
+
+    async def _follow_file(self, path: str, target: str) -> None:
+        pause = GLANCE
+        while True:
+            await asyncio.sleep(pause)
+            with contextlib.suppress(Unreachable):
+                data = await self.depot.read(path, _size(target), limit=ROOM)
+                _append(target, data)
+                pause = GLANCE if data else min(LONGEST_GLANCE, pause * 1.3)
+
+    async def _bring_remains(self, errand: Errand, paths: Paths) -> None:
+        """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
+        with contextlib.suppress(DriverError, RecipeError, OSError):  # the failure is what is to be told
+            found, others = await self.depot.remains(paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT)
+            for name, data in found.items():
+                _leave(errand.attempt.path, name, data)
+            if others:
+                self._say(
+                    f"{errand.node.id}: {others} of {others + len(found)} files that it left on {self.name} are too large or too many to bring here"
+                )
+
+    async def _rest(self, errand: Errand, job: Job, paths: Paths) -> None:
+        """What was printed and measured since the last look."""
+        here = Paths.at(errand.attempt.path)
+        await self._append(job, here.log)
+        if errand.metrics is None or errand.metrics[1]:
+            return
+        if not errand.metrics[0]:
+            while data := await self.depot.read(paths.metrics, _size(here.metrics), limit=ROOM):
+                _append(here.metrics, data)
+            return
+        call = self.host.call(("/bin/sh", "-c", _MATCHING, "sh", paths.cwd, errand.metrics[0]))
+        names = b"".join([data async for data in call]).decode("utf-8", "surrogateescape").split("\0")
+        for name in names[:-1]:
+            data = await self.depot.read(f"{paths.cwd}/{name}", limit=ROOM)
+            target = Path(errand.attempt.path, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)  # an earlier worker may have brought it
+            _append(str(target), data)
+
+    async def _bring(self, errand: Errand, exit: Exit, paths: Paths) -> Brought:
+        """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
+        outputs = errand.node.outputs
+        if not outputs and not errand.attempt.staged and not errand.attempt.links and not errand.attempt.objects and not errand.rejoined:
+            return Brought(exit)  # it was given nothing, and left nothing that was asked for
+        harvest = await self.depot.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])
+        if harvest.changed:
+            self._here.difference_update(harvest.changed)
+            return Brought(exit, changed=[_called(errand.attempt, name) for name in harvest.changed])
+        noted = errand.attempt.taken()  # by a worker that was killed while the host put them away
+        found: dict[str, str] = {}
+        wrong: list[str] = []
+        for name, path, flags in outputs:
+            taken = harvest.outputs[path]
+            if taken.problem:
+                wrong.append(taken.problem)
+            elif not taken.content and name in noted:
+                found[name] = noted[name]
+            elif not taken.content:
+                if not flags & OPTIONAL:
+                    wrong.append(f"declared output {path} was not made")
+            elif flags & NONEMPTY and not (taken.entries if taken.content[0] == "t" else taken.size):
+                wrong.append(f"declared output {path} is empty, which the recipe forbids")
+            else:
+                found[name] = taken.content
+        if wrong:
+            return Brought(exit, wrong="; ".join(wrong))
+        for name, path, flags in outputs:
+            if name in found and name not in noted and not flags & TEMPORARY:
+                await self._fetch(errand, f"{paths.cwd}/{path}", harvest.outputs[path])
+        for name, content in found.items():
+            if name not in noted:
+                errand.attempt.note(name, content)
+        below = {path for _, path, _ in outputs if any(path == state or path.startswith(f"{state}/") for state in errand.states)}
+        moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
+        if moved:
+            self._here |= await self.depot.keep(paths.cwd, moved, copy=below & moved.keys())
+        if stayed := {found[name] for name, _, flags in outputs if flags & TEMPORARY and name in found and name in noted}:
+            await self.look_for(stayed)
+        return Brought(exit, found)
+
+    async def _fetch(self, errand: Errand, path: str, taken: Taken) -> None:
+        """Have an output in the store here.  What came before a connection broke lies beside the target, whose name is the same at each try."""
+        content = Content(taken.content)
+        if self.ws.objects.has(content):
+            return
+        target = Path(f"{self.ws.home}/partial/{os.getpid()}-{errand.name}-{content[2:18]}")
+        await self.depot.fetch(path, taken, str(target))
+        try:
+            await asyncio.to_thread(self.ws.objects.put, target, content, move=True)
+        finally:
+            delete(target)
+
+    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask again while the host cannot be seen: unreachable is not failed.  Raises HostLost when that takes too long."""
+        pause = 0.5
+        while True:
+            try:
+                answer = await ask()
+            except Throttled as error:
+                await asyncio.sleep(error.after.total_seconds())
+            except Unreachable as error:
+                now = time.monotonic()
+                if not self.silent:
+                    self.silent, self._silent_since = True, now
+                    self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
+                if now - self._silent_since > OUT_OF_SIGHT:
+                    raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+                await asyncio.sleep(pause)
+                pause = min(30.0, pause * 2)
+            else:
+                if self.silent:
+                    self._say(f"{self.name} answers again")
+                    self.silent = False
+                return answer
+
+
+def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
+    """An attempt directory as it lies here, in a form that can travel."""
+    from .transfer import Parcel
+
+    parcel = Parcel(states=dict(states))
+    parcel.links = {name: content for name, (_, content) in attempt.links.items()} | attempt.objects
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        empty = True
+        with os.scandir(f"{attempt.path}/{folder}") as items:
+            for item in items:
+                empty = False
+                name = f"{folder}/{item.name}" if folder else item.name
+                if name in parcel.links or name in parcel.states:
+                    continue
+                if item.is_dir():
+                    waiting.append(name)
+                else:  # a link within code that came from a repository is what it leads to
+                    with open(item.path, "rb") as file:
+                        parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
+        if empty and folder:
+            parcel.folders.append(folder)
+    return parcel
+
+
+def _leave(top: str, name: str, data: bytes) -> None:
+    """Write a file below `top`, unless something is in its way: what we were given is there too, as links to it."""
+    folder = top
+    for part in name.split("/")[:-1]:
+        folder = f"{folder}/{part}"
+        if os.path.islink(folder) or not (os.path.isdir(folder) or not os.path.lexists(folder)):
+            return
+        os.makedirs(folder, exist_ok=True)
+    with contextlib.suppress(FileExistsError), open(f"{top}/{name}", "xb") as file:
+        file.write(data)
+
+
+def _called(attempt: Attempt, name: str) -> str:
+    """What a step calls an input: some are known to their host by content only."""
+    names = {content: path for path, (_, content) in attempt.links.items()} | {content: path for path, content in attempt.objects.items()}
+    return names.get(name, name)
+
+
+def _append(path: str, data: bytes) -> None:
+    if data:
+        with open(path, "ab") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

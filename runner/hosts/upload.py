@@ -1,0 +1,581 @@
+"""Sends contents to one host: what is not there yet, and again what did not arrive.  Knows manifests and chunks, not who needs them.
+
+What travels is compared with what lies there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
+connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name
+of its content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from drivers.base import DriverError, Unreachable
+
+from ..errors import Corrupt, Infrastructure
+from ..storage import files, tar
+from ..storage.files import Changed, Entry
+from . import hostwork as work
+from .hostwork import Garbled, folders, free_of, lines, name_of, names, place_of
+from .read_range import chunks, digest, part
+from .wire import TRIES, Meter, Wire, process, started
+
+CHUNK = 8 << 20
+"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
+BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
+"""What one tar holds at most."""
+STREAMS = 2
+"""Tars and files under way at once."""
+_GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent again
+_HOLES = 500  # of a large file in one call
+_SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
+_MANIFESTS = 8
+_WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
+_ASKED = 4  # older ones of which we do not know what they hold, at most
+_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one is told to be like another
+_ALIKE = 2  # of them the same, at least
+_count = itertools.count(1)
+_sending: set[str] = set()  # those of this process that are sending now
+
+
+@dataclass(slots=True)
+class _Cargo:
+    """Files on their way into one folder there."""
+
+    name: str
+    folder: str
+    size: int
+    origin: Callable[[Entry], str]
+    root: str = ""  # of a tree, here
+    content: str = ""
+    manifest: Sequence[Entry] = ()
+    missing: dict[str, Entry] = field(default_factory=dict)
+    loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
+    older: dict[str, str] = field(default_factory=dict)  # large file -> one there, from the root, that may have grains in common with it
+    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first grain, grains) that are not there
+    links: list[Entry] = field(default_factory=list)  # and empty folders
+    bare: bool = False  # neither links nor the manifest are there yet
+    rough: bool = False  # something of it was found there, or did not come as it should
+    placed: bool = False
+    _told: tuple[bytes, str] | None = None
+
+    def owed(self) -> int:
+        return sum(entry.size for entry in self.missing.values())
+
+    def told(self) -> tuple[bytes, str]:
+        """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
+        if self._told is None:
+            text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
+            self._told = text.encode("utf-8", "surrogateescape"), work.tree_digest(self.manifest)
+        return self._told
+
+
+class _Gone(Exception):
+    """What we were sending into is not there any more."""
+
+
+class Sender:
+    """Sends to one host.  `recall` answers the manifest of a tree that the host may have, when somebody here remembers it."""
+
+    def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
+        self.chunk = CHUNK
+        self._wire, self._recall = wire, recall
+        self._manifests: dict[str, Sequence[Entry]] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    @property
+    def _grain(self) -> int:
+        return max(1, self.chunk // _GRAINS)
+
+    async def have(self, contents: Collection[str]) -> set[str]:
+        """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
+        if not contents:
+            return set()
+        known = {name_of(content): content for content in contents}
+        said = await self._wire.ask(work.HAVE, stdin=lines(known))
+        return {known[name] for name in said.decode().split("\n") if name in known}
+
+    async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
+        """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
+        async with contextlib.AsyncExitStack() as turns:
+            for content in sorted(sources):  # in one order, so that nobody waits for somebody who waits for him
+                await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
+            _sending.add(self._wire.sender)
+            turns.callback(_sending.discard, self._wire.sender)
+            turns.callback(asyncio.create_task(self._live()).cancel)
+            for tries in itertools.count(1):
+                try:
+                    await self._send(sources, manifests or {})
+                    return
+                except _Gone:
+                    if tries == TRIES:
+                        raise Infrastructure(
+                            f"{self._wire.name}: what is being sent disappears there", fix=f"see who deletes files below {self._wire.root}"
+                        ) from None
+
+    async def _live(self) -> None:
+        """Be heard of there while a large file is under way."""
+        while True:
+            await asyncio.sleep(_SIGN)
+            with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
+                await self._wire.ask(work.FREE)
+
+    async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
+        known = {name_of(content): content for content in sources}
+        standing = await self._begin(known)
+        todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
+        if not todo:
+            return
+        doubtful = {content for content, how in todo.items() if how == "doubtful"}
+        cargoes = [await self._tree(content, sources[content], manifests, here=content in doubtful) for content in todo if content[0] == "t"]
+        loose = [content for content in todo if content[0] != "t"]
+        for content in doubtful & set(loose):
+            cargoes.append(self._files({content: sources[content]}, here=True))
+        if rest := [content for content in loose if content not in doubtful]:
+            cargoes.append(self._files({content: sources[content] for content in rest}, here=False))
+        began = {content for content, how in todo.items() if how == "partial"}
+        for cargo in cargoes:
+            await self._prepare(cargo, standing, began, doubtful)
+        needed = sum(cargo.owed() for cargo in cargoes)
+        if needed > standing.free:
+            raise self._wire.full(standing.free, needed)
+        with self._wire.measured(f"to {self._wire.name}", needed) as meter:
+            for cargo in cargoes:
+                await self._deliver(cargo, meter)
+                await self._place(cargo, meter)
+
+    async def _begin(self, wanted: Collection[str]) -> _Standing:
+        said = (await self._wire.ask(work.BEGIN, stdin=lines(wanted))).decode("utf-8", "replace")
+        standing = _Standing(wanted, said)
+        for sender, theirs in standing.theirs.items():
+            if sender in standing.silent or _dead(sender):
+                taken = (await self._wire.ask(work.ADOPT, sender, stdin=lines(theirs))).decode().split("\n")
+                standing.how.update({name: "partial" for name in taken if name in standing.how})
+        return standing
+
+    async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> _Cargo:
+        manifest = manifests.get(content)
+        if manifest is None:
+            manifest = self._recall(content)
+        if manifest is None:
+            manifest = await asyncio.to_thread(files.entries, source)
+        if files.tree_id(manifest) != content:
+            raise Changed(source)
+        name = name_of(content)
+        folder = place_of(content) if here else f"partial/{self._wire.sender}/{name}"
+        size = sum(entry.size for entry in manifest if entry.kind in "fx")
+        cargo = _Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
+        cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
+        cargo.links = [entry for entry in manifest if entry.kind in "ld"]
+        cargo.bare = True
+        return cargo
+
+    def _files(self, sources: Mapping[str, str], *, here: bool) -> _Cargo:
+        origins = {name_of(content): source for content, source in sources.items()}
+        some = next(iter(sources))
+        folder = os.path.dirname(place_of(some)) if here else f"partial/{self._wire.sender}"
+        cargo = _Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
+        for content, source in sources.items():
+            try:
+                size = os.stat(source).st_size
+            except OSError as error:
+                raise Changed(source, f"cannot be read any more: {error.strerror}") from error
+            cargo.loose[name_of(content)] = Entry(name_of(content), content[0], size, content[2:])
+            cargo.size += size
+        cargo.missing = dict(cargo.loose)
+        return cargo
+
+    async def _prepare(self, cargo: _Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]) -> None:
+        """Find out what of it is there already."""
+        if cargo.content in doubtful:
+            await self._survey(cargo)
+            if not cargo.missing and (not cargo.manifest or await self._same(cargo)):
+                await self._wire.ask(work.SEAL, stdin=lines((name_of(cargo.content),)))
+                cargo.folder = ""
+                return
+            self._wire.say(f"{self._wire.name}: {cargo.content[:14]}… is damaged there, and is put right")
+            await self._wire.ask(work.RETRACT, name_of(cargo.content))
+            cargo.folder = f"partial/{self._wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
+        if not cargo.root:
+            if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
+                await self._survey(cargo)
+            if cargo.content not in doubtful:
+                await self._build_on_files(cargo, standing.free, began)
+            return
+        if cargo.content in began or cargo.content in doubtful:
+            await self._tidy(cargo)
+            await self._survey(cargo)
+            return
+        await self._build_on(cargo, standing.trees)
+
+    async def _build_on(self, cargo: _Cargo, trees: Sequence[str]) -> None:
+        """Begin with what the likest tree there has in common with this one."""
+        wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
+        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self.chunk}
+        best, common = "", 0
+        if cargo.size < _WORTH:
+            return
+        unknown = 0
+        for name in trees:
+            unknown += f"t:{name[:64]}" not in self._manifests
+            if unknown > _ASKED:
+                break
+            older = await self._manifest(name)
+            shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
+            shared += sum(min(entry.size, large.get(entry.path, 0)) // 2 for entry in older)  # they may have chunks in common
+            if shared > common:
+                best, common = name, shared
+        if not best or common * 10 < cargo.size:
+            return
+        older = await self._manifest(best)
+        same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
+        superfluous = [entry.path for entry in older if entry.path not in same]
+        superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
+        listed = names(f"./{path}" for path in superfluous)
+        # Thousands of names take a while there, and here.
+        said, _ = await asyncio.gather(self._wire.ask(work.BASE, cargo.name, best, stdin=listed), asyncio.to_thread(cargo.told))
+        if said == b"linked\n":
+            cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
+            cargo.links = [entry for entry in cargo.links if entry.path not in same]
+            alike = [path for path in superfluous if path in large]
+            cargo.older = {path: f"{place_of(f't:{best[:64]}')}/{path}" for path in alike}
+
+    async def _build_on_files(self, cargo: _Cargo, free: int, began: Collection[str]) -> None:
+        """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
+        for entry in list(cargo.missing.values()):
+            if entry.size <= max(4 * self.chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
+                continue
+            if cargo.size > free:
+                return
+            blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
+            said = await self._wire.ask(work.ALIKE, str(self.chunk), str(_SAMPLE), *map(str, blocks))
+            ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
+            likeness = {
+                name: sum(mine == its for mine, its in zip(ours, theirs, strict=False))
+                for name, *theirs in (line.split(" ") for line in said.decode().splitlines())
+            }
+            best = max(likeness, key=lambda name: likeness[name], default="")
+            if best and likeness[best] >= _ALIKE:
+                cargo.older[entry.path] = f"objects/{best[:2]}/{best}"
+
+    async def _manifest(self, name: str) -> Sequence[Entry]:
+        """What a tree that the host has holds; nothing when that cannot be told."""
+        content = f"t:{name[:64]}"
+        if (known := self._manifests.get(content)) is None:
+            known = self._recall(content)
+            if known is None:
+                data = await self._wire.ask(work.READ, f"{self._wire.root}/{place_of(content)}.json", "0", str(work.LONGEST_ANSWER))
+                try:
+                    known = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
+                    known = known if files.tree_id(known) == content else ()
+                except (ValueError, TypeError):
+                    known = ()
+            self._remember(content, known)
+        return known
+
+    def _remember(self, content: str, manifest: Sequence[Entry]) -> None:
+        self._manifests[content] = manifest
+        if len(self._manifests) > _MANIFESTS:
+            del self._manifests[next(iter(self._manifests))]
+
+    async def _deliver(self, cargo: _Cargo, meter: Meter) -> None:
+        """Send what is missing, and again what did not arrive, until all of it is there and right."""
+        idle = 0
+        while cargo.missing or cargo.bare:
+            owed = cargo.owed(), len(cargo.missing), cargo.bare
+            trouble = await self._round(cargo, meter)
+            if not cargo.missing and not cargo.bare:
+                return
+            await self._wire.patiently(lambda: self._survey(cargo))
+            meter.done = meter.total - cargo.owed()
+            idle = 0 if (cargo.owed(), len(cargo.missing), cargo.bare) < owed else idle + 1
+            if idle >= TRIES:
+                self._give_up(cargo, trouble)
+            if idle > 1:
+                await asyncio.sleep(min(5.0, 0.05 * 2**idle))
+
+    def _give_up(self, cargo: _Cargo, trouble: BaseException | None) -> None:
+        if isinstance(trouble, Unreachable):
+            raise trouble
+        path = next(iter(cargo.missing), cargo.name)
+        raise Corrupt(
+            f"{path} does not arrive at {self._wire.name} as it was sent", fix="look at the disk and the memory of both machines"
+        ) from trouble
+
+    async def _round(self, cargo: _Cargo, meter: Meter) -> BaseException | None:
+        """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
+        jobs = iter(self._jobs(cargo, meter))
+        trouble: list[BaseException] = []
+
+        async def stream() -> None:
+            for job in jobs:
+                try:
+                    await job()
+                except (Unreachable, Garbled) as error:
+                    trouble.append(error)
+                if trouble:
+                    return
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(STREAMS):
+                    group.create_task(stream())
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return trouble[0] if trouble else None
+
+    def _jobs(self, cargo: _Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Large files first: what is left at the end should be small."""
+        large = [entry for entry in cargo.missing.values() if entry.size > self.chunk]
+        small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
+        for entry in large:
+            yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
+        batches: list[list[Entry]] = [[]]
+        size = 0
+        for entry in small:
+            if size >= BATCH_BYTES or len(batches[-1]) >= BATCH_FILES:
+                batches.append([])
+                size = 0
+            batches[-1].append(entry)
+            size += entry.size
+        alone = not large and len(batches) == 1
+        for batch in batches:
+            if batch or cargo.bare:
+                last = batch is batches[-1] and cargo.bare
+                yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
+
+    async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
+        """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
+        title = f".{self._wire.word}-{next(_count)}"
+        data = cargo.told()[0] if last else b""
+        digests = [Entry(f"{title}.json", "f", len(data), hashlib.sha256(data).hexdigest()), *batch] if last else batch
+        listed = names(f"./{entry.path}" for entry in digests)
+
+        def pieces() -> Iterator[bytes]:
+            yield tar.member(Entry(title, "f", len(listed), ""), listed)
+            if last:
+                yield tar.member(digests[0], data)
+            if cargo.root:
+                yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
+                return
+            for entry in batch:
+                yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
+            yield tar.END
+
+        expected = work.bytes_digest(digests)
+        place = (cargo.name, expected, *_stamp(cargo)) if alone and cargo.root else (cargo.name, "later")
+        folder = cargo.name if cargo.root else "."
+        said = (await self._wire.once(work.BATCH, folder, title, *place, stdin=meter.counted(pieces()))).decode("utf-8", "replace")
+        arrived, _, more = said.partition("\n")
+        if arrived != expected:
+            self._wire.complain(said)
+            raise Garbled
+        for entry in batch:
+            cargo.missing.pop(entry.path, None)
+        cargo.bare = cargo.bare and not last
+        cargo.placed = more == f"placed {cargo.name}\n"
+
+    async def _write(self, cargo: _Cargo, entry: Entry, meter: Meter) -> None:
+        """A large file, or what of it is not there yet."""
+        if entry.path in cargo.older and entry.path not in cargo.holes:
+            await self._compare(cargo, entry)
+        mode, grain = "0555" if entry.kind == "x" else "0444", self._grain
+        holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // grain))]
+        for at in range(0, len(holes), _HOLES):
+            some = holes[at : at + _HOLES]
+            pieces = itertools.chain.from_iterable(
+                part(cargo.origin(entry), entry.size, first * grain, min(count * grain, entry.size - first * grain)) for first, count in some
+            )
+            rest = "part" if at + _HOLES < len(holes) else mode
+            arguments = (cargo.folder, f"./{entry.path}", str(grain), str(entry.size), rest, *(f"{first}+{count}" for first, count in some))
+            said = (await self._wire.once(work.WRITE, *arguments, stdin=meter.counted(pieces))).decode("utf-8", "replace")
+            if said == f"{entry.value}\n":
+                cargo.missing.pop(entry.path, None)
+                cargo.holes.pop(entry.path, None)
+                return
+            if said == "gone\n":
+                raise _Gone
+            self._wire.complain(said)
+            if said:
+                break
+        raise Garbled
+
+    async def _survey(self, cargo: _Cargo) -> None:
+        """Ask what of the missing has arrived, and leave out of `missing` what is right."""
+        cargo.rough = True
+        small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
+        if small:
+            said = await self._wire.ask(work.SURVEY, cargo.folder, stdin=names(f"./{entry.path}" for entry in small))
+            letters, _, rest = said.partition(b"\n")
+            if said == b"gone\n":
+                raise _Gone
+            digests = iter(rest.split(b"\n"))
+            if len(letters) != len(small):
+                raise Garbled
+            for entry, letter in zip(small, letters.decode(), strict=True):
+                if letter != "-" and next(digests, b"").decode() == entry.value and letter == entry.kind:
+                    del cargo.missing[entry.path]
+        await self._compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self.chunk])
+
+    async def _compare_all(self, cargo: _Cargo, paths: Sequence[str]) -> None:
+        todo = iter([cargo.missing[path] for path in paths])
+
+        async def some() -> None:
+            for entry in todo:
+                await self._compare(cargo, entry)
+
+        await asyncio.gather(*(some() for _ in range(STREAMS)))
+
+    async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
+        """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
+        older = (cargo.older[entry.path], str(entry.size)) if entry.path in cargo.older else ("", "")
+        asked = self._wire.ask(work.CHUNKS, cargo.folder, f"./{entry.path}", str(self._grain), *older)
+        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._grain)
+        answer, ours = await asyncio.gather(asked, hashed)
+        said = answer.decode().split("\n")
+        if said[0] == "gone":
+            raise _Gone
+        size, theirs = int(said[0]), said[1:-1]
+        if size > entry.size:
+            await self._wire.ask(work.DELETE, cargo.folder, stdin=names((f"./{entry.path}",)))
+            theirs = []
+        if not theirs:
+            cargo.holes[entry.path] = []
+            return
+        wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
+        if not wrong and await asyncio.to_thread(digest, cargo.origin(entry)) != entry.value:
+            raise Changed(cargo.origin(entry))
+        if not wrong and entry.path in cargo.older:
+            wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them
+        if not wrong:
+            del cargo.missing[entry.path]
+            cargo.holes.pop(entry.path, None)
+            return
+        holes: list[tuple[int, int]] = []
+        for at in wrong:
+            if holes and sum(holes[-1]) == at:
+                holes[-1] = (holes[-1][0], holes[-1][1] + 1)
+            else:
+                holes.append((at, 1))
+        cargo.holes[entry.path] = holes
+
+    async def _tidy(self, cargo: _Cargo) -> None:
+        """Delete what does not belong into a tree, and see which links and empty folders are missing."""
+        below, pointing = work.listing(await self._wire.ask(work.LIST, cargo.folder))
+        above = set(folders(cargo.manifest))
+        wanted = {entry.path: entry for entry in cargo.manifest}
+        wrong = []
+        for path, kind in below.items():
+            entry = wanted.get(path)
+            right = path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
+            if not right:
+                wrong.append(path)
+        if wrong:
+            await self._wire.ask(work.DELETE, cargo.folder, stdin=names(f"./{path}" for path in wrong))
+        gone = set(wrong)
+        cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
+        cargo.bare = True
+
+    async def _same(self, cargo: _Cargo) -> bool:
+        """Whether a tree has exactly the names, kinds and links that it should."""
+        below, pointing = work.listing(await self._wire.ask(work.LIST, cargo.folder))
+        wanted = {entry.path: entry.kind for entry in cargo.manifest if entry.kind != "d"} | {folder: "d" for folder in folders(cargo.manifest)}
+        return below == wanted and pointing == {entry.path: entry.value for entry in cargo.manifest if entry.kind == "l"}
+
+    async def _place(self, cargo: _Cargo, meter: Meter) -> None:
+        """What has arrived gets its name."""
+        if not cargo.folder:
+            return
+        if not cargo.root:
+            await self._place_files(cargo)
+            return
+        for _ in range(TRIES):
+            if not cargo.placed:
+                said = (await self._wire.ask(work.PLACE_TREE, cargo.name, *_stamp(cargo))).decode()
+            if cargo.placed or said == f"placed {cargo.name}\n":
+                self._remember(cargo.content, cargo.manifest)
+                return
+            if said == "gone\n":
+                if name_of(cargo.content) in {name_of(content) for content in await self.have((cargo.content,))}:
+                    return  # the answer was lost, not the work
+                raise _Gone
+            cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
+            await self._tidy(cargo)
+            await self._wire.patiently(lambda: self._survey(cargo))
+            await self._deliver(cargo, meter)
+        self._give_up(cargo, None)
+
+    async def _place_files(self, cargo: _Cargo) -> None:
+        placed = set((await self._wire.ask(work.PLACE_FILES, stdin=lines(cargo.loose))).decode().split("\n"))
+        if placed.issuperset(cargo.loose):
+            return
+        # An answer that was lost: the first to ask has placed them.
+        contents = {f"{entry.kind}:{entry.value}" for name, entry in cargo.loose.items() if name not in placed}
+        if await self.have(contents) != contents:
+            raise _Gone
+
+
+class _Standing:
+    """What a host said of the objects that are to be sent to it."""
+
+    def __init__(self, wanted: Collection[str], said: str) -> None:
+        self.how: dict[str, str] = {}
+        self.theirs: dict[str, list[str]] = {}
+        objects, _, rest = said.partition("silent\n")
+        silent, _, rest = rest.partition("free\n")
+        free, _, trees = rest.partition("trees\n")
+        for line in objects.splitlines():
+            word, _, name = line.partition(" ")
+            if word == "theirs":
+                sender, _, name = name.partition(" ")
+                self.theirs.setdefault(sender, []).append(name)
+            elif name in wanted:
+                self.how[name] = word
+        self.silent = {line.split("/")[1] for line in silent.splitlines()}
+        self.free = free_of(free.encode())
+        self.trees = [name for name in trees.splitlines() if name.endswith(".t")][:20]
+        if len(self.how) != len(wanted):
+            raise Garbled
+
+
+def _stamp(cargo: _Cargo) -> tuple[str, str, str]:
+    """What a tree is recognized by before it gets its name, whether links are to be looked at, and modes."""
+    links = any(entry.kind == "l" for entry in cargo.manifest)
+    return cargo.told()[1], "links" if links else "plain", "rough" if cargo.rough else "smooth"
+
+
+def _whole(path: str, size: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise Changed(path)
+    return data
+
+
+def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
+    """Digests of a few blocks of a file here."""
+    found = []
+    for block in blocks:
+        data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))
+        found.append(hashlib.sha256(data).hexdigest())
+    return found
+
+
+def _dead(sender: str) -> bool:
+    """Whether whoever sent under this name is certainly not sending any more."""
+    theirs, _, _ = sender.rpartition("-")
+    mine = process()
+    if theirs == mine:
+        return sender not in _sending
+    if theirs.split(".")[:2] != mine.split(".")[:2]:
+        return False
+    try:
+        return started(int(theirs.split(".")[2])) != theirs.split(".")[3]
+    except (OSError, ValueError, IndexError):
+        return True

@@ -1,0 +1,312 @@
+"""What settings are in force: `recipe.toml` of a workspace over the user's own `config.toml`.  Knows files and their schema, not what a setting does.
+
+Tables are taken whole: `[stores.team]` of a workspace replaces the user's of that name, so that no address of the one meets credentials of the other.
+Credentials are in neither; they come from where the ecosystem keeps them.  Without files nothing is imported: two failed stats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import Invalid, Location, NotFound, Problem, did_you_mean
+from .reading import whole
+from .storage.workspace import settings_files
+
+NAME: Final = "recipe.toml"
+_TABLES = ("stores", "drivers")
+_PUBLIC = frozenset({"host_key", "keepalive"})
+_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """One `[stores.NAME]`: where, and how it is asked.  `url` is as it was written."""
+
+    name: str
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    owner: str = ""
+    anonymous: bool = False
+    push: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings in force.  `origins` says where each comes from: (path of keys) -> `file:line`."""
+
+    store: str = ""
+    stores: Mapping[str, StoreSettings] = field(default_factory=dict)
+    drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
+    origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+
+    def store_named(self, name: str | None) -> StoreSettings | None:
+        """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
+        wanted = name or self.store
+        if not wanted:
+            return None
+        if wanted in self.stores:
+            return self.stores[wanted]
+        if "/" in wanted:
+            return StoreSettings(wanted, wanted)
+        fix = did_you_mean(wanted, self.stores)
+        raise NotFound(
+            f'there is no store "{wanted}"', fix=fix or f"add [stores.{wanted}] with a url to {NAME}; `recipe config` shows those there are"
+        )
+
+    def store_of(self, address: str) -> StoreSettings | None:
+        """The settings of a store in the bucket of `address`, which say how it is asked: of several, those of the nearest folder above."""
+        there = {each.url.rstrip("/"): each for each in self.stores.values() if "://" in each.url and _bucket(each.url) == _bucket(address)}
+        nearest = max(there, key=lambda url: len(url) if f"{address}/".startswith(f"{url}/") else 0, default="")
+        return there.get(nearest)
+
+    def driver(self, name: str) -> dict[str, Any]:
+        """The settings of a driver; none when nothing is said about it."""
+        return dict(self.drivers.get(name, {}))
+
+
+def _bucket(url: str) -> str:
+    """Scheme and bucket of an address."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+NOTHING: Final = Config()
+
+
+def load(root: Path, environ: Mapping[str, str]) -> Config:
+    """The settings for the workspace at `root`.  Raises Invalid with every problem of both files."""
+    problems: list[Problem] = []
+    found = [_read(path, problems) for path in paths(root, environ)]
+    if problems:
+        raise Invalid(problems)
+    if not any(found):
+        return NOTHING
+    return _merged([file for file in found if file is not None])
+
+
+def listed(config: Config) -> list[tuple[str, Any, str]]:
+    """Every setting in force: its name, its value, and where it is from.  What looks like a credential is not shown."""
+    rows: list[tuple[str, Any, str]] = []
+    for keys, origin in sorted(config.origins.items()):
+        if keys == ("store",):
+            value: Any = config.store
+        elif keys[0] == "stores":
+            value = getattr(config.stores[keys[1]], keys[2])
+        elif keys[0] == "prices":
+            value = config.prices[keys[1]]
+        else:
+            value = config.drivers[keys[1]][keys[2]]
+        rows.append((".".join(keys), _masked(keys[-1], value), origin))
+    return rows
+
+
+def _masked(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _masked(name, inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked("", item) for item in value]
+    return "***" if _SECRET.search(key) and key not in _PUBLIC else value
+
+
+def paths(root: Path, environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """The files that are looked at: the workspace's, which wins, and the user's."""
+    ours, theirs = settings_files(root, environ)
+    return Path(ours), Path(theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: str
+    text: str
+    value: dict[str, Any]
+
+
+def _read(path: Path, problems: list[Problem]) -> _File | None:
+    try:
+        data = whole(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        problems.append(Problem("unreadable", f"{path} cannot be read: {error.strerror}"))
+        return None
+    import tomllib
+
+    text = data.decode("utf-8", "replace")
+    try:
+        value = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        problems.append(Problem("not-utf8", "this is not UTF-8 text", Location(str(path), data[: error.start].count(b"\n") + 1, 1)))
+        return None
+    except tomllib.TOMLDecodeError as error:
+        told = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
+        line, column = (int(told[2]), int(told[3])) if told and told[2] else (text.count("\n") + 1, 1)
+        problems.append(Problem("not-toml", told[1] if told else str(error), _location(str(path), text, line, column)))
+        return None
+    file = _File(str(path), text, value)
+    problems += _faults(file)
+    return file
+
+
+def _merged(files: list[_File]) -> Config:
+    """`files` in order of precedence."""
+    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+    origins: dict[tuple[str, ...], str] = {}
+    store = ""
+    prices: dict[str, str] = {}
+    for file in reversed(files):
+        for name, price in file.value.get("prices", {}).items():
+            prices[name] = price
+            origins["prices", name] = _origin(file, ("prices", name))
+        if "store" in file.value:
+            store = file.value["store"]
+            origins["store",] = _origin(file, ("store",))
+        for kind in _TABLES:
+            for name, table in file.value.get(kind, {}).items():
+                tables[kind][name] = table
+                for gone in [keys for keys in origins if keys[:2] == (kind, name)]:
+                    del origins[gone]
+                for key in table:
+                    origins[kind, name, key] = _origin(file, (kind, name, key))
+    stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
+    return Config(store, stores, tables["drivers"], prices, origins)
+
+
+# -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
+
+
+_Fault = tuple[str, str, tuple[str, ...], str]
+
+
+def _faults(file: _File) -> list[Problem]:
+    import json
+
+    from .language.library import home
+
+    schema = json.loads((home() / "schemas" / "config.schema.json").read_text("utf-8"))
+    faults = _check(schema, schema, file.value, ()) + _strange_drivers(file.value)
+    return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
+
+
+def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
+    """Tables of drivers that neither we nor an installed package have: a driver that nobody asks for would hide a slip of the pen."""
+    tables = value.get("drivers")
+    if not isinstance(tables, dict) or not tables:
+        return []
+    from .extensions import drivers
+
+    known = {name: drivers(name) for name in tables}
+    return [
+        ("unknown-driver", f'there is no driver "{name}"', ("drivers", name), did_you_mean(name, there) or _drivers_fix(there))
+        for name, there in known.items()
+        if name not in there
+    ]
+
+
+def _drivers_fix(known: Mapping[str, object]) -> str:
+    return f"known: {', '.join(sorted(known))}; install the package that brings it, or take the table away"
+
+
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+}
+_WORDS: Final = {
+    "object": "a table",
+    "array": "a list",
+    "string": "a text",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+}
+
+
+def _check(root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: tuple[str, ...]) -> list[_Fault]:
+    """Where `value` is not what the schema says.  Only the words that our own schema uses: importing a validator costs more than a no-op run."""
+    if "$ref" in part:
+        return _check(root, root["$defs"][part["$ref"].removeprefix("#/$defs/")], value, keys)
+    name = ".".join(keys)
+    if "anyOf" in part:
+        tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
+        return min(tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type"))
+    kind = part.get("type")
+    if kind is not None and (not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return [("wrong-type", f"{name} must be {_WORDS[kind]}", keys, "")]
+    if isinstance(value, str):
+        if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
+            return [("bad-value", f'{name} cannot be "{value}"', keys, str(part.get("description", "")))]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and value < part.get("minimum", value):
+        return [("bad-value", f"{name} must be at least {part['minimum']}", keys, "")]
+    elif isinstance(value, list):
+        return [fault for n, item in enumerate(value) for fault in _check(root, part.get("items", {}), item, (*keys, str(n)))]
+    if not isinstance(value, dict):
+        return []
+    known = part.get("properties", {})
+    others = part.get("additionalProperties", True)
+    found: list[_Fault] = []
+    for missing in part.get("required", ()):
+        if missing not in value:
+            found.append(("missing-key", f"{name} says no {missing}", keys, str(known[missing].get("description", ""))))
+    for key, inner in value.items():
+        if key in known:
+            found += _check(root, known[key], inner, (*keys, key))
+        elif isinstance(others, dict):
+            found += _check(root, others, inner, (*keys, key))
+        elif not others:
+            found.append(("unknown-key", f'there is no setting "{".".join((*keys, key))}"', (*keys, key), _advice(key, known)))
+    return found
+
+
+def _advice(key: str, known: Mapping[str, Any]) -> str:
+    if hint := did_you_mean(key, known):
+        return hint
+    if _SECRET.search(key):
+        return "credentials do not belong in this file: use a profile of ~/.aws, AWS_* variables, or `gcloud auth application-default login`"
+    return f"known: {', '.join(sorted(known))}"
+
+
+# -- where something stands ---------------------------------------------------------------------------------------------------------------------
+
+
+def _origin(file: _File, keys: tuple[str, ...]) -> str:
+    where = _where(file, keys)
+    return f"{where.path}:{where.line}"
+
+
+def _where(file: _File, keys: tuple[str, ...]) -> Location:
+    """Where a key is written, as far as a look at headers and beginnings of lines can tell; else its table, else the first line."""
+    lines = file.text.splitlines() or [""]
+    table: tuple[str, ...] = ()
+    best, depth = 1, 0
+    for number, line in enumerate(lines, 1):
+        if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
+            table = _dotted(header[1])
+            here = table
+        elif assigned := re.match(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=", line):
+            here = (*table, *_dotted(assigned[1]))
+        else:
+            continue
+        if here == keys[: len(here)] and len(here) > depth:
+            best, depth = number, len(here)
+    line = lines[best - 1]
+    begin = len(line) - len(line.lstrip())
+    return Location(file.path, best, begin + 1, max(1, len(line.split("=")[0].rstrip()) - begin), line)
+
+
+def _dotted(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _location(path: str, text: str, line: int, column: int) -> Location:
+    lines = text.splitlines()
+    return Location(path, line, column, 1, lines[line - 1] if 0 < line <= len(lines) else "")

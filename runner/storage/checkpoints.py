@@ -1,0 +1,364 @@
+"""Where a step's state lives between attempts, and which of its checkpoints counts.
+
+    states/<state key>/<generation>/made_under.json    the `continues` values and the number of processes that its checkpoints were made under
+    states/<state key>/<generation>/<name>/            the state itself, the trainer's own layout
+    states/<state key>/holder                          the name of the attempt that last had it, which may outlive its worker
+
+A state key is a step's key without its `continues` values.  An attempt gets the newest generation made under values not above the asked ones and by
+as many processes, else a new one: a 2,000-step checkpoint is never taken for a 1,000-step one, nor one of two processes for one of one, and neither
+is lost.  Knows folders; what is in their files is told by `formats`, whose they are by `layouts`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ..digest import of_value
+from .checkpoint_files import flaw, sharded
+from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
+from .objects import delete
+
+OURS = "checkpoint.json"
+"""In a checkpoint of the trainers of this library: its step, its settings, and its files with their SHA-256."""
+NOTHING: Mapping[str, Any] = {"continues": {}, "world": None, "id": ""}
+"""What is known of a generation that says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One state folder, as an attempt gets it.  `id` is its own, on every machine and for ever."""
+
+    path: Path
+    note: str  # why earlier state is not used, if so
+    id: str = ""
+
+    def folder(self, name: str) -> Path:
+        return self.path / name
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a checkpoint is, and whether a training may go on from it."""
+
+    ok: bool
+    kind: str  # transformers, accelerate, deepspeed, sharded, recipe (this library's trainers), file, files
+    step: int | None = None
+    world: int | None = None  # processes that wrote it; None: its files do not tell
+    why: str = ""  # why not, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The checkpoint that a training goes on from, and the newer ones that it cannot."""
+
+    name: str | None = None
+    verdict: Verdict | None = None
+    passed: tuple[tuple[str, str], ...] = ()  # (name, why) of each newer one
+
+    @property
+    def step(self) -> int | None:
+        return self.verdict.step if self.verdict else None
+
+    @property
+    def words(self) -> str:
+        """What people have to know; empty when there is no checkpoint at all."""
+        said = "; ".join(f"{name} is passed over: {why}" for name, why in self.passed[:3])
+        more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
+        if self.name is None:
+            return f"NO CHECKPOINT CAN BE USED, starting over: {said}{more}" if self.passed else ""
+        at = f" (step {self.step})" if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name) else ""
+        return f"goes on from {self.name}{at}" + (f"; {said}{more}" if said else "")
+
+
+def key(detail: Mapping[str, Any], world: Sequence[Any], id: str) -> str:
+    """The state key of a step, whose `world` is what its key was made from: the name of its folder below `states/`."""
+    author, continues = detail["author"], detail["continues"]
+    kept = {**author, "reads": {k: v for k, v in author["reads"].items() if k.removeprefix("inputs.") not in continues}}
+    return of_value("state/1", [kept, sorted(world, key=str), id if not author["outputs"] else ""])[:32]
+
+
+def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The newest generation of a state, and what its checkpoints were made under: `continues` values and `world`; None where there is none."""
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    if not numbers:
+        return None
+    newest = root / str(max(numbers))
+    return newest, _made_under(newest)
+
+
+def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
+    """The generation for an attempt under these `continues` values, by `world` processes; recorded as made under them from now on."""
+    note = ""
+    generations = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True) if root.is_dir() else []
+    for number in generations:
+        made = _made_under(root / str(number))
+        values, by = made["continues"], made["world"]
+        over = [f"{name}={values[name]}" for name, value in continues.items() if name in values and values[name] > value]
+        if not over and (world is None or by is None or by == world):
+            return _record(root / str(number), made, continues, world, note and f"{note}; what was made before that is used")
+        reason = f"under {', '.join(over)}, above what is asked now" if over else f"by {_processes(by)}, and this is {_processes(world)}"
+        note = note or f"earlier state was made {reason}"
+    return _record(root / str((generations[0] if generations else 0) + 1), NOTHING, continues, world, note and f"{note}; starting over")
+
+
+def holder(root: Path) -> str:
+    """The attempt that last had this state; empty when none did."""
+    try:
+        return (root / "holder").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def hold(root: Path, attempt: str) -> None:
+    temporary = root / "holder.new"
+    temporary.write_text(attempt)
+    temporary.rename(root / "holder")
+
+
+def newest(folder: Path, pattern: str | None, *, world: int | None = None) -> Newest:
+    """The newest checkpoint that a training by `world` processes may go on from: by the number in its name, then by time.  Reads it whole."""
+    passed: list[tuple[str, str]] = []
+    for name, verdict in judged(folder, pattern, world=world, thorough=True):
+        if verdict.ok:
+            return Newest(name, verdict, tuple(passed))
+        passed.append((name, verdict.why))
+    return Newest(passed=tuple(passed))
+
+
+def judged(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False) -> Iterator[tuple[str, Verdict]]:
+    """Every checkpoint there with its verdict, the newest first, each examined when it is asked for.
+
+    Where no layout says what belongs to a checkpoint, its trainer's habit does: it has to have what the one before it has.
+    """
+    names = newest_first(folder, pattern)
+    for name, before in zip_longest(names, names[1:]):
+        verdict = examine(folder / name, world=world, thorough=thorough)
+        if verdict.ok and before is not None:
+            why = unlike(_files(folder / name), _files(folder / before), before, verdict)
+            verdict = replace(verdict, ok=not why, why=why)
+        yield name, verdict
+
+
+def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
+    """Delete checkpoints beyond the `keep` newest whole ones; nothing else.  Returns the deleted names.
+
+    Not while somebody writes there: one that is being written may look whole, see `keeper.Janitor`.
+    """
+    if keep is None or pattern is None:
+        return []
+    good: dict[int | None, list[str]] = {}
+    for name, verdict in judged(folder, pattern):
+        if verdict.ok:
+            good.setdefault(verdict.world, []).append(name)
+    spared = {best(folder / names[0]) for names in good.values()}
+    surplus = [name for names in good.values() for name in names[max(1, keep) :] if name not in spared]
+    for name in surplus:
+        delete(folder / name)
+    return surplus
+
+
+def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> Verdict:
+    """Whether a checkpoint is whole, by its form and by what its trainer needs, and was made by as many processes as `world`, where that is asked.
+
+    `thorough` also reads every checksum that there is.  What is gone meanwhile is not whole; raises nothing.
+    """
+    try:
+        verdict = _file(path, thorough=thorough) if path.is_file() else _folder(path, files(path), thorough=thorough)
+    except OSError as error:
+        verdict = Verdict(False, "files", step_of(path.name), None, f"it cannot be read ({error.strerror})")
+    if verdict.ok and world is not None and verdict.world not in (None, world):
+        why = f"it was made by {_processes(verdict.world)}, and this is {_processes(world)}: it would not give the same weights"
+        verdict = replace(verdict, ok=False, why=why)
+    return verdict
+
+
+def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
+    """Words for a file that the checkpoint before this one has and this one does not; empty where a layout says what belongs to it."""
+    lost = sorted(shape(before) - shape(names)) if verdict.kind == "files" else []
+    return f"it has no {lost[0]}, which {called} has: it was not finished" if lost else ""
+
+
+def best(path: Path) -> str:
+    """The checkpoint that a transformers trainer will want again at its end, as this one says; empty when it says none."""
+    try:
+        return Path(str(json.loads((path / "trainer_state.json").read_bytes())["best_model_checkpoint"] or "")).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def went_back(restored: int | None, first: int | None) -> str:
+    """Whether a training that went on from step `restored` told `first` as its first step: words if it began before that, else empty.
+
+    The step of the checkpoint itself may be told again (some count from zero, some evaluate before they train); one before it may not.
+    """
+    if restored is None or first is None or first >= restored:
+        return ""
+    return f"it was to go on from step {restored}, and its first report is of step {first}: it trains again what it had"
+
+
+def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
+    """The names of all checkpoints there, whole or not.  A link to one is none."""
+    if pattern is None:
+        return []
+    try:
+        names = [name for name in os.listdir(folder) if fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)]
+    except FileNotFoundError:
+        return []
+    names = [name for name in names if not (folder / name).is_symlink()]
+    return sorted(names, key=lambda name: (number(name), _time(folder / name), name), reverse=True)
+
+
+def number(name: str) -> int:
+    """The last number in a checkpoint's name, -1 without one."""
+    digits = re.findall(r"\d+", name)
+    return int(digits[-1]) if digits else -1
+
+
+def files(path: Path) -> list[str]:
+    """Every file below a folder, as paths below it, sorted; links too, whatever they lead to."""
+    found = []
+    for folder, below, names in os.walk(path, onerror=_raise):
+        head = os.path.relpath(folder, path)
+        found += [name if head == "." else f"{head}/{name}" for name in names]
+        found += [f"{head}/{name}".removeprefix("./") for name in below if os.path.islink(os.path.join(folder, name))]
+    return sorted(found)
+
+
+def _files(path: Path) -> list[str]:
+    try:
+        return files(path) if path.is_dir() else []
+    except OSError:
+        return []
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _time(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _file(path: Path, *, thorough: bool) -> Verdict:
+    wrong = flaw(path, thorough=thorough) or ("" if path.stat().st_size else "is empty")
+    return Verdict(not wrong, "file", step_of(path.name), None, wrong and f"it {wrong}")
+
+
+def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
+    if not names:
+        return Verdict(False, "files", step_of(path.name), None, "it is empty")
+    found = layout(names, folder=path.name)
+    wrong = _unfinished(path.name, names) or _flawed(path, names, thorough=thorough)
+    if not wrong and found.missing:
+        wrong = f"it lacks {', '.join(found.missing[:3])}" + (f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else "")
+    if not wrong and OURS in names and (ours := _ours(path, names, thorough=thorough)) is not None:
+        return ours
+    step = _trained(path) if found.kind == "transformers" and not wrong else step_of(path.name)
+    return Verdict(not wrong, found.kind, step, found.world, wrong)
+
+
+def _unfinished(own: str, names: Sequence[str]) -> str:
+    for name in (own, *names):
+        if any(TEMPORARY.match(part) for part in name.split("/")):
+            return f"it is not finished: {name}"
+    return ""
+
+
+def _flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
+    for name in names:
+        if wrong := flaw(path / name, thorough=thorough):
+            return f"{name} {wrong}"
+        if name.endswith(".index.json") and (wrong := _unlisted(path / name, name, names)):
+            return wrong
+        if name.rpartition("/")[2] == ".metadata":
+            try:
+                ends = sharded(path / name)
+            except (OSError, ValueError):
+                return f"{name} is cut off"
+            head = name[: -len(".metadata")]
+            for shard, length in ends.items():
+                if f"{head}{shard}" not in names:
+                    return f"it lacks {head}{shard}"
+                if (path / f"{head}{shard}").stat().st_size < length:
+                    return f"{head}{shard} is cut off"
+    if "latest" in names and any(ENGINE.search(name) for name in names):
+        named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
+        if not any(name.startswith(f"{named}/") for name in names):
+            return f"it lacks {named or 'what'}, which its file latest names"
+    return ""
+
+
+def _unlisted(path: Path, name: str, names: Sequence[str]) -> str:
+    """A file that an index names and that is not there."""
+    try:
+        index = json.loads(path.read_bytes())
+        listed = sorted(set(map(str, index["weight_map"].values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{name} lists no files"
+    head = name[: len(name) - len(name.rpartition("/")[2])]
+    return next((f"it lacks {head}{shard}, which {name} lists" for shard in listed if f"{head}{shard}" not in names), "")
+
+
+def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None:
+    """A checkpoint that says itself what belongs to it; None when it only has a file of that name."""
+    try:
+        record = json.loads((path / OURS).read_bytes())
+        listed = dict(record["files"])
+        step, world = int(record["step"]), record["settings"].get("world")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    wrong = next((f"it lacks {name}" for name in sorted(listed) if name not in names), "")
+    if thorough and not wrong:
+        wrong = next((f"{name} is not as it was saved" for name in sorted(listed) if _sha256(path / name) != listed[name]), "")
+    return Verdict(not wrong, "recipe", step, world if isinstance(world, int) else None, wrong)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _trained(path: Path) -> int | None:
+    try:
+        return int(json.loads((path / "trainer_state.json").read_bytes())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return step_of(path.name)
+
+
+def _processes(count: int | None) -> str:
+    return f"{count} process" + ("" if count == 1 else "es")
+
+
+def _made_under(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / "made_under.json").read_text())
+    except (OSError, ValueError):
+        return dict(NOTHING)
+    if not isinstance(found, dict):
+        return dict(NOTHING)
+    return {**NOTHING, **found} if isinstance(found.get("continues"), dict) else {**NOTHING, "continues": found}
+
+
+def _record(path: Path, made: Mapping[str, Any], continues: Mapping[str, Any], world: int | None, note: str) -> Generation:
+    path.mkdir(parents=True, exist_ok=True)
+    own = str(made["id"]) or secrets.token_hex(8)
+    temporary = path / "made_under.json.new"
+    temporary.write_text(json.dumps({"continues": dict(continues), "world": world if world is not None else made["world"], "id": own}))
+    temporary.rename(path / "made_under.json")
+    return Generation(path, note, own)

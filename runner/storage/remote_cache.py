@@ -1,0 +1,475 @@
+"""Use a store that several machines share: find what was made elsewhere, bring its bytes, and put there what is made here.  Decides nothing.
+
+Local comes before shared: only keys without a trace here are asked for, many at once.  Metadata is enough for a hit; bytes come when a step needs
+them or a path shows them, and what cannot be had, or is not what its name says, is as gone as if it had been deleted here.  A store that does not
+answer is done without, with one notice: it never fails a run, nor holds one up for longer than `PATIENCE`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ..errors import Infrastructure, RecipeError
+from ..language.units import about
+from ..planning.judge import FRESH, RESTORE, RUN, Verdict
+from ..planning.plan import TEMPORARY, UNCACHED, Node, Plan
+from .files import Content
+
+if TYPE_CHECKING:
+    import queue
+    import threading
+
+    from ..settings import StoreSettings
+    from ..survey.survey import Survey
+    from .objects import Objects, Seal
+    from .remotes import Found, Remote
+    from .store import Trace
+    from .workspace import Workspace
+
+PATIENCE: Final = 5.0
+"""Seconds that one question of a plan may take."""
+NONE: Final = "none"
+"""The name that stands for no store."""
+WORTH_SAYING: Final = 16 << 20
+"""Bytes whose transfer is worth a line."""
+_A = TypeVar("_A")
+
+
+def share(ws: Workspace, name: str | None, *, push: bool | None = None) -> Sharing | None:
+    """Let this workspace use the store called `name`, or its default one; None when there is none.  Raises Invalid, NotFound.
+
+    `push` says whether what runs make is put there; by default as the store's settings say.
+    """
+    if name == NONE:
+        return None
+    settings = ws.config.store_named(name)
+    if settings is None:
+        return None
+    ws.sharing = Sharing(ws, opened(ws, settings), settings.name, push=settings.push if push is None else push, asked=name is not None)
+    return ws.sharing
+
+
+def opened(ws: Workspace, settings: StoreSettings) -> Remote:
+    """The store that these settings describe.  Nothing is asked of it yet."""
+    from . import buckets
+    from .remotes import Remote
+
+    where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
+    return Remote(buckets.open(settings.url, root=ws.root, anonymous=settings.anonymous, **where))
+
+
+class Sharing:
+    """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
+
+    def __init__(self, ws: Workspace, remote: Remote, name: str, *, push: bool, asked: bool) -> None:
+        self.remote, self.name, self.pushes = remote, name, push
+        self.notices: list[str] = []
+        self.found: set[str] = set()  # keys whose trace came from there
+        self._ws = ws
+        self._asked_for = asked  # by name, for this command: what is wrong with it is an error then
+        self._off = False
+        self._looked_up: set[str] = set()
+        self._there: dict[Content, bool] = {}
+        self._sizes: dict[Content, int] = {}
+        self._outbox: _Outbox | None = None
+
+    # -- judging
+
+    def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
+        """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
+        keys = [key for n, verdict in enumerate(verdicts) if (key := self.unknown(plan.nodes[n], verdict)) is not None]
+        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
+        return bool(keys) and self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
+
+    def unknown(self, node: Node, verdict: Verdict) -> str | None:
+        """The key of a step that would run although another may have made what it makes; None when there is nothing to ask."""
+        if self._off or verdict.answer != RUN or verdict.key is None or verdict.reasons == ("forced",):
+            return None
+        if not node.outputs or node.flags & UNCACHED or verdict.key in self._looked_up or self._ws.traces.get(verdict.key) is not None:
+            return None
+        return verdict.key
+
+    def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
+        """What the store knows of keys, and which contents of that it has; may be asked in another thread."""
+        found = self.remote.lookup(keys, patience=PATIENCE)
+        return found, self.remote.holds([made.content for trace, _ in found.values() for made in trace.outputs], patience=PATIENCE)
+
+    def learned(self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]) -> bool:
+        """Remember the answers to a question."""
+        self._looked_up.update(keys)
+        self._there |= {made.content: made.content in there for trace, _ in found.values() for made in trace.outputs}
+        traces = []
+        for key, (trace, sizes) in found.items():
+            facts = json.dumps({**trace.facts, "store": self.name})
+            traces.append(trace._replace(facts_json=facts))
+            self.found.add(key)
+            self._sizes |= {made.content: sizes.get(made.name, 0) for made in trace.outputs}
+        if traces:
+            self._ws.learn(traces)
+        return bool(traces)
+
+    def failed(self, keys: Iterable[str], error: RecipeError) -> None:
+        """A question went without an answer: do without the store from now on.  Raises what a person who asked for it by name has to know."""
+        self._looked_up.update(keys)
+        self._stop(error)
+
+    def holds(self, content: Content) -> bool:
+        """Whether the store can give this content."""
+        if content not in self._there:
+            self.expect([content])
+        return self._there.get(content, False) and not self._off
+
+    def expect(self, contents: Iterable[Content]) -> None:
+        """These will be asked for: ask for all of them at once."""
+        unknown = [content for content in dict.fromkeys(contents) if content not in self._there]
+        if unknown and not self._off:
+            there: set[Content] = self._try(lambda: self.remote.holds(unknown, patience=PATIENCE), set())
+            self._there |= {content: content in there for content in unknown}
+
+    def outline(self, content: Content) -> None:
+        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: whoever reads it will say so."""
+        if not self._ws.objects.outlined(content) and self.holds(content):
+            manifest = self._try(lambda: self.remote.manifest(content), None)
+            if manifest is not None:
+                self._ws.objects.outline(content, manifest)
+
+    def explain(self, found: Survey) -> None:
+        """Say of each step what of it is elsewhere: that it was made there, and what will be fetched."""
+        for n, verdict in enumerate(found.verdicts):
+            if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
+                continue
+            words = [f"made elsewhere: found in the store {self.name}"] if verdict.key in self.found else []
+            missing = [Content(content) for content in verdict.made.outputs.values() if not self._ws.objects.has(Content(content))]
+            if verdict.answer == RESTORE and missing:
+                size = self.size_of(missing)
+                words.append(f"its bytes come from the store {self.name}" + (f", {about(size)}" if size else ""))
+            if words:
+                found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))
+
+    # -- bytes
+
+    def bring(self, contents: Iterable[Content], progress: Callable[[int], object] = lambda _count: None) -> set[Content]:
+        """Fetch what is not here; answers what could not be had.  Takes long: for commands that do nothing else."""
+        wanted = [content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)]
+        lost: set[Content] = set()
+        for content in wanted:
+            brought = self.fetcher([content])()
+            self.brought(brought)
+            lost |= brought.lost
+            progress(brought.size)
+        return lost
+
+    def fetcher(self, contents: Sequence[Content]) -> Callable[[], Brought]:
+        """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
+        from .objects import Objects
+        from .remotes import Gone
+
+        # With a memory of its own: ours belongs to our thread.
+        objects, remote = Objects(self._ws.home), self.remote
+
+        def fetch() -> Brought:
+            brought = Brought()
+            for content in contents:
+                try:
+                    brought.size += remote.fetch(content, objects)
+                except Gone as error:
+                    brought.lost.add(content)
+                    brought.trouble.append(str(error))
+                except RecipeError as error:
+                    brought.lost.add(content)
+                    brought.failed = error
+            brought.seals = objects.changes()
+            return brought
+
+        return fetch
+
+    def brought(self, brought: Brought) -> None:
+        """Note what a fetch brought, and what it could not."""
+        self._ws.objects.learned(brought.seals)
+        self._there |= dict.fromkeys(brought.lost, False)
+        self.notices += brought.trouble
+        if brought.failed is not None:
+            self._stop(brought.failed)
+
+    def size_of(self, contents: Iterable[Content]) -> int:
+        """Bytes, as far as they are known."""
+        return sum(self._sizes.get(content, 0) for content in contents)
+
+    # -- pushing
+
+    def push(self, trace: Trace, node: Node) -> None:
+        """Put what a step made into the store, beside everything else and in order."""
+        if not self.pushes or self._off or not trace.outputs or node.flags & UNCACHED or "store" in trace.facts:
+            return
+        if self._outbox is None:
+            self._outbox = _Outbox(self._ws, self.remote)
+        for made in trace.outputs:
+            self._ws.objects.path(made.content)  # the thread sees files only
+        kept = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        self._outbox.put(trace, frozenset(kept))
+
+    def finish(self, say: Callable[[str], object]) -> None:
+        """Wait until everything has been put there; what could not be is told, and fails nothing."""
+        if self._outbox is None:
+            return
+        outbox, self._outbox = self._outbox, None
+        if outbox.waiting and not outbox.idle(1.0):
+            say(f"putting what was made into the store {self.name} ({outbox.waiting} to go; Ctrl-C goes without)")
+        try:
+            outbox.join()
+        except KeyboardInterrupt:
+            self.notices.append(f"not everything was put into the store {self.name}; `recipe push` does the rest")
+        for problem in outbox.problems:
+            self.notices.append(f"not put into the store {self.name}: {problem}; `recipe push` tries again")
+
+    def indulge(self) -> None:
+        """A run has begun: from now on trouble with the store is a notice, whoever asked for it."""
+        self._asked_for = False
+
+    def told(self) -> list[str]:
+        """Notices that nobody has been told yet."""
+        notices, self.notices = self.notices, []
+        return list(dict.fromkeys(notices))
+
+    # -- below
+
+    def _try(self, do: Callable[[], _A], otherwise: _A) -> _A:
+        if self._off:
+            return otherwise
+        try:
+            return do()
+        except RecipeError as error:
+            self._stop(error)
+            return otherwise
+
+    def _stop(self, error: RecipeError) -> None:
+        from .buckets import Unreachable
+
+        self._off = True
+        if self._asked_for and not isinstance(error, Unreachable):
+            raise error
+        self.notices.append(f"the store {self.name} is not used: {error}" + (f" (fix: {error.fix})" if error.fix else ""))
+
+
+@dataclass(slots=True)
+class Brought:
+    """What a fetch brought."""
+
+    size: int = 0
+    seals: list[Seal] = field(default_factory=list)
+    lost: set[Content] = field(default_factory=set)
+    trouble: list[str] = field(default_factory=list)
+    failed: RecipeError | None = None  # the store itself, not one content
+
+
+class Deliveries:
+    """What the steps of a run wait for before they are judged: an answer of the store, or bytes that it brings.  Told by `wake` when one has come."""
+
+    def __init__(self, sharing: Sharing, wake: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._sharing, self._wake, self._say = sharing, wake, say
+        self._under_way: set[str] = set()
+        self._bug: BaseException | None = None
+        sharing.indulge()
+
+    def awaited(self, id: str) -> bool:
+        if self._bug is not None:
+            raise self._bug
+        return id in self._under_way
+
+    def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
+        """Whether this step has to wait: for what its key gave elsewhere, or else for contents that are not here and that it needs."""
+        sharing = self._sharing
+        if (key := sharing.unknown(node, verdict)) is not None:
+
+            def lookup() -> Callable[[], object]:
+                try:
+                    return partial(sharing.learned, [key], *sharing.answer([key]))
+                except RecipeError as error:
+                    return partial(sharing.failed, [key], error)
+
+            self._begin(id, lookup)
+            return True
+        there = [content for content in dict.fromkeys(missing) if sharing.holds(content)]
+        if not there:
+            return False
+        fetch = sharing.fetcher(there)
+        if (size := sharing.size_of(there)) >= WORTH_SAYING:
+            self._say(f"{id}: fetching {about(size)} from the store {sharing.name}")
+
+        def bring() -> Callable[[], object]:
+            brought = fetch()
+            return lambda: sharing.brought(brought)
+
+        self._begin(id, bring)
+        return True
+
+    def _begin(self, id: str, do: Callable[[], Callable[[], object]]) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        self._under_way.add(id)
+
+        def done(note: Callable[[], object]) -> None:
+            self._under_way.discard(id)
+            note()
+            for notice in self._sharing.told():
+                self._say(notice)
+            self._wake()
+
+        def work() -> None:
+            try:
+                note = do()
+            except BaseException as error:
+                self._bug, note = error, bool  # raised where the run is: here nobody would hear it
+            try:
+                loop.call_soon_threadsafe(done, note)
+            except RuntimeError:
+                pass  # the run is over: nobody waits for this any more
+
+        _beside(work)
+
+
+class _Outbox:
+    """A thread that puts one trace after the other into a store."""
+
+    def __init__(self, ws: Workspace, remote: Remote) -> None:
+        import queue
+
+        from .objects import Objects
+
+        self.problems: list[str] = []
+        self._remote = remote
+        self._objects = Objects(ws.home)
+        self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._marked = False
+        self._thread = _beside(self._work)
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    def put(self, trace: Trace, kept: frozenset[str]) -> None:
+        self._waiting += 1
+        self._queue.put((trace, kept))
+
+    def idle(self, patience: float) -> bool:
+        """Whether everything was put within so many seconds."""
+        deadline = time.monotonic() + patience
+        while self._waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self._waiting
+
+    def join(self) -> None:
+        self._queue.put(None)
+        while self._thread.is_alive():  # in short waits, so that Ctrl-C is heard
+            self._thread.join(0.2)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if not self._marked:
+                    self._remote.mark()
+                    self._marked = True
+                send(self._remote, self._objects, *item)
+            except RecipeError as error:
+                self.problems.append(f"{item[0].step}: {error}")
+                if isinstance(error, Infrastructure) and not self._marked:
+                    while self._queue.get() is not None:  # the store cannot be used: once is often enough to be told
+                        self._waiting -= 1
+                    self._waiting = 0
+                    return
+            self._waiting -= 1
+
+
+def send(remote: Remote, objects: Objects, trace: Trace, kept: frozenset[str], progress: Callable[[int], object] = lambda _count: None) -> Trace:
+    """Put the outputs of a trace, but those that are `kept` here, into a store, and then the trace; answers the one that stands there."""
+    sizes = {}
+    for made in trace.outputs:
+        if made.name not in kept:
+            progress(remote.put(made.content, objects))
+        sizes[made.name] = objects.size(made.content)
+    return remote.tell(trace, sizes)
+
+
+def _beside(do: Callable[[], None]) -> threading.Thread:
+    """A thread that the end of the program does not wait for."""
+    import threading
+
+    thread = threading.Thread(target=do, name="store", daemon=True)
+    thread.start()
+    return thread
+
+
+# -- whole recipes
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a push or a pull did.  `problems` are contents and traces that could not be sent or had."""
+
+    steps: int = 0
+    contents: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __iadd__(self, other: Tally) -> Tally:
+        return Tally(self.steps + other.steps, self.contents + other.contents, self.bytes + other.bytes, [*self.problems, *other.problems])
+
+
+def push(ws: Workspace, sharing: Sharing, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]) -> Tally:
+    """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""
+    tally = Tally()
+    sharing.remote.mark()
+    for trace, kept in traces:
+        if not trace.outputs:
+            continue
+        begun = sharing.remote.sent
+        missing = [made.path for made in trace.outputs if made.name not in kept and not ws.objects.has(made.content)]
+        if missing:
+            tally.problems.append(f"{trace.step}: {', '.join(missing)} is not stored here any more")
+            continue
+        send(sharing.remote, ws.objects, trace, kept)
+        tally.steps += 1
+        tally.contents += len(trace.outputs) - len(kept)
+        tally.bytes += sharing.remote.sent - begun
+        progress(trace.step, sharing.remote.sent - begun)
+    return tally
+
+
+def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[str]]]:
+    """The traces of a plan's steps that are known here, and which of their outputs are temporary."""
+    answer = []
+    for n, node in enumerate(found.plan.nodes):
+        key = found.verdicts[n].key
+        if key is None or node.flags & UNCACHED:
+            continue
+        trace = ws.store.trace(key)
+        if trace is not None:
+            answer.append((trace, frozenset(name for name, _, flags in node.outputs if flags & TEMPORARY)))
+    return answer
+
+
+def pull(ws: Workspace, sharing: Sharing, found: Survey, progress: Callable[[str, int], object]) -> Tally:
+    """Bring the bytes of every step of a plan whose result is known, so that nothing more is asked of the store.  Raises Infrastructure."""
+    tally = Tally()
+    for n, node in enumerate(found.plan.nodes):
+        made = found.made.get(n)
+        if made is None or not made.ok or found.verdicts[n].key is None:
+            continue
+        temporary = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        wanted = [Content(content) for name, content in made.outputs.items() if name not in temporary and not ws.objects.has(Content(content))]
+        if wanted:
+            begun = sharing.remote.received
+            lost = sharing.bring(wanted)
+            tally.problems += [f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)]
+            tally.contents += len(wanted) - len(lost)
+            tally.bytes += sharing.remote.received - begun
+            progress(node.id, sharing.remote.received - begun)
+        tally.steps += 1
+    return tally

@@ -1,0 +1,230 @@
+"""Where models and datasets come from that are not files here: resolve an address to an identity, once, and fetch it.  Knows addresses, not steps.
+
+A moving revision is resolved once and written to `recipe.lock` in the workspace, so that a no-op needs no network: one JSON object, address ->
+identity. For the Hub the identity is the commit; for a bucket a digest over (path, size, version or ETag) of every object; for https an ETag or a
+length and date. What lies in a bucket or behind https cannot be asked for as it was, so what was fetched is what was resolved only when the server
+says the same after as before.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivers import install_line
+
+from ..digest import of_value
+from ..errors import CannotRun
+from ..reading import whole
+from .files import DigestCache
+from .objects import delete
+from .workspace import Workspace
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
+    """The identity of what `address` names; None when it cannot be known here and now (no network, no client installed)."""
+    if kind == "hf":
+        _, revision = _hub(address)
+        if _COMMIT.fullmatch(revision):
+            return f"{kind}:{revision}"
+    if kind == "stream" and not update and "://" not in address:
+        return f"name:{address}"
+    known = _locked(ws)
+    if address in known and not update and (address not in ws.addresses or _note(ws, address, known[address]).exists()):
+        return known[address]
+    try:
+        identity = ask(ws, kind, address)
+    except CannotRun:
+        return None  # planning goes on without the answer, a run says so
+    if not update and known.get(address, identity) != identity:  # a query may also say which of many files is meant
+        raise _changed(address)
+    known[address] = identity
+    if not ws.read_only:
+        ws.write(ws.root / "recipe.lock", (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode())
+        if address in ws.addresses:
+            ws.write(_note(ws, address, identity), b"")
+    return identity
+
+
+def _note(ws: Workspace, address: str, identity: str) -> Path:
+    """The file that says that this was the answer for an address with what opens it now."""
+    return ws.home / "cache" / f"asked-{of_value('asked', [ws.addresses[address], identity])[:32]}"
+
+
+def ask(ws: Workspace, kind: str, address: str) -> str:
+    """What its server says now that `address` is, whatever `recipe.lock` says.  Raises CannotRun."""
+    if kind == "hf" and _COMMIT.fullmatch(_hub(address)[1]):
+        return f"hf:{_hub(address)[1]}"
+    try:
+        return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
+    except Exception as error:  # every client has its own way to say that it cannot reach its server
+        raise _trouble(ws, f"{address} cannot be looked at", error, address) from None
+
+
+def wanted(folder: str, only: Sequence[str]) -> list[str]:
+    """The files below a folder that match any of the globs, in order.  As on the Hub, `*` crosses folders."""
+    names = (os.path.relpath(os.path.join(at, name), folder) for at, _, files in os.walk(folder, followlinks=True) for name in files)
+    return sorted(name for name in names if _wants(only, name))
+
+
+def chosen(cache: DigestCache, folder: str, only: Sequence[str]) -> tuple[str, dict[str, str | None]]:
+    """The identity of those files, and what each holds."""
+    names = wanted(folder, only)
+    contents = cache.contents(f"{folder}/{name}" for name in names)
+    found: dict[str, str | None] = {name: contents[f"{folder}/{name}"] for name in names}
+    return of_value("only/1", [[name, content] for name, content in found.items()]), found
+
+
+def _wants(only: Sequence[str], name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+
+
+def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[str]) -> Path:
+    """A local copy of what was resolved, kept below `.recipe/cache`; what the Hub's own cache has is linked to, not copied.  Raises CannotRun."""
+    folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
+    target = folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
+    try:
+        if not target.exists():
+            if kind == "hf":
+                _download_hub(address, identity.partition(":")[2], target, only)
+            else:
+                _download(ws, address, identity, target, only)
+        os.utime(folder)  # `gc` goes by when it was last wanted
+        return target
+    except CannotRun:
+        raise
+    except Exception as error:
+        raise _trouble(ws, f"{address} cannot be fetched", error, address) from None
+
+
+def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
+    """Clients name the whole address in what they raise, with what opens it: of that only masked words are kept."""
+    from ..planning.secret_values import of_addresses
+    from ..secrets import Masker
+
+    extra = {"hf": "hub", "gs": "gcs"}.get(address.partition("://")[0], "s3")  # the client for https comes with s3
+    fix = install_line(extra) if isinstance(error, ImportError) else ""
+    return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix)
+
+
+def _changed(address: str) -> CannotRun:
+    return CannotRun(f"{address} is not what it was when it was resolved", fix="take it as it is now: `recipe run --update`")
+
+
+def _words(error: Exception) -> str:
+    """The first line of what a client says; some say nothing but their name."""
+    if isinstance(error, FileNotFoundError):
+        if error.__cause__ is None:
+            return "there is nothing there"
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # fsspec says so of an https server that is not there, too
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _locked(ws: Workspace) -> dict[str, str]:
+    """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
+    path = ws.root / "recipe.lock"
+    try:
+        known = json.loads(whole(path))
+        if not isinstance(known, dict) or not all(isinstance(identity, str) for identity in known.values()):
+            raise ValueError("not a mapping of addresses to identities")
+        return known
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CannotRun(f"{path} cannot be read: {why}", fix="take it back from version control, or delete it and resolve anew") from error
+
+
+def _hub(address: str) -> tuple[str, str]:
+    name, _, revision = address.removeprefix("hf://").removeprefix("datasets/").partition("@")
+    return name, revision or "main"
+
+
+def _ask_hub(address: str) -> str:
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    from huggingface_hub import HfApi
+
+    name, revision = _hub(address)
+    info: Any = HfApi().repo_info(name, revision=revision, repo_type="dataset" if address.startswith("hf://datasets/") else "model")
+    return f"hf:{info.sha}"
+
+
+def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
+    """A client of fsspec for an address, and the name that the client has for it.  A bucket that is a store's, too, is asked as that store is."""
+    import fsspec
+
+    store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
+    options: dict[str, Any] = {}
+    if store is not None:
+        from .buckets import client_options
+
+        options = client_options(address[:2], store.endpoint, store.region, store.profile, store.anonymous)
+    client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)
+    return client, name
+
+
+def _ask_store(ws: Workspace, address: str) -> str:
+    store, path = _opened(ws, address)
+    # What lies behind https is one file: to look for more would be to read it and follow its links.
+    found: dict[str, Any] = {} if address.startswith("https:") else store.find(path, detail=True)
+    found = found or {address if address.startswith("https:") else path: store.info(path)}
+    names = ("VersionId", "ETag", "etag", "generation", "mtime", "Last-Modified")
+    rows = [[name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))] for name, info in sorted(found.items())]
+    return f"etag:{of_value('bucket/1', rows)}"
+
+
+def _download_hub(address: str, revision: str, target: Path, only: Sequence[str]) -> None:
+    """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie."""
+    from huggingface_hub import snapshot_download
+
+    name, _ = _hub(address)
+    repo_type = "dataset" if address.startswith("hf://datasets/") else "model"
+    snapshot = snapshot_download(name, revision=revision, repo_type=repo_type, allow_patterns=list(only) or None)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        partial.mkdir(parents=True)
+        for at, _, names in os.walk(snapshot):
+            below = partial / os.path.relpath(at, snapshot)
+            below.mkdir(exist_ok=True)
+            for file in names:
+                source = os.path.realpath(f"{at}/{file}")
+                try:
+                    os.link(source, below / file)
+                except OSError:  # another file system, or one without hard links
+                    shutil.copyfile(source, below / file)
+        partial.rename(target)
+    finally:
+        delete(partial)
+
+
+def _download(ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]) -> None:
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    store, path = _opened(ws, address)
+    folder = not address.startswith("https:") and store.isdir(path)
+    try:
+        if only and folder:
+            names = [name[len(path.rstrip("/")) + 1 :] for name in store.find(path)]
+            for name in [name for name in names if _wants(only, name)]:
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name))
+            partial.mkdir(exist_ok=True)
+        elif folder:
+            store.get(path, str(partial), recursive=True)
+        else:
+            store.get_file(path, str(partial))
+        store.invalidate_cache()
+        if _ask_store(ws, address) != identity:
+            raise _changed(address)
+        partial.rename(target)
+    finally:
+        delete(partial)

@@ -1,0 +1,221 @@
+"""One workspace and what is remembered about it: its folder, `.recipe`, store, objects and digests, opened together.  Decides nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import Invalid, NotFound, Problem, Unusable
+from .files import Content, DigestCache
+from .objects import Objects
+from .store import Store, home
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
+
+    from ..settings import Config
+    from .remote_cache import Sharing
+    from .store import Published, Trace
+
+
+def local_folder(text: str | Path) -> Path:
+    """A folder to publish into, as the caller names it.  Raises Invalid for an address: what is on another machine is not published into."""
+    scheme = _SCHEME.match(str(text))
+    if scheme is None:
+        return Path(text)
+    address = str(text) if "://" in str(text) else str(text).replace(":/", "://", 1)
+    upload = f"run without it, then type `recipe push --store {address}` (or name the store in recipe.toml: [stores.team])"
+    fix = upload if scheme[1] in ("s3", "gs") else "name a folder"
+    raise Invalid([Problem("bad-input", f"--out {address} is an address: outputs are published into a folder of this machine", None, fix)])
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
+
+
+class Workspace:
+    """Make one with `Workspace.open`; close it when done."""
+
+    def __init__(self, root: Path, store: Store, *, read_only: bool) -> None:
+        self.root, self.store, self.read_only = root, store, read_only
+        self._top = str(root)
+        self.home = store.root
+        self.locks = store.locks
+        self.objects = Objects(store.root, store.seal, store)
+        self.cache = DigestCache(root, store.files(), store.root / "listings")
+        self.traces = _Traces(store)
+        self.stored = _Stored(self)
+        self.sharing: Sharing | None = None  # a store that is used beside this one: see `sharing.share`
+        self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
+
+    @classmethod
+    def open(cls, root: Path, *, read_only: bool = False) -> Workspace:
+        """The workspace at `root`.  Raises Unusable when it cannot be read, or written to."""
+        if not root.is_dir():
+            raise NotFound(f"{root} is not a directory", fix="give an existing one with -C")
+        real = Path(os.path.abspath(root))
+        folder = home(real, os.environ)
+        try:
+            store = Store.open(folder, read_only=read_only)
+        except PermissionError as error:
+            raise Unusable(f"{folder} cannot be written: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
+        return cls(real, store, read_only=read_only)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def share(self, name: str | None, *, push: bool | None = None) -> None:
+        """Use the store called `name` beside this one, or that of the settings, if there is any: see `sharing.share`."""
+        if name is not None or any(map(os.path.exists, settings_files(self.root, os.environ))):
+            from .remote_cache import share
+
+            share(self, name, push=push)
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings in force here.  Raises Invalid."""
+        from ..settings import load
+
+        return load(self.root, os.environ)
+
+    def learn(self, traces: Sequence[Trace]) -> None:
+        """Remember what was made elsewhere."""
+        self.traces.learn(traces)
+        if not self.read_only:
+            self.store.learn(traces)
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def absolute(self, address: str) -> Path:
+        """A path as the caller gave it: below the workspace unless absolute or `~`."""
+        return Path(os.path.normpath(self.root / Path(address).expanduser()))
+
+    def write(self, path: Path, *data: bytes) -> None:
+        """Write a whole file or none."""
+        self.write_parts(path, data)
+
+    def write_parts(self, path: Path, parts: Iterable[bytes]) -> None:
+        """The same for one that should not be in memory as a whole."""
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.writelines(parts)
+            temporary.replace(path)
+        except OSError as error:
+            from ..hosts.staging import no_space
+
+            raise no_space(error, str(path)) from error
+
+    def save_cache(self) -> None:
+        """Keep what was learned of files while looking at them."""
+        if self.read_only:
+            return
+        files, seals = self.cache.changes(), self.objects.changes()
+        if files or seals:
+            self.store.remember(files, seals)
+
+    def published(self) -> dict[str, str]:
+        """Content that we put at each path last."""
+        rows: dict[str, Published] = self.store.published()
+        return {path: row[1] for path, row in rows.items()}
+
+    def publish(self, content: Content, path: str, *, link: bool, spare: Callable[[str], bool] = lambda _path: False) -> None:
+        """Make `path` (below the workspace, or absolute) hold `content`: see `Objects.copy_to`."""
+        self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare)
+        if content[0] == "t":
+            self.cache.note_tree(path, self.objects.entries(content))
+        else:
+            self.cache.note(path, content)
+
+    def machine(self) -> Mapping[str, float]:
+        """What this machine has: cpus, and memory in bytes."""
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages)}
+
+    @cached_property
+    def devices(self) -> Sequence[Device]:
+        """The GPUs of this machine that the caller sees.  Takes as long as nvidia-smi does."""
+        from drivers import devices
+
+        return devices.here(os.environ)
+
+
+def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Where settings stand: the workspace's, which win, and the user's."""
+    base = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
+    return f"{root}/recipe.toml", f"{base}/recipe/config.toml"
+
+
+class _Outputs(NamedTuple):
+    """The part of a trace that says what was made; a step that reported metrics has its whole trace instead."""
+
+    outputs: Sequence[Sequence[str]]
+    metrics: Mapping[str, object] = MappingProxyType({})
+
+
+class _Traces:
+    """Traces by key, read when they are asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[str, Trace | _Outputs] = {}
+        self._kept: set[str] = set()  # keys whose trace is there, to be read when it is asked for
+        self._complete: Callable[[], bool] = bool  # whether a key that is not here has no trace
+
+    def expect(self, recipe: str) -> None:
+        """Most keys of this recipe will be asked for: read what they gave in one go."""
+        for key, (items, measured) in self._store.outputs(recipe).items():
+            if measured:
+                self._kept.add(key)
+            else:
+                self._found[key] = _Outputs(items)
+
+    def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
+        """While we are `alone`, nobody stores a trace but us: what was read at the beginning, and is added, is all that there is."""
+        if not self._store.traces_of_others(recipe):
+            self._complete = alone
+
+    def add(self, key: str) -> None:
+        """Its trace has just been stored."""
+        self._kept.add(key)
+
+    def learn(self, traces: Iterable[Trace]) -> None:
+        """These were made elsewhere; a trace that is here stays."""
+        for trace in traces:
+            if self.get(trace.key) is None:
+                self._found[trace.key] = trace
+
+    def get(self, key: str) -> Trace | _Outputs | None:
+        found = self._found.get(key)
+        if found is None and (key in self._kept or not self._complete()):
+            found = self._store.trace(key)
+            if found is not None:
+                self._found[key] = found
+        return found
+
+
+class _Stored:
+    """Contents that can be given out, by asking the disk, and then the store that is shared."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws, self._objects = ws, ws.objects
+
+    def __contains__(self, content: object) -> bool:
+        if not isinstance(content, str):
+            return False
+        return self._objects.intact(Content(content)) or (self._ws.sharing is not None and self._ws.sharing.holds(Content(content)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._objects.all())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._objects.all())

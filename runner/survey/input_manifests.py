@@ -1,0 +1,80 @@
+"""Remember what the caller's trees held, so that "which files changed" has an answer later.  Knows contents and manifests, not what a tree is for.
+
+    manifests/<sha256>.json    as beside a stored tree: [[path, kind, size, value], …]
+
+Trees that steps make are objects and have their manifest there; a dataset in the workspace is not stored, only its name in the keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import RecipeError
+from ..storage.files import Content, Entry, tree_id
+
+if TYPE_CHECKING:
+    from ..storage.workspace import Workspace
+    from .survey import Survey
+
+MOST = 100_000
+"""Of entries: what a larger tree held is not remembered."""
+
+
+def remember(ws: Workspace, found: Survey) -> None:
+    """Keep the manifest of every tree that the plan's steps take from the caller."""
+    for path, content in _trees(ws, found):
+        if not _held(ws, content):
+            entries = ws.cache.entries(path)
+            if tree_id(entries) == content:
+                keep(ws, content, entries)
+
+
+def keep(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
+    """Keep what the tree `content` holds, unless it is known or too much."""
+    if len(entries) <= MOST and not _held(ws, content):
+        ws.write(_file(ws, content), json.dumps(entries).encode("utf-8", "surrogateescape"))
+
+
+def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
+    """What a tree held: path -> content; None when nobody remembers."""
+    entries = known(ws, content)
+    return None if entries is None else {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
+
+
+def known(ws: Workspace, content: str) -> list[Entry] | None:
+    """The manifest of a tree that was here; None when nobody remembers."""
+    try:
+        return [Entry(*row) for row in json.loads(_file(ws, content).read_text("utf-8", "surrogateescape"))]
+    except (OSError, ValueError, TypeError):
+        try:
+            return ws.objects.entries(Content(content))
+        except RecipeError:
+            return None
+
+
+def held(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
+    """The same, also of what the plan's trees hold now."""
+    for path, now in _trees(ws, found):
+        if now == content:
+            return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}
+    return manifest(ws, content)
+
+
+def _file(ws: Workspace, content: str) -> Path:
+    return ws.home / "manifests" / f"{content[2:]}.json"
+
+
+def _held(ws: Workspace, content: str) -> bool:
+    return _file(ws, content).exists() or ws.objects.has(Content(content))
+
+
+def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:
+    for (kind, address, *_), content in found.facts.takes.items():
+        if kind == "path" and content is not None and content.startswith("t:"):
+            yield str(ws.absolute(address)), content
+    for path, content in found.facts.files.items():
+        if content is not None and content.startswith("t:"):
+            yield path, content

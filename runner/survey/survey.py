@@ -1,0 +1,513 @@
+"""All the I/O that a plan needs: read the recipe, compile or recall its plan, look at the disk, judge every step.  Changes nothing but caches.
+
+A compiled plan is a pure function of the recipe's text, its inputs, the recipes it uses, the matches of its globs and our version.  It is kept under
+the digest of the first two with a note of the others, so it may be absent but is never stale; a run in which nothing is to be done reads only this
+note, the plan's first line, the stats of the files and the traces.
+
+A glob over the workspace finds files of its caller's: no path that a step of the plan makes, and none that an earlier run of the recipe put there, as
+long as it is as that run left it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fnmatch
+import glob
+import itertools
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..digest import Digest, of_bytes, of_value
+from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
+from ..planning.judge import Facts, Made, Verdict, judge
+from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
+from ..planning.plan import COMPILER, Plan
+from ..reading import unfit, whole
+from ..secrets import unusable
+from ..storage.files import Content
+from ..storage.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants run: a recipe by path or name, inputs as typed or as text, and where results go."""
+
+    recipe: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+    out: Path | None = None
+    current_python: bool = False
+    update: bool = False
+
+
+@dataclass(slots=True)
+class Survey:
+    """A plan and what was found about it.  `places` are where outputs must lie: node -> (output, path below the workspace or absolute)."""
+
+    request: Request
+    source: Path
+    library: bool
+    plan: Plan
+    facts: Facts
+    verdicts: list[Verdict]
+    made: dict[int, Made]
+    places: dict[int, list[tuple[str, str]]]
+    globs: dict[str, tuple[str, ...]]
+    forced: frozenset[str] = frozenset()
+    all: bool = False  # every step is forced
+
+    def forces(self, id: str) -> bool:
+        """Whether a step was asked to run whatever is remembered."""
+        return _forces(self.forced, self.all, id)
+
+    @property
+    def todo(self) -> list[int]:
+        """Nodes that are not settled: to run, perhaps to run, or to restore."""
+        return [n for n, verdict in enumerate(self.verdicts) if verdict.answer in ("run", "maybe", "restore")]
+
+    def place(self, ws: Workspace, plan: Plan) -> dict[int, list[tuple[str, str]]]:
+        """The places for another plan of the same request: one that has grown."""
+        return _places(ws, plan, self.library, self.request)
+
+    @property
+    def conflicts(self) -> list[str]:
+        return [path for verdict in self.verdicts for path in verdict.conflicts]
+
+
+def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozenset(), all: bool = False) -> Survey:
+    """Find out what running `request` would do.  `forced` steps run whatever is remembered; with `all` every step does."""
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    library = not _is_path(request.recipe)
+    known: dict[str, tuple[str, ...]] = {}
+    while True:
+        plan = compiled(ws, source, request, known)
+        request = _storable(ws, plan, request)
+        ws.traces.expect(plan.recipe)
+        facts = look(ws, plan, request)
+        places = _places(ws, plan, library, request)
+        facts.there = dict(ws.cache.contents(path for targets in places.values() for _, path in targets))
+        facts.ours = ws.published()
+        verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+        while ws.sharing is not None and ws.sharing.learn(plan, verdicts):
+            verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+        grown = expansions(ws, plan, made)
+        if not grown:
+            ws.save_cache()
+            return Survey(request, source, library, plan, facts, verdicts, made, places, known, forced, all)
+        known.update(grown)
+
+
+def judge_all(
+    plan: Plan, facts: Facts, places: Mapping[int, list[tuple[str, str]]], *, forced: frozenset[str], all: bool
+) -> tuple[list[Verdict], dict[int, Made]]:
+    """One verdict per node, from what is known before anything runs."""
+    made: dict[int, Made] = {}
+    verdicts = []
+    for n, node in enumerate(plan.nodes):
+        verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=places)
+        if verdict.made is not None:
+            made[n] = verdict.made
+        verdicts.append(verdict)
+    return verdicts, made
+
+
+def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str, tuple[str, ...]]:
+    """Matches of the globs below outputs that are known by now, in the compiler's spelling."""
+    found = {}
+    for pending in plan.pending:
+        left = made.get(plan.index[pending.producer])
+        if left is not None and left.ok and pending.output in left.outputs:
+            if ws.sharing is not None:
+                ws.sharing.outline(Content(left.outputs[pending.output]))
+            matches = ws.objects.matching(Content(left.outputs[pending.output]), pending.pattern)
+            found[f"{pending.producer}/{pending.output}:{pending.pattern}"] = tuple(entry.path for entry in matches)
+    return found
+
+
+# -- the compiled plan -----------------------------------------------------------------------------------------------------------------------------
+
+
+def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
+    """The plan, from where it is kept if what it was made from is unchanged."""
+    try:
+        text = whole(source)
+    except OSError as error:
+        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+    asked = [__version__, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
+    try:
+        digest = of_value("request", asked)
+    except (TypeError, ValueError):
+        digest = None  # an input without a JSON form, which binding will refuse
+    kept = ws.home / "plans" / f"{digest}.json"
+    if digest is not None:
+        plan = _recall(ws, kept)
+        if plan is not None:
+            return plan
+    globs = Globs(ws.root, known, ws)
+    sources: dict[str, Digest] = {}
+    recipe, plan = _compile(ws, source, text, request, globs, sources)
+    if digest is not None and not ws.read_only and not ws.addresses:  # what opens an address is known from the request alone
+        secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
+        note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
+        ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
+    return plan
+
+
+def _recall(ws: Workspace, kept: Path) -> Plan | None:
+    try:
+        note, _, rest = kept.read_text().partition("\n")
+        made_from = json.loads(note)
+        for name, digest in made_from["sources"].items():
+            if of_bytes(whole(Path(name))) != digest:
+                return None
+        folders = Folders(ws.root)
+        for pattern, matches in made_from["globs"].items():
+            if folders.matches(pattern) != matches:
+                return None
+        if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
+            return None
+        if any(unusable(name, os.environ.get(name), required=required) for name, required in made_from["secrets"]):
+            return None  # reading the recipe says where
+        return Plan.load(rest)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+    import gc
+
+    # Reading makes a great many small values and no cycles; the collector would walk them again and again.
+    gc.disable()
+    try:
+        return _compile_now(ws, source, text, request, globs, sources)
+    finally:
+        gc.enable()
+
+
+def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+    from ..language import document, inputs, parse
+    from ..planning.compile import compile_plan
+
+    recipe = parse.recipe(document.parse(text, str(source)))
+    globs.recipe = recipe.id
+    used: dict[str, Recipe] = {}
+    load_used(ws.root, recipe, used, sources)
+    bind = partial(_bind, ws)
+    values = bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
+    digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
+    plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=bind, kind_of=inputs.kind_of, preset=request.preset)
+    return recipe, plan
+
+
+def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -> dict[str, Tree]:
+    """`inputs.bind`, with addresses as they may be stored: what opens one is kept in `ws.addresses`.  Raises Invalid."""
+    from ..language import inputs
+
+    def stored(name: str, value: Tree) -> Tree:
+        if not isinstance(value, str):
+            return value
+        address, private = inputs.divided(value)
+        if not private:
+            return value
+        if recipe.inputs[name].stream:
+            words, fix = "is streamed, so that its address stands in the command, and what opens it would, too", "say `stream: false` in the recipe"
+            raise Invalid([recipe.document.problem("streamed-secret", f'"{name}" {words}', ("inputs", name), fix=fix, key=True)])
+        if ws.addresses.setdefault(address, value) != value:
+            words = f"two inputs are {address} with different queries; a query opens a file and is no part of its name"
+            raise Invalid([Problem("two-queries", words, fix="fetch them into files, and give these")])
+        return address
+
+    values = inputs.bind(recipe, given, **how)
+    for name, value in values.items():
+        if {recipe.inputs[name].type, recipe.inputs[name].items} & {"file", "dataset", "model"}:
+            values[name] = [stored(name, item) for item in value] if isinstance(value, list) else stored(name, value)
+    return values
+
+
+def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
+    """The request without what opens its addresses."""
+    if not ws.addresses:
+        return request
+    opened = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
+    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in opened}})
+
+
+def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
+    """Read every recipe that `recipe` uses, and those that they use.  Raises Invalid."""
+    from ..language import document, parse
+    from ..language.library import find
+
+    problems = []
+    for step in recipe.steps.values():
+        if step.uses is None or step.uses.recipe in used:
+            continue
+        base = Path(recipe.document.name).parent
+        name = step.uses.recipe
+        try:
+            path = (base / name) if _is_path(name) else find(name, root)
+            text = whole(path)
+        except (NotFound, OSError) as error:
+            absent = isinstance(error, (NotFound, FileNotFoundError))
+            message = f'there is no recipe "{name}"' if absent else f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            fix = error.fix if isinstance(error, NotFound) else "name the file of a recipe, or a recipe of the library"
+            problems.append(recipe.document.problem("unknown-recipe", message, (*step.origin, "uses"), fix=fix))
+            continue
+        sources[str(path)] = of_bytes(text)
+        other = parse.recipe(document.parse(text, str(path)))
+        used[name] = other
+        load_used(root, other, used, sources)
+    if problems:
+        raise Invalid(problems)
+
+
+class Globs(Mapping[str, tuple[str, ...]]):
+    """Matches as the compiler asks for them, without what earlier runs of `recipe` left; what it looked at is remembered."""
+
+    def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]], ws: Workspace | None = None) -> None:
+        self.looked: dict[str, list[str]] = {}
+        self.left: set[str] = set()
+        self.recipe = ""
+        self._folders, self._known, self._ws = Folders(root), known, ws
+
+    def __getitem__(self, pattern: str) -> tuple[str, ...]:
+        if pattern in self._known:
+            return self._known[pattern]
+        if ":" in pattern:
+            raise KeyError(pattern)
+        self.looked[pattern] = found = self._folders.matches(pattern)
+        left = Earlier(self._ws, self.recipe).among(found) if self._ws is not None else set()
+        self.left |= left
+        return tuple(match.rstrip("/") for match in found if match not in left)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.looked)
+
+    def __len__(self) -> int:
+        return len(self.looked)
+
+
+class Folders:
+    """Matches of patterns below a folder.  A folder that many patterns look into is listed once, and is not expected to change meanwhile."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: dict[str, list[str]] = {}
+
+    def matches(self, pattern: str) -> list[str]:
+        """What `glob` finds, `**` included, sorted."""
+        folder, name = os.path.split(pattern)
+        if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
+            return sorted(glob.glob(pattern, root_dir=self._root, recursive=True))
+        if folder not in self._names:
+            try:
+                self._names[folder] = sorted(os.listdir(self._root / folder))
+            except OSError:
+                self._names[folder] = []
+        names = self._names[folder]
+        if start := re.split(r"[*?[]", name, maxsplit=1)[0]:
+            begin = bisect.bisect_left(names, start)
+            names = list(itertools.takewhile(lambda each: each.startswith(start), itertools.islice(names, begin, None)))
+        found = fnmatch.filter(names, name)
+        return [os.path.join(folder, each) for each in found if each[0] != "." or name[0] == "."]
+
+
+class Earlier:
+    """What runs of a recipe put below the workspace.  What its caller adopted, or changed since, is a file of the caller's again."""
+
+    def __init__(self, ws: Workspace, recipe: str) -> None:
+        self._ws, self._recipe = ws, recipe
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[str, str]]:
+        """Paths below the workspace: how the store spells each, and the content that it was left with."""
+        head = f"{self._ws.root}/"
+        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.published(self._recipe).items() if row.run}
+
+    @cached_property
+    def _above(self) -> set[str]:
+        return {above for path in self._rows for above in heads(path)[1:]}
+
+    def among(self, paths: Iterable[str]) -> set[str]:
+        """Those of `paths` that a run left, that lie below what one left, or that are folders of such files and hold nothing else."""
+        at = {path: posixpath.normpath(path) for path in paths}
+        if not at or not self._rows:
+            return set()
+        made = {path: head for path, plain in at.items() for head in heads(plain) if head in self._rows}
+        same = {head for head in dict.fromkeys(made.values()) if self._untouched(head)}
+        return {path for path, plain in at.items() if made.get(path) in same or (plain in self._above and self._nothing_else(plain))}
+
+    def _untouched(self, path: str) -> bool:
+        spelled, content = self._rows[path]
+        try:
+            return not os.path.islink(self._ws.root / path) and self._ws.cache.content_of(spelled) == content
+        except RecipeError:  # a pipe, or a link that leads out: nothing that we would have put there
+            return False
+
+    def _nothing_else(self, folder: str) -> bool:
+        found = [os.path.relpath(os.path.join(at, name), self._ws.root) for at, _, names in os.walk(self._ws.root / folder) for name in names]
+        return len(self.among(found)) == len(found)
+
+
+# -- the world -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
+    """Contents of everything that the plan's nodes refer to."""
+    facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
+    wanted: dict[str, None] = {}
+    theirs = _Theirs(ws, plan)
+    for node in plan.nodes:
+        for dep in node.deps:
+            if is_glob(dep):
+                if dep not in facts.matches:
+                    facts.matches[dep] = theirs.matches(dep)
+                for match in facts.matches[dep]:
+                    wanted[match] = None
+            else:
+                wanted[dep] = None
+        for pattern in node.code:
+            if (node.home, pattern) not in facts.code:
+                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs)
+        for _, kind, address, *only in node.takes:
+            if (kind, address, *only) not in facts.takes:
+                facts.takes[kind, address, *only] = _identity(ws, kind, address, only, update=request.update)
+        if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
+            facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
+    facts.files = dict(ws.cache.contents(wanted))
+    if request.current_python:
+        facts.current_python = of_value("packages/1", packages())
+    return facts
+
+
+class _Theirs:
+    """Matches of globs that are files of the caller's: not what the plan makes, nor what an earlier run of it left."""
+
+    def __init__(self, ws: Workspace, plan: Plan) -> None:
+        self._plan, self._folders, self._earlier = plan, Folders(ws.root), Earlier(ws, plan.recipe)
+
+    @cached_property
+    def _makes(self) -> Makes:
+        return Makes(node.prefix + path for node in self._plan.nodes for _, path, _ in node.outputs)
+
+    def matches(self, dep: str) -> list[str]:
+        """What a glob of `deps` matches, sorted."""
+        pattern, exclude = unspelled(dep)
+        return self.among([match.rstrip("/") for match in self._folders.matches(pattern) if not excluded(match, exclude)])
+
+    def among(self, paths: list[str]) -> list[str]:
+        left = [path for path in paths if not self._makes.meets(path)]
+        ours = self._earlier.among(left)
+        return [path for path in left if path not in ours]
+
+
+def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool) -> str | None:
+    if kind == "path":
+        source = str(ws.absolute(address))
+        if only and os.path.isdir(source):
+            from ..storage.sources import chosen
+
+            return chosen(ws.cache, source, only)[0]
+        return ws.cache.content_of(str(ws.absolute(address)))
+    from ..storage.sources import resolve
+
+    return resolve(ws, kind, address, update=update)
+
+
+def _lock(ws: Workspace, path: Path) -> Content | None:
+    try:
+        wrong = unfit(path.stat())
+    except OSError:
+        return None
+    if wrong:
+        raise CannotRun(f"{path} cannot be read as a lock: {wrong}", fix="make it with the tool that locks packages")
+    return ws.cache.content_of(str(path.resolve()))
+
+
+def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:
+    pattern, exclude = unspelled(text)
+    base = Path(home).resolve()
+    names = sorted(name for name in glob.glob(pattern, root_dir=base, recursive=True) if (base / name).is_file() and "__pycache__" not in name)
+    names = [name for name in names if not excluded(name, exclude)]
+    if is_glob(text) and base.is_relative_to(root := ws.root.resolve()):
+        at = {str((base / name).relative_to(root)): name for name in names}
+        names = [at[path] for path in theirs.among(list(at))]
+    contents = ws.cache.contents(str(base / name) for name in names)
+    return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
+
+
+def packages() -> list[Any]:
+    """The caller's packages, for `--python current`: the interpreter's version and sorted name==version lines."""
+    import platform
+    from importlib.metadata import distributions
+
+    lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()})
+    return [platform.python_version(), lines]
+
+
+class _Trees(Mapping[str, Mapping[str, str]]):
+    """Manifests of stored trees, read when a step takes a file below one."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws = ws
+        self._read: dict[str, dict[str, str]] = {}
+
+    def __getitem__(self, content: str) -> Mapping[str, str]:
+        if content not in self._read:
+            if self._ws.sharing is not None:
+                self._ws.sharing.outline(Content(content))
+            self._read[content] = {
+                entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.entries(Content(content)) if entry.kind in "fx"
+            }
+        return self._read[content]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
+def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[tuple[str, str]]]:
+    """Where each published output must lie."""
+    base = out_dir(ws, plan, library, request)
+    head = "" if base == ws.root else f"{base}/"
+    places: dict[int, list[tuple[str, str]]] = {}
+    for n, output, path, _ in plan.publish:
+        places.setdefault(n, []).append((output, head + path))
+    return places
+
+
+def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
+    """The folder that results are published below: the workspace for a recipe given by path, `out/NAME@VERSION/DIGEST` for one of the library."""
+    if request.out is not None:
+        return ws.absolute(str(request.out))
+    return ws.root / "out" / plan.recipe / plan.digest[:12] if library else ws.root
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _forces(forced: frozenset[str], all: bool, id: str) -> bool:
+    return all or (bool(forced) and (id in forced or _base(id) in forced))
+
+
+def _base(id: str) -> str:
+    return id.partition("[")[0]
+
+
+def _identity_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if isinstance(value, (str, int, float, bool, list, dict, type(None)))}

@@ -1,0 +1,229 @@
+"""Take files for results, remove what was published, find what a workspace keeps beside its store.  Knows what is ours, not who asked.
+
+Nothing is removed that we did not put there, and nothing that was changed since, unless that is what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import Busy, CannotRun, RecipeError
+from ..planning.judge import FRESH, MAYBE, SKIPPED
+from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, SELECT, UNCACHED
+from ..storage import objects
+from ..storage.garbage import Garbage
+from ..storage.store import Made, Published, Trace
+from ..storage.workspace import Workspace
+from .survey import Survey, out_dir
+
+_DAY = 86_400.0
+
+
+# -- adopt -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
+    """Take the files that lie where step `n` publishes for its result under its present key.  None: they are that already.  Raises CannotRun."""
+    node, verdict = found.plan.nodes[n], found.verdicts[n]
+    if node.flags & SELECT:
+        raise CannotRun(f"{node.id} selects, it makes nothing", fix="adopt one of the steps that it selects from")
+    if node.flags & UNCACHED:
+        raise CannotRun(f"{node.id} says `cache: false`: it runs every time, whatever is there")
+    if verdict.answer == SKIPPED:
+        raise CannotRun(f"{node.id} is skipped: {'; '.join(verdict.reasons)}")
+    if verdict.key is None:
+        fix = "run what it needs first (`recipe run --until`), or adopt that" if verdict.answer == MAYBE else ""
+        raise CannotRun(f"{node.id} has no key yet: {'; '.join(verdict.reasons)}", fix=fix)
+    if verdict.answer == FRESH:
+        return None
+    base = out_dir(ws, found.plan, found.library, found.request)
+    head = "" if base == ws.root else f"{base}/"
+    places = dict(found.places.get(n, ()))
+    made, rows, wrong = [], [], []
+    for name, path, flags in node.outputs:
+        place = places.get(name, f"{head}{node.prefix}{path}")
+        content = ws.cache.content_of(place)
+        target = ws.root / place
+        if content is None:
+            if not flags & OPTIONAL:
+                wrong.append(f"{place} is not there")
+        elif flags & DIRECTORY and content[0] != "t":
+            wrong.append(f"{place} is not a directory")
+        elif flags & NONEMPTY and (not any(target.iterdir()) if content[0] == "t" else target.stat().st_size == 0):
+            wrong.append(f"{place} is empty, which the recipe forbids")
+        else:
+            ws.objects.put(Path(os.path.realpath(target)), content, move=False)
+            made.append(Made(name, path, content))
+            if name in places:
+                rows.append(Published(place, content, "", "", node.id, found.plan.recipe))
+    if wrong:
+        raise CannotRun(f"{node.id} cannot be adopted: {'; '.join(wrong)}", fix="put the files there, or run the step")
+    trace = Trace(verdict.key, found.plan.recipe, node.id, "", time.time(), 0.0, tuple(made), "{}", json.dumps({"adopted": True}))
+    ws.save_cache()
+    ws.store.adopt(trace, rows)
+    return trace
+
+
+# -- published files ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class Shown(NamedTuple):
+    """A published path as it is now: `ours` (as we put it there), `edited`, or `gone`."""
+
+    row: Published
+    now: str
+
+
+def examined(ws: Workspace, rows: Iterable[Published]) -> list[Shown]:
+    """What became of what we published."""
+    answer = []
+    for row in rows:
+        if not os.path.lexists(ws.root / row.path):
+            now = "gone"
+        elif os.path.islink(ws.root / row.path):
+            now = "edited"
+        else:
+            try:
+                now = "ours" if ws.cache.content_of(row.path) == row.content else "edited"
+            except RecipeError:  # a pipe, or a link that leads out: nothing that we would have put there
+                now = "edited"
+        answer.append(Shown(row, now))
+    return answer
+
+
+def stale(ws: Workspace, found: Survey) -> list[Published]:
+    """What this recipe has published and no step of its plan makes any more.
+
+    Results of a library recipe under other inputs have folders of their own, those of `--out` are where they were asked for: neither is stale.
+    Nor is what a skipped step made.  While a matrix waits for its files, only steps that the plan has are asked.
+    """
+    base = out_dir(ws, found.plan, found.library, found.request)
+    head = "" if base == ws.root else f"{base}/"
+    places = {path for targets in found.places.values() for _, path in targets}
+    around = {parent for path in places for parent in _parents(path)}
+    known = {node.id.partition("[")[0] for node in found.plan.nodes}
+    skipped = {node.id for n, node in enumerate(found.plan.nodes) if found.verdicts[n].answer == SKIPPED}
+    rows = []
+    for path, row in sorted(ws.store.published(found.plan.recipe).items()):
+        here = path.startswith(head) if head else not path.startswith("/")
+        told = row.step not in skipped and (not found.plan.pending or row.step.partition("[")[0] in known)
+        if here and told and path not in places and path not in around and not any(parent in places for parent in _parents(path)):
+            rows.append(row)
+    return rows
+
+
+def demand_quiet(ws: Workspace, recipe: str) -> None:
+    """Raise Busy while a run of this recipe is under way here."""
+    for row in ws.store.runs(recipe=recipe, last=100):
+        if row.state == "ACTIVE" and ws.store.live(row.id):
+            raise Busy(f"run {row.id} of {recipe} is under way", fix="wait for it, or stop it")
+
+
+def withdraw(ws: Workspace, rows: Iterable[Published]) -> None:
+    """Remove published paths, and the directories that are empty then."""
+    paths = []
+    for row in rows:
+        target = ws.root / row.path
+        objects.delete(target)
+        paths.append(row.path)
+        _remove_empty(ws.root, target)
+    ws.store.unpublish(paths)
+
+
+def _remove_empty(root: Path, target: Path) -> None:
+    """Remove the empty directories above `target`, inside the workspace; and `latest`, when it leads nowhere any more."""
+    for parent in target.parents:
+        if parent == root or root not in parent.parents:
+            return
+        try:
+            parent.rmdir()
+        except OSError:
+            return
+        latest = parent.parent / "latest"
+        if latest.is_symlink() and not latest.exists():
+            with contextlib.suppress(OSError):
+                latest.unlink()
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
+
+
+# -- what lies beside the store ----------------------------------------------------------------------------------------------------------------------
+
+
+class Leftover(NamedTuple):
+    """A file or folder that nobody needs any more, and what it was."""
+
+    kind: str
+    path: Path
+    size: int
+
+
+_LOCKED = {"state": ("states", "state"), "environment": ("envs", "env"), "repository": ("git", "git")}
+"""Kinds of folders that a run holds a lock on while it works in them: where they are, and what their locks are called."""
+
+
+def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
+    """Logs of runs that go or are forgotten; compiled plans, manifests, downloads, states, environments and repositories not touched for so long."""
+    oldest = time.time() - keep_days * _DAY
+    known = {row.id for row in ws.store.runs()} - set(garbage.runs)
+    found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
+    for folder in _listed(ws.home / "runs"):
+        if folder.name not in known and _touched(folder) < garbage.before:
+            found.append(Leftover("logs", folder, _size(folder)))
+    for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
+        found += [Leftover(kind, path, _size(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
+    for kind, (name, lock) in _LOCKED.items():
+        for folder in _listed(ws.home / name):
+            if _touched(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
+                found.append(Leftover(kind, folder, _size(folder)))
+    return found
+
+
+def discard(ws: Workspace, found: Iterable[Leftover]) -> int:
+    """Delete leftovers; what came into use meanwhile stays.  Answers how many bytes went."""
+    freed = 0
+    for leftover in found:
+        lock = None
+        if leftover.kind in _LOCKED:
+            lock = ws.locks.try_hold(f"{_LOCKED[leftover.kind][1]}-{leftover.path.name}")
+            if lock is None:
+                continue
+        objects.delete(leftover.path)
+        freed += leftover.size
+        if lock is not None:
+            lock.release()
+    return freed
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _touched(path: Path) -> float:
+    """When anything in it was last written."""
+    try:
+        latest = path.lstat().st_mtime
+        if path.is_dir() and not path.is_symlink():
+            latest = max([latest, *(p.lstat().st_mtime for p in path.rglob("*"))])
+    except FileNotFoundError:
+        return time.time()  # it is being worked on
+    return latest
+
+
+def _size(path: Path) -> int:
+    try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            return path.lstat().st_size
+        return sum(p.lstat().st_size for p in path.rglob("*") if not p.is_dir() or p.is_symlink())
+    except OSError:
+        return 0
