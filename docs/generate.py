@@ -5,15 +5,16 @@ from __future__ import annotations
 from docs import published, rulebook
 from runner.interface import datasheet
 from runner.interface.cli import manual, show
-from runner.language import library, reference, schema
+from runner.language import reference, schema
+from runner.places import shipped
 
 if __name__ == "__main__":
-    guide, commands = library.home() / "docs" / "recipes.md", library.home() / "docs" / "cli.md"
+    guide, commands = shipped() / "docs" / "recipes.md", shipped() / "docs" / "cli.md"
     guide.write_text(reference.refreshed(guide.read_text("utf-8"), schema.load()), "utf-8")
     commands.write_text(manual.refreshed(commands.read_text("utf-8")), "utf-8")
-    memory = library.home() / "docs" / "memory.md"
+    memory = shipped() / "docs" / "memory.md"
     memory.write_text(published.refreshed(memory.read_text("utf-8")), "utf-8")
-    rules = library.home() / "docs" / "preflight.md"
+    rules = shipped() / "docs" / "preflight.md"
     rules.write_text(rulebook.refreshed(rules.read_text("utf-8")), "utf-8")
-    page = library.home() / "docs" / "library.md"
+    page = shipped() / "docs" / "library.md"
     page.write_text(datasheet.refreshed(page.read_text("utf-8"), show.library_sheets()), "utf-8")

@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .places import VERSION as __version__
+
 if TYPE_CHECKING:
     from .execution.session import Choice, Settings, Summary
     from .language.recipe import Recipe
     from .storage.store import Event
     from .survey.survey import Survey
 
-__version__ = "0.1.0"
-__all__ = ["load", "plan", "run"]
+__all__ = ["__version__", "load", "plan", "run"]
 
 
 def load(recipe: str | Path, *, workspace: str | Path = ".") -> Recipe:

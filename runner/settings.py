@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import Invalid, Location, NotFound, Problem, did_you_mean
+from .places import settings_files, shipped
 from .reading import whole
-from .storage.workspace import settings_files
 
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
@@ -187,9 +187,7 @@ _Fault = tuple[str, str, tuple[str, ...], str]
 def _faults(file: _File) -> list[Problem]:
     import json
 
-    from .language.library import home
-
-    schema = json.loads((home() / "schemas" / "config.schema.json").read_text("utf-8"))
+    schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
     faults = _check(schema, schema, file.value, ()) + _strange_drivers(file.value)
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.language import library
+from runner.places import shipped
 
-HOME = library.home()
+HOME = shipped()
 FLOORS = ("words", "language", "planning", "storage", "execution", "interface")
 """A floor imports only itself and those before it.  `words` are the modules beside them; the front door, runner/__init__.py, opens any room."""
 

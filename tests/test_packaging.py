@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from runner.language import library
+from runner.places import shipped
 
-HOME = library.home()
+HOME = shipped()
 # Nothing of this checkout may be found by accident: no PYTHONPATH, no cwd of ours, no caller's environment.
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR") or name.startswith(("PIP_", "SSL_"))}
 
@@ -117,7 +118,7 @@ def test_the_wheel_has_every_recipe_trainer_schema_and_fixture(wheel: Path) -> N
         names = set(file.namelist())
     assert {f"runner/shipped/{name}" for name in shipped()} <= names
     # The editable install finds the same ones in the checkout itself.
-    assert all((library.home() / name).is_file() for name in shipped())
+    assert all((shipped() / name).is_file() for name in shipped())
 
 
 def test_the_wheel_has_nothing_else(wheel: Path) -> None:

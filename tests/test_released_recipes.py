@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.language import library, parse
+from runner.language import parse
+from runner.places import shipped
 
-HOME = library.home()
+HOME = shipped()
 LOCK = HOME / "fixtures" / "recipes.lock"
 
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from runner.language import document, library, parse, schema
+from runner.language import document, parse, schema
+from runner.places import shipped
 
-HOME = library.home()
+HOME = shipped()
 
 
 def test_every_property_is_described() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.language import library
+from runner.places import shipped
 
-PAGE = library.home() / "docs" / "tutorial.md"
+PAGE = shipped() / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

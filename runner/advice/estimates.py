@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound
+from ..places import shipped
 from ..storage import metrics
 from . import hardware, training_from_inputs
 from .hardware import Gpu, Hardware
@@ -134,9 +135,9 @@ def largest(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
 @lru_cache(maxsize=1)
 def figures() -> Hardware:
     """recipes/hardware.yaml."""
-    from ..language import document, library
+    from ..language import document
 
-    data: Any = document.read(library.home() / "recipes" / "hardware.yaml").value
+    data: Any = document.read(shipped() / "recipes" / "hardware.yaml").value
     return hardware.read(data)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Problem
+from ..places import shipped
 from . import rules as preflight
 from .rules import Rule
 
@@ -52,9 +53,9 @@ def load(homes: Iterable[str] = ()) -> Library:
 
 @lru_cache(maxsize=1)
 def _ours() -> Library:
-    from ..language import document, library
+    from ..language import document
 
-    tree = _plain(document.read(library.home() / "recipes" / NAME).value)
+    tree = _plain(document.read(shipped() / "recipes" / NAME).value)
     return Library(preflight.rules(tree), tree.get("names", {}), tree.get("tools", {}))
 
 
@@ -62,9 +63,7 @@ def faults(read: Document) -> list[Problem]:
     """Everything in which a gotchas file is not what its schema says, and every expression in it that cannot be read."""
     from jsonschema import Draft202012Validator
 
-    from ..language import library
-
-    schema = json.loads((library.home() / "schemas" / "gotchas.schema.json").read_text("utf-8"))
+    schema = json.loads((shipped() / "schemas" / "gotchas.schema.json").read_text("utf-8"))
     wrong = [
         read.problem("bad-rule", _worded(error), tuple(error.absolute_path), fix=str(error.schema.get("description", "")))
         for error in Draft202012Validator(schema).iter_errors(read.value)
@@ -101,9 +100,8 @@ def _worded(error: Any) -> str:
 
 def beside(found: Survey) -> tuple[str, ...]:
     """The folders of recipes that bring rules of their own."""
-    from ..language import library
 
-    ours = str(library.home() / "recipes")
+    ours = str(shipped() / "recipes")
     return tuple(home for home in dict.fromkeys(found.plan.homes) if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours)
 
 

@@ -30,7 +30,7 @@ from ..hosts.hooks import INSTALL
 from ..hosts.leases import Fleet
 from ..hosts.scrap import Scrap
 from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
-from ..hosts.staging import Attempt, OutputProblem, no_space, undeclared
+from ..hosts.staging import Attempt, OutputProblem, undeclared
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
@@ -39,7 +39,7 @@ from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State, Ta
 from ..planning.secret_values import all_given
 from ..storage import metrics
 from ..storage.crash import crashpoint
-from ..storage.files import Content
+from ..storage.files import Content, no_space
 from ..storage.locks import Lock
 from ..storage.objects import delete
 from ..storage.remote_cache import Deliveries

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
+from ..places import shipped
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..secrets import Masker
 from ..storage.files import Content
@@ -207,7 +208,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
         if isinstance(error, OSError):
-            from ..hosts.staging import no_space
+            from ..storage.files import no_space
 
             raise no_space(error, str(error.filename or ws.home)) from error
         raise
@@ -349,9 +350,8 @@ def concerned(found: Survey) -> list[int]:
     """The nodes that may run, where any of them may train or there are preflight rules beside its recipe; else none.  Costs next to nothing."""
     if not found.todo:
         return []
-    from ..language import library
 
-    details, ours = found.plan.details(), str(library.home() / "recipes")
+    details, ours = found.plan.details(), str(shipped() / "recipes")
     own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
     return found.todo if own or any(_may_train(details[n]) for n in found.todo) else []
 

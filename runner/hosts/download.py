@@ -17,11 +17,10 @@ from drivers.base import Rejected, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
-from ..storage.files import Entry
+from ..storage.files import Entry, no_space
 from . import hostwork as work
 from .hostwork import Garbled, folders, names
 from .read_range import BLOCK, chunks, digest
-from .staging import no_space
 from .wire import TRIES, Meter, Source, Wire
 
 

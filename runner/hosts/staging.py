@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ..errors import CannotRun, Infrastructure
+from ..errors import CannotRun
 from ..planning.mentions import heads
 from ..planning.path_rules import escapes
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
@@ -340,16 +340,3 @@ def _empty(path: str) -> bool:
         with os.scandir(path) as items:
             return next(items, None) is None
     return os.path.getsize(path) == 0
-
-
-def no_space(error: OSError, path: str) -> Infrastructure:
-    """Words for a full disk, with what is free."""
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = os.statvfs(os.path.dirname(path) or "/")
-        return Infrastructure(
-            f"the disk is full: {path} could not be written ({free.f_bavail * free.f_frsize} bytes and {free.f_favail} inodes free)",
-            fix="free some space, or run `recipe gc`",
-        )
-    return Infrastructure(f"{path}: {error.strerror}")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
+
+from ..places import shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
@@ -33,32 +34,24 @@ class Entry:
         return f"{self.name}@{self.version}"
 
 
-@cache
-def home() -> Path:
-    """The directory that holds `recipes/`, `schemas/` and `fixtures/`: inside an installed package, else the repository's root."""
-    package = Path(__file__).resolve().parent.parent
-    shipped = package / "shipped"
-    return shipped if shipped.is_dir() else package.parent
-
-
 def fixtures() -> Path:
     """What `{{ fixtures }}` stands for."""
-    return home() / "fixtures"
+    return shipped() / "fixtures"
 
 
 def schema_text() -> str:
     """The schema of the recipe language, as JSON text."""
-    return (home() / "schemas" / "recipe.schema.json").read_text("utf-8")
+    return (shipped() / "schemas" / "recipe.schema.json").read_text("utf-8")
 
 
 def entries() -> list[Entry]:
     """Every recipe of the library, then those of each other package: by name, newest version first."""
-    return sorted((*_entries(home() / "recipes", ""), *_brought()), key=lambda entry: (entry.origin, entry.name, -entry.version))
+    return sorted((*_entries(shipped() / "recipes", ""), *_brought()), key=lambda entry: (entry.origin, entry.name, -entry.version))
 
 
 def faults() -> list[Problem]:
     """What is wrong with what other packages bring: a name that several have, a folder that is not there."""
-    ours = {entry.name for entry in _entries(home() / "recipes", "")}
+    ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
     brought: dict[str, list[Entry]] = {}
     for entry in _brought():
         brought.setdefault(entry.name, []).append(entry)
@@ -96,7 +89,7 @@ def find(name: str, workspace: Path) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         return _by_path(name, workspace)
     word, at, version = name.partition("@")
-    versions = {(found[1], int(found[2])): path for path, found in _files(home() / "recipes")}
+    versions = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
     known = sorted(number for other, number in versions if other == word)
     if not known:
         brought = _brought()

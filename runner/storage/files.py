@@ -26,7 +26,7 @@ from struct import Struct
 from typing import Any, NamedTuple, NewType, TypeAlias, cast
 
 from .. import digest
-from ..errors import CannotRun
+from ..errors import CannotRun, Infrastructure
 
 Content = NewType("Content", str)
 """`f:`, `x:` or `t:` and 64 lowercase hex digits."""
@@ -717,3 +717,16 @@ def _kind(mode: int) -> str:
     if stat.S_ISSOCK(mode):
         return "a socket"
     return "a device"
+
+
+def no_space(error: OSError, path: str) -> Infrastructure:
+    """Words for a full disk, with what is free."""
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = os.statvfs(os.path.dirname(path) or "/")
+        return Infrastructure(
+            f"the disk is full: {path} could not be written ({free.f_bavail * free.f_frsize} bytes and {free.f_favail} inodes free)",
+            fix="free some space, or run `recipe gc`",
+        )
+    return Infrastructure(f"{path}: {error.strerror}")

@@ -11,7 +11,8 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
-from .files import Content, DigestCache
+from ..places import settings_files
+from .files import Content, DigestCache, no_space
 from .objects import Objects
 from .store import Store, home
 
@@ -111,8 +112,6 @@ class Workspace:
                 file.writelines(parts)
             temporary.replace(path)
         except OSError as error:
-            from ..hosts.staging import no_space
-
             raise no_space(error, str(path)) from error
 
     def save_cache(self) -> None:
@@ -147,12 +146,6 @@ class Workspace:
         from drivers import devices
 
         return devices.here(os.environ)
-
-
-def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Where settings stand: the workspace's, which win, and the user's."""
-    base = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
-    return f"{root}/recipe.toml", f"{base}/recipe/config.toml"
 
 
 class _Outputs(NamedTuple):

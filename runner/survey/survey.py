@@ -24,9 +24,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
+from ..places import VERSION
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
 from ..planning.plan import COMPILER, Plan
@@ -146,7 +146,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
         text = whole(source)
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
-    asked = [__version__, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
+    asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
     try:
         digest = of_value("request", asked)
     except (TypeError, ValueError):

@@ -11,9 +11,10 @@ import pytest
 from runner.interface import datasheet
 from runner.interface.cli import show
 from runner.language import library, parse
+from runner.places import shipped
 from tests.support import Space
 
-HOME = library.home()
+HOME = shipped()
 RECIPES = sorted(
     str(path.relative_to(HOME)) for pattern in ("recipes/*@*.yaml", "recipes/scaffold/*.yaml", "examples/*/*.yaml") for path in HOME.glob(pattern)
 )

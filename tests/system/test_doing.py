@@ -18,6 +18,7 @@ import runner
 from runner.errors import CannotRun
 from runner.execution.session import Choice, Settings
 from runner.language import library
+from runner.places import shipped
 from tests.support import RECIPE, Space
 from tests.tools import needs
 
@@ -273,7 +274,7 @@ def test_a_file_that_appears_where_a_running_step_will_publish_is_left_alone(spa
 
 def test_a_library_recipe_publishes_at_its_end_into_a_place_of_its_own(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Space(tmp_path / "shelf")
-    (shelf.root / "schemas").symlink_to(library.home() / "schemas")
+    (shelf.root / "schemas").symlink_to(shipped() / "schemas")
     shelf.recipe(
         "recipe: tool@1\nsummary: A test\ninputs: {n: {type: integer, default: 0}}\nsteps:\n"
         "  one: {run: 'echo {{ inputs.n }} > o.txt', outputs: {o: o.txt}}\n"

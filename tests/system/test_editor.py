@@ -15,10 +15,11 @@ import pytest
 
 from runner.interface.cli.main import main
 from runner.language import library, schema
+from runner.places import shipped
 from tests.tools import needs
 
 SERVER = "yaml-language-server@2.0.0"
-CACHE = library.home() / ".cache" / "editor"
+CACHE = shipped() / ".cache" / "editor"
 PROGRAM = CACHE / "node_modules" / ".bin" / "yaml-language-server"
 
 
@@ -119,7 +120,7 @@ MODELINE = "# yaml-language-server: $schema=../schemas/recipe.schema.json\n"
 
 
 def test_a_right_file_is_right(editor: Editor) -> None:
-    text = (library.home() / "recipes" / "sft@1.yaml").read_text("utf-8")
+    text = (shipped() / "recipes" / "sft@1.yaml").read_text("utf-8")
     assert text.startswith(MODELINE)
     assert editor.problems(editor.open("recipes/sft@1.yaml", text)) == []
 

@@ -19,12 +19,13 @@ from runner.advice import preflight, rule_files
 from runner.advice.facts import machine
 from runner.advice.rules import Verdict
 from runner.execution.session import Settings
-from runner.language import document, library
+from runner.language import document
+from runner.places import shipped
 from runner.storage.workspace import Workspace
 from tests.servers.modelhub import modelhub
 from tests.support import Space
 
-HOME = library.home()
+HOME = shipped()
 RULES = [rule.id for rule in rule_files.load().rules]
 ONLY_ITS_PROVIDER_KNOWS = {"offer-ends-early", "secrets-on-strangers-machines"}
 """Rules about what no driver tells yet: until when a machine may be had, and whether its owner is known.  Judged in tests/unit/test_preflight.py."""

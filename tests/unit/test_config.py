@@ -12,9 +12,9 @@ import pytest
 
 from runner import settings
 from runner.errors import Invalid, NotFound
-from runner.language import library
+from runner.places import shipped
 
-SCHEMA = json.loads((library.home() / "schemas" / "config.schema.json").read_text())
+SCHEMA = json.loads((shipped() / "schemas" / "config.schema.json").read_text())
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_without_files_nothing_is_set_and_nothing_is_imported(root: Path) -> Non
         f"assert config.load(Path({str(root)!r}), {{'XDG_CONFIG_HOME': '/nowhere'}}) is config.NOTHING; "
         "print(sorted({'tomllib', 'jsonschema', 'fsspec', 'asyncio'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=library.home(), capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=shipped(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

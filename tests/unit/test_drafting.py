@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from runner.interface import drafting, scripts
-from runner.language import document, library
+from runner.language import document
+from runner.places import shipped
 from runner.secrets import Masker
 from runner.survey import validation
 
@@ -171,15 +172,15 @@ def test_names_that_a_recipe_cannot_have_are_others() -> None:
 
 
 SCRIPTS = sorted(
-    path.relative_to(library.home()).as_posix()
+    path.relative_to(shipped()).as_posix()
     for pattern in ("recipes/trainers/*.py", "examples/*/*.py", "recipes/scaffold/*/*.py")
-    for path in library.home().glob(pattern)
+    for path in shipped().glob(pattern)
 )
 
 
 @pytest.mark.parametrize("path", SCRIPTS)
 def test_every_script_of_ours_becomes_a_recipe_without_a_fault(path: str) -> None:
-    source = library.home() / path
+    source = shipped() / path
 
     def kind(place: str) -> str:
         there = source.parent / place

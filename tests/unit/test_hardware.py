@@ -14,9 +14,10 @@ from runner.advice.hardware import adapter_more, fitting, image_seconds, operati
 from runner.advice.memory import Training, read
 from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
 from runner.errors import NotFound
-from runner.language import document, library
+from runner.language import document
+from runner.places import shipped
 
-HOME = library.home()
+HOME = shipped()
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "intermediate_size": 14336, "vocab_size": 128256,

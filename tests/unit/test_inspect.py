@@ -16,9 +16,9 @@ from runner.advice.facts.machine import facts as host_facts
 from runner.advice.facts.model import facts as model_facts
 from runner.advice.facts.packages import locked
 from runner.advice.rules import Facts
-from runner.language import library
+from runner.places import shipped
 
-FIXTURES = library.home() / "fixtures"
+FIXTURES = shipped() / "fixtures"
 
 
 def png(path: Path, kind: int = 2) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from runner.errors import NotFound
 from runner.language import library
+from runner.places import shipped
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_what_ships_is_found() -> None:
 def test_listing_reads_no_yaml_and_is_quick() -> None:
     heavy = {"yaml", "jinja2", "jsonschema", "networkx", "regex"}
     code = f"import sys; from runner.language import library; library.entries(); print(*{heavy!r} & set(sys.modules))"
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=library.home())
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=shipped())
     assert imported.stdout.strip() == ""
     begun = time.process_time()
     library.entries()

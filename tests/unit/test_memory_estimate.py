@@ -13,6 +13,7 @@ from docs import published
 from runner.advice import memory
 from runner.advice.memory import Training, Unknown, estimate, layer_bytes, read
 from runner.language import library
+from runner.places import shipped
 
 TINY: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 512,
@@ -158,7 +159,7 @@ def test_each_of_the_published_points_has_its_row() -> None:
 
 
 def test_the_page_shows_the_table_of_today() -> None:
-    page = (library.home() / "docs" / "memory.md").read_text("utf-8")
+    page = (shipped() / "docs" / "memory.md").read_text("utf-8")
     assert published.refreshed(page) == page, "run python -m docs.generate"
 
 

@@ -14,9 +14,10 @@ from runner.advice import rule_files
 from runner.advice import rules as preflight
 from runner.advice.rules import Verdict
 from runner.errors import Invalid
-from runner.language import document, library
+from runner.language import document
+from runner.places import shipped
 
-HOME = library.home()
+HOME = shipped()
 RULES = {rule.id: rule for rule in rule_files.load().rules}
 ASKED = ("recipe", "inputs", "settings", "step", "item")
 

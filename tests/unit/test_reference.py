@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from runner.language import document, library, parse, reference, schema
+from runner.language import document, parse, reference, schema
+from runner.places import shipped
 
-GUIDE = library.home() / "docs" / "recipes.md"
+GUIDE = shipped() / "docs" / "recipes.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
+from ...places import shipped
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _shown(path: Path) -> str:
 
 def _scaffold(name: str, shown: str) -> dict[str, str]:
     """The files of a recipe that trains something small, and of its programs."""
-    source = library.home() / "recipes" / "scaffold"
+    source = shipped() / "recipes" / "scaffold"
     recipe = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown).replace("scaffold", name)
     programs = sorted((source / "scaffold").glob("*.py"))
     return {Path(shown).name: recipe} | {f"{name}/{program.name}": program.read_text("utf-8") for program in programs}

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from ... import __version__
 from ...errors import did_you_mean
+from ...places import VERSION
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
@@ -72,7 +72,7 @@ def run(words: Sequence[str]) -> int:
     verb = words.pop(place) if place < len(words) else None
     before = words[:place]
     if "--version" in before:
-        print(f"recipe {__version__}")
+        print(f"recipe {VERSION}")
         return 0
     if verb is None:
         if any(word in ("-h", "--help") for word in words):

@@ -1,0 +1,25 @@
+"""Where things lie outside a workspace: settings files, and what ships with the program.  Reads none of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+VERSION: Final = "0.1.0"
+
+
+def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The settings files that may exist: the workspace's, which wins, and the user's."""
+    base = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
+    return f"{root}/recipe.toml", f"{base}/recipe/config.toml"
+
+
+@cache
+def shipped() -> Path:
+    """The directory that holds `recipes/`, `schemas/` and `fixtures/`: inside an installed package, else the repository's root."""
+    package = Path(__file__).resolve().parent
+    inside = package / "shipped"
+    return inside if inside.is_dir() else package.parent
