@@ -119,3 +119,12 @@ def _mentioned(group: str, folder: str) -> bool:
             except OSError:
                 continue
     return False
+
+
+def packages() -> tuple[str, list[str]]:
+    """The caller's packages, for `--python current`: the interpreter's version and sorted name==version lines."""
+    import platform
+    from importlib.metadata import distributions
+
+    lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()})
+    return platform.python_version(), lines

@@ -102,7 +102,7 @@ def recipe(bin: Path, cwd: Path, *words: str) -> str:
     return done.stdout
 
 
-def shipped() -> set[str]:
+def files_that_ship() -> set[str]:
     """Files of the checkout that a user of the program needs."""
     if shutil.which("git"):
         listed = subprocess.run(["git", "ls-files", "recipes", "schemas", "fixtures"], cwd=HOME, capture_output=True, text=True)
@@ -116,9 +116,9 @@ def shipped() -> set[str]:
 def test_the_wheel_has_every_recipe_trainer_schema_and_fixture(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
-    assert {f"runner/shipped/{name}" for name in shipped()} <= names
+    assert {f"runner/shipped/{name}" for name in files_that_ship()} <= names
     # The editable install finds the same ones in the checkout itself.
-    assert all((shipped() / name).is_file() for name in shipped())
+    assert all((shipped() / name).is_file() for name in files_that_ship())
 
 
 def test_the_wheel_has_nothing_else(wheel: Path) -> None:

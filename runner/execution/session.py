@@ -104,7 +104,9 @@ def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
         _restrict(found, choice)
     demand(ws, found)
     if ws.sharing is not None:
-        ws.sharing.explain(found)
+        from ..survey import remote_results
+
+        remote_results.explain(ws, ws.sharing, found)
     return found
 
 

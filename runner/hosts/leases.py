@@ -22,8 +22,8 @@ from drivers.devices import Card
 from .. import extensions
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
+from ..extensions import packages
 from ..storage.workspace import Workspace
-from ..survey.survey import packages
 from .sites import Away, Site
 
 if TYPE_CHECKING:

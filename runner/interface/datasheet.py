@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..language.inputs import leaves
-from ..language.recipe import GitCode, Input, Limits, Output, Preset, Recipe, Resources, Step, Tree
+from ..language.recipe import GitCode, Input, Limits, Output, Preset, Recipe, Resources, Step
 from ..language.template import TemplateError, references
 from ..language.units import cost_limit_text, duration_text, money_text, size_text
+from ..language.values import Tree
 from .tail import span
 
 BEGIN: Final = "<!-- library:begin -->"

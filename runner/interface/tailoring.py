@@ -15,7 +15,8 @@ from ..language.units import duration_text, money_text, size_text
 if TYPE_CHECKING:
     from ..advice.estimates import Reckoned
     from ..advice.hardware import Gpu
-    from ..language.recipe import Input, Recipe, Tree
+    from ..language.recipe import Input, Recipe
+    from ..language.values import Tree
     from ..storage.workspace import Workspace
 
 _PATHS: Final = ("file", "dataset", "model")

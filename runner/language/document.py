@@ -20,7 +20,7 @@ from runner.errors import Invalid, Location, NotFound, Problem
 if TYPE_CHECKING:
     from yaml import Event, MarkedYAMLError
 
-    from .recipe import Leaf, Tree
+    from .values import Leaf, Tree
 
 MAX_BYTES = 24_000_000  # 100,000 steps are 15 MB; in memory a file with one emoji takes four bytes a character
 MAX_SCALAR = 1_000_000

@@ -17,8 +17,9 @@ from runner.errors import Invalid, Problem, did_you_mean
 from runner.secrets import unusable
 
 from . import library
-from .recipe import Input, InputType, Recipe, Tree, Where
+from .recipe import Input, InputType, Recipe
 from .template import TemplateError, evaluate, has, references
+from .values import Tree, Where
 
 if TYPE_CHECKING:
     from .document import Document

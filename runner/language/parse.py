@@ -16,25 +16,9 @@ from . import document as documents
 from . import schema, units
 from .document import Document
 from .inputs import Wrong, converted, leaves, misread, ordered
-from .recipe import (
-    GitCode,
-    Glob,
-    Health,
-    Input,
-    Limits,
-    Metrics,
-    Output,
-    Preset,
-    Python,
-    Recipe,
-    Resources,
-    Select,
-    State,
-    Step,
-    Uses,
-    Where,
-)
+from .recipe import GitCode, Glob, Health, Input, Limits, Metrics, Output, Preset, Python, Recipe, Resources, Select, State, Step, Uses
 from .template import TemplateError, has, references
+from .values import Where
 
 _T = TypeVar("_T")
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from .values import Leaf, Tree, Where
+
 if TYPE_CHECKING:
     from .document import Document
 
-Leaf: TypeAlias = "str | int | float | bool | None"
-Tree: TypeAlias = "Leaf | list[Tree] | dict[str, Tree]"
-Where: TypeAlias = "tuple[str | int, ...]"
 
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "choice", "list", "object", "file", "dataset", "model", "secret"]
 

@@ -21,7 +21,7 @@ from runner.errors import RecipeError, did_you_mean
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
 
-    from .recipe import Tree
+    from .values import Tree
 
 Scope: TypeAlias = Mapping[str, object]
 Reads: TypeAlias = dict[str, object]

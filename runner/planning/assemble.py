@@ -15,7 +15,8 @@ from .mentions import heads
 from .plan import SELECT, SKIP, TEMPORARY, Node, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Limits, Recipe, Tree
+    from ..language.recipe import Limits, Recipe
+    from ..language.values import Tree
 
 
 def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest: Digest, replaced: Limits | None) -> Plan:

@@ -28,7 +28,8 @@ from .path_rules import BELOW, WORKSPACE, escapes, misplaced, unfit
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Tree, Uses, Where
+    from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Uses
+    from ..language.values import Tree, Where
 
 MOST_STEPS: Final = 100_000
 """Steps of one plan."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .mentions import is_template, walk
 
 if TYPE_CHECKING:
-    from ..language.recipe import Step, Where
+    from ..language.recipe import Step
+    from ..language.values import Where
 
 
 def faults(step: Step, env: Mapping[str, Any]) -> Iterator[tuple[Where, Exception]]:

@@ -11,7 +11,8 @@ from .mentions import templates
 from .plan import bare
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Resources, Step, Where
+    from ..language.recipe import Recipe, Resources, Step
+    from ..language.values import Where
     from .plan import Pending
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import did_you_mean
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Step, Where
+    from ..language.recipe import Recipe, Step
+    from ..language.values import Where
 
 
 def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:

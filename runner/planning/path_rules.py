@@ -10,7 +10,8 @@ from ..errors import Problem
 from ..language.recipe import GitCode, Glob
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Step, Where
+    from ..language.recipe import Recipe, Step
+    from ..language.values import Where
 
 BELOW: Final = "give a relative path below it"
 WORKSPACE: Final = "use a path below the workspace, or an input of type file or dataset"

@@ -33,6 +33,7 @@ _MOST_PARTS: Final = 9_000
 _HTTP_WIDTH: Final = 32
 _count = itertools.count(1)
 _A = TypeVar("_A")
+_B = TypeVar("_B")
 
 Crew: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
 
@@ -752,8 +753,6 @@ class Google:
         return fs._call("GET", "b/{}/o", self._bucket, json_out=True, **words)
 
     def delete(self, names: Sequence[str]) -> None:
-        from .remotes import crew
-
         def one(name: str) -> None:
             self._ask(lambda fs: fs._call("DELETE", "b/{}/o/{}", self._bucket, self._prefix + name))
 
@@ -873,3 +872,42 @@ def lock() -> Any:
     import threading
 
     return threading.Lock()
+
+
+def crew(do: Callable[[_A], _B], items: Sequence[_A], *, width: int, deadline: float | None = None, what: str = "") -> list[_B]:
+    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) nobody is waited for."""
+    if (len(items) <= 1 or width <= 1) and deadline is None:
+        return [do(item) for item in items]
+    import threading
+
+    answers: list[Any] = [None] * len(items)
+    failures: list[BaseException] = []
+    queue = iter(range(len(items)))
+    turn = threading.Lock()
+
+    def work() -> None:
+        try:
+            while not failures:
+                with turn:
+                    index = next(queue, None)
+                if index is None:
+                    return
+                answers[index] = do(items[index])
+        except BaseException as error:
+            failures.append(error)
+
+    # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
+    helpers = [threading.Thread(target=work, name="store", daemon=True) for _ in range(min(width, len(items)))]
+    for helper in helpers:
+        helper.start()
+    try:
+        for helper in helpers:
+            helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if helper.is_alive():
+                raise Unreachable(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
+    except BaseException as error:
+        failures.append(error)
+        raise
+    if failures:
+        raise failures[0]
+    return answers

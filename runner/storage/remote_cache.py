@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
-from ..planning.judge import FRESH, RESTORE, RUN, Verdict
+from ..planning.judge import RUN, Verdict
 from ..planning.plan import TEMPORARY, UNCACHED, Node, Plan
 from .files import Content
 
@@ -24,49 +25,33 @@ if TYPE_CHECKING:
     import queue
     import threading
 
-    from ..settings import StoreSettings
-    from ..survey.survey import Survey
     from .objects import Objects, Seal
     from .remotes import Found, Remote
     from .store import Trace
-    from .workspace import Workspace
 
 PATIENCE: Final = 5.0
 """Seconds that one question of a plan may take."""
-NONE: Final = "none"
-"""The name that stands for no store."""
 WORTH_SAYING: Final = 16 << 20
 """Bytes whose transfer is worth a line."""
 _A = TypeVar("_A")
 
 
-def share(ws: Workspace, name: str | None, *, push: bool | None = None) -> Sharing | None:
-    """Let this workspace use the store called `name`, or its default one; None when there is none.  Raises Invalid, NotFound.
+class Disk(Protocol):
+    """What a workspace gives to the use of a store."""
 
-    `push` says whether what runs make is put there; by default as the store's settings say.
-    """
-    if name == NONE:
-        return None
-    settings = ws.config.store_named(name)
-    if settings is None:
-        return None
-    ws.sharing = Sharing(ws, opened(ws, settings), settings.name, push=settings.push if push is None else push, asked=name is not None)
-    return ws.sharing
+    objects: Objects
 
+    @property
+    def home(self) -> Path: ...
 
-def opened(ws: Workspace, settings: StoreSettings) -> Remote:
-    """The store that these settings describe.  Nothing is asked of it yet."""
-    from . import buckets
-    from .remotes import Remote
-
-    where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
-    return Remote(buckets.open(settings.url, root=ws.root, anonymous=settings.anonymous, **where))
+    def knows(self, key: str) -> bool: ...
+    def learn(self, traces: Sequence[Trace]) -> None: ...
 
 
 class Sharing:
     """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
 
-    def __init__(self, ws: Workspace, remote: Remote, name: str, *, push: bool, asked: bool) -> None:
+    def __init__(self, ws: Disk, remote: Remote, name: str, *, push: bool, asked: bool) -> None:
         self.remote, self.name, self.pushes = remote, name, push
         self.notices: list[str] = []
         self.found: set[str] = set()  # keys whose trace came from there
@@ -90,7 +75,7 @@ class Sharing:
         """The key of a step that would run although another may have made what it makes; None when there is nothing to ask."""
         if self._off or verdict.answer != RUN or verdict.key is None or verdict.reasons == ("forced",):
             return None
-        if not node.outputs or node.flags & UNCACHED or verdict.key in self._looked_up or self._ws.traces.get(verdict.key) is not None:
+        if not node.outputs or node.flags & UNCACHED or verdict.key in self._looked_up or self._ws.knows(verdict.key):
             return None
         return verdict.key
 
@@ -137,19 +122,6 @@ class Sharing:
             manifest = self._try(lambda: self.remote.manifest(content), None)
             if manifest is not None:
                 self._ws.objects.outline(content, manifest)
-
-    def explain(self, found: Survey) -> None:
-        """Say of each step what of it is elsewhere: that it was made there, and what will be fetched."""
-        for n, verdict in enumerate(found.verdicts):
-            if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
-                continue
-            words = [f"made elsewhere: found in the store {self.name}"] if verdict.key in self.found else []
-            missing = [Content(content) for content in verdict.made.outputs.values() if not self._ws.objects.has(Content(content))]
-            if verdict.answer == RESTORE and missing:
-                size = self.size_of(missing)
-                words.append(f"its bytes come from the store {self.name}" + (f", {about(size)}" if size else ""))
-            if words:
-                found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))
 
     # -- bytes
 
@@ -337,7 +309,7 @@ class Deliveries:
 class _Outbox:
     """A thread that puts one trace after the other into a store."""
 
-    def __init__(self, ws: Workspace, remote: Remote) -> None:
+    def __init__(self, ws: Disk, remote: Remote) -> None:
         import queue
 
         from .objects import Objects
@@ -422,7 +394,7 @@ class Tally:
         return Tally(self.steps + other.steps, self.contents + other.contents, self.bytes + other.bytes, [*self.problems, *other.problems])
 
 
-def push(ws: Workspace, sharing: Sharing, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]) -> Tally:
+def push(objects: Objects, sharing: Sharing, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]) -> Tally:
     """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""
     tally = Tally()
     sharing.remote.mark()
@@ -430,46 +402,13 @@ def push(ws: Workspace, sharing: Sharing, traces: Sequence[tuple[Trace, frozense
         if not trace.outputs:
             continue
         begun = sharing.remote.sent
-        missing = [made.path for made in trace.outputs if made.name not in kept and not ws.objects.has(made.content)]
+        missing = [made.path for made in trace.outputs if made.name not in kept and not objects.has(made.content)]
         if missing:
             tally.problems.append(f"{trace.step}: {', '.join(missing)} is not stored here any more")
             continue
-        send(sharing.remote, ws.objects, trace, kept)
+        send(sharing.remote, objects, trace, kept)
         tally.steps += 1
         tally.contents += len(trace.outputs) - len(kept)
         tally.bytes += sharing.remote.sent - begun
         progress(trace.step, sharing.remote.sent - begun)
-    return tally
-
-
-def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[str]]]:
-    """The traces of a plan's steps that are known here, and which of their outputs are temporary."""
-    answer = []
-    for n, node in enumerate(found.plan.nodes):
-        key = found.verdicts[n].key
-        if key is None or node.flags & UNCACHED:
-            continue
-        trace = ws.store.trace(key)
-        if trace is not None:
-            answer.append((trace, frozenset(name for name, _, flags in node.outputs if flags & TEMPORARY)))
-    return answer
-
-
-def pull(ws: Workspace, sharing: Sharing, found: Survey, progress: Callable[[str, int], object]) -> Tally:
-    """Bring the bytes of every step of a plan whose result is known, so that nothing more is asked of the store.  Raises Infrastructure."""
-    tally = Tally()
-    for n, node in enumerate(found.plan.nodes):
-        made = found.made.get(n)
-        if made is None or not made.ok or found.verdicts[n].key is None:
-            continue
-        temporary = {name for name, _, flags in node.outputs if flags & TEMPORARY}
-        wanted = [Content(content) for name, content in made.outputs.items() if name not in temporary and not ws.objects.has(Content(content))]
-        if wanted:
-            begun = sharing.remote.received
-            lost = sharing.bring(wanted)
-            tally.problems += [f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)]
-            tally.contents += len(wanted) - len(lost)
-            tally.bytes += sharing.remote.received - begun
-            progress(node.id, sharing.remote.received - begun)
-        tally.steps += 1
     return tally

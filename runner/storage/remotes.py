@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import files
 from . import objects as artifacts
-from .buckets import Unreachable, lock
+from .buckets import crew, lock
 from .crash import crashpoint
 from .files import Content, Entry
 from .store import Made, Trace
@@ -492,45 +492,6 @@ class Remote:
 
     def _map(self, do: Callable[[_A], _B], items: Iterable[_A], deadline: float | None = None, *, width: int = WIDTH) -> list[_B]:
         return crew(do, list(items), width=min(width, self._bucket.width), deadline=deadline, what=self.url)
-
-
-def crew(do: Callable[[_A], _B], items: Sequence[_A], *, width: int, deadline: float | None = None, what: str = "") -> list[_B]:
-    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) nobody is waited for."""
-    if (len(items) <= 1 or width <= 1) and deadline is None:
-        return [do(item) for item in items]
-    import threading
-
-    answers: list[Any] = [None] * len(items)
-    failures: list[BaseException] = []
-    queue = iter(range(len(items)))
-    turn = threading.Lock()
-
-    def work() -> None:
-        try:
-            while not failures:
-                with turn:
-                    index = next(queue, None)
-                if index is None:
-                    return
-                answers[index] = do(items[index])
-        except BaseException as error:
-            failures.append(error)
-
-    # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
-    helpers = [threading.Thread(target=work, name="store", daemon=True) for _ in range(min(width, len(items)))]
-    for helper in helpers:
-        helper.start()
-    try:
-        for helper in helpers:
-            helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if helper.is_alive():
-                raise Unreachable(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
-    except BaseException as error:
-        failures.append(error)
-        raise
-    if failures:
-        raise failures[0]
-    return answers
 
 
 # -- names and texts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
 from ..places import settings_files
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..settings import Config
     from .remote_cache import Sharing
     from .store import Published, Trace
+
+NONE: Final = "none"
+"""The name that stands for no store."""
 
 
 def local_folder(text: str | Path) -> Path:
@@ -50,7 +53,7 @@ class Workspace:
         self.cache = DigestCache(root, store.files(), store.root / "listings")
         self.traces = _Traces(store)
         self.stored = _Stored(self)
-        self.sharing: Sharing | None = None  # a store that is used beside this one: see `sharing.share`
+        self.sharing: Sharing | None = None  # a store that is used beside this one
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
 
     @classmethod
@@ -69,12 +72,24 @@ class Workspace:
     def close(self) -> None:
         self.store.close()
 
-    def share(self, name: str | None, *, push: bool | None = None) -> None:
-        """Use the store called `name` beside this one, or that of the settings, if there is any: see `sharing.share`."""
-        if name is not None or any(map(os.path.exists, settings_files(self.root, os.environ))):
-            from .remote_cache import share
+    def share(self, name: str | None, *, push: bool | None = None) -> Sharing | None:
+        """Use the store called `name` beside this one, or the default one of the settings; None when there is none.  Raises Invalid, NotFound.
 
-            share(self, name, push=push)
+        `push` says whether what runs make is uploaded; by default as the store's settings say.
+        """
+        if name == NONE or (name is None and not any(map(os.path.exists, settings_files(self.root, os.environ)))):
+            return None
+        settings = self.config.store_named(name)
+        if settings is None:
+            return None
+        from . import buckets
+        from .remote_cache import Sharing
+        from .remotes import Remote
+
+        where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
+        remote = Remote(buckets.open(settings.url, root=self.root, anonymous=settings.anonymous, **where))
+        self.sharing = Sharing(self, remote, settings.name, push=settings.push if push is None else push, asked=name is not None)
+        return self.sharing
 
     @cached_property
     def config(self) -> Config:
@@ -82,6 +97,10 @@ class Workspace:
         from ..settings import load
 
         return load(self.root, os.environ)
+
+    def knows(self, key: str) -> bool:
+        """Whether a trace of this key is here."""
+        return self.traces.get(key) is not None
 
     def learn(self, traces: Sequence[Trace]) -> None:
         """Remember what was made elsewhere."""

@@ -36,7 +36,8 @@ from ..storage.files import Content
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Tree
+    from ..language.recipe import Recipe
+    from ..language.values import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +389,8 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
             facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
     facts.files = dict(ws.cache.contents(wanted))
     if request.current_python:
+        from ..extensions import packages
+
         facts.current_python = of_value("packages/1", packages())
     return facts
 
@@ -446,15 +449,6 @@ def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[st
         names = [at[path] for path in theirs.among(list(at))]
     contents = ws.cache.contents(str(base / name) for name in names)
     return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
-
-
-def packages() -> list[Any]:
-    """The caller's packages, for `--python current`: the interpreter's version and sorted name==version lines."""
-    import platform
-    from importlib.metadata import distributions
-
-    lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()})
-    return [platform.python_version(), lines]
 
 
 class _Trees(Mapping[str, Mapping[str, str]]):

@@ -15,7 +15,8 @@ from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
 from ..language import inputs, parse, shell
-from ..language.recipe import Input, Recipe, Tree, Where
+from ..language.recipe import Input, Recipe
+from ..language.values import Tree, Where
 from ..planning.compile import compile_plan
 from .survey import Globs, load_used
 

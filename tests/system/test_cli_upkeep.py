@@ -110,7 +110,7 @@ def test_results_of_a_library_recipe_go_with_their_folder_and_latest(space: Spac
 
     shelf = space.root / "shelf"
     space.recipe("recipe: tool@1\nsummary: A tool\nsteps: {a: {run: 'touch o', outputs: {o: o}}}", name="shelf/recipes/tool@1.yaml")
-    monkeypatch.setattr(library, "home", lambda: shelf)
+    monkeypatch.setattr(library, "shipped", lambda: shelf)
     assert recipe("run", "tool@1").code == 0 and (space.root / "out" / "tool@1" / "latest" / "o").exists()
     assert recipe("status", "tool@1").code == 0 and recipe("clean", "tool@1").code == 0
     assert paths(space) == ["shelf/recipes/tool@1.yaml"]

@@ -281,7 +281,7 @@ def test_a_library_recipe_publishes_at_its_end_into_a_place_of_its_own(space: Sp
         "  two: {needs: [one], run: 'test {{ inputs.n }} -lt 2; echo b > p.txt', outputs: {p: p.txt}}\noutputs: {result: '{{ steps.one.o }}'}\n",
         name="recipes/tool@1.yaml",
     )
-    monkeypatch.setattr(library, "home", lambda: shelf.root)
+    monkeypatch.setattr(library, "shipped", lambda: shelf.root)
     monkeypatch.chdir(space.root)
     out = space.root / "out" / "tool@1"
     summary = runner.run("tool@1")

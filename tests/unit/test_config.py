@@ -44,8 +44,8 @@ def problems(root: Path, text: str) -> list[tuple[int, str, str]]:
 
 def test_without_files_nothing_is_set_and_nothing_is_imported(root: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from runner.execution import config; "
-        f"assert config.load(Path({str(root)!r}), {{'XDG_CONFIG_HOME': '/nowhere'}}) is config.NOTHING; "
+        "import sys; from pathlib import Path; from runner import settings; "
+        f"assert settings.load(Path({str(root)!r}), {{'XDG_CONFIG_HOME': '/nowhere'}}) is settings.NOTHING; "
         "print(sorted({'tomllib', 'jsonschema', 'fsspec', 'asyncio'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=shipped(), capture_output=True, text=True, check=True)

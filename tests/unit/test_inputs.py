@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runner.errors import Invalid
 from runner.language import document, inputs, library, parse
-from runner.language.recipe import Recipe, Tree
+from runner.language.recipe import Recipe
+from runner.language.values import Tree
 
 TEXT = """
 recipe: demo@1

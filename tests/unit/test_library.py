@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (recipes / "gotchas.yaml").write_text("a: b\n")
     (recipes / "Bad Name@1.yaml").write_text("a: b\n")
     (recipes / "trainers").mkdir()
-    monkeypatch.setattr(library, "home", lambda: tmp_path)
+    monkeypatch.setattr(library, "shipped", lambda: tmp_path)
     return tmp_path
 
 

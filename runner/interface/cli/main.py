@@ -16,6 +16,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _answered(words: list[str]) -> int:
     from . import parser
 
+    if words[:1] == ["__complete"]:
+        from .completion import answer
+
+        return answer(words[1:])
     try:
         return parser.run(words)
     except KeyboardInterrupt:

@@ -64,10 +64,6 @@ class Parser(argparse.ArgumentParser):
 def run(words: Sequence[str]) -> int:
     """Find the verb, read its flags, and do it."""
     words = list(words)
-    if words[:1] == ["__complete"]:
-        from .completion import answer
-
-        return answer(words[1:])
     place = next((n for n, word in enumerate(words) if not word.startswith("-") and words[n - 1 : n] != ["-C"]), len(words))
     verb = words.pop(place) if place < len(words) else None
     before = words[:place]

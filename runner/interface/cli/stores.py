@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import NotFound
 from ...execution.session import look
 from ...language.units import about
-from ...storage.remote_cache import Sharing, Tally, local_traces, pull, push, share
+from ...storage.remote_cache import Sharing, Tally, push
 from ...storage.workspace import Workspace
+from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
 from .chosen import add_words, opened, requests
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def shared(ws: Workspace, name: str | None) -> Sharing:
     """The store that was asked for, or the default one; what is wrong with it is an error.  Raises NotFound when there is none."""
-    found = share(ws, name or ws.config.store or None)
+    found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound("which store? recipe.toml names none", fix='give --store NAME, or write `store = "NAME"` and a [stores.NAME] with a url there')
     return found
@@ -65,7 +66,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
             traces |= {trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))}
     sharing = shared(ws, args.store)
     with _meter(args, lambda: sharing.remote.sent) as progress:
-        tally = push(ws, sharing, list(traces.values()), progress)
+        tally = push(ws.objects, sharing, list(traces.values()), progress)
     return _told(args, sharing, tally, "put", "into")
 
 

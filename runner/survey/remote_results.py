@@ -1,0 +1,61 @@
+"""What of a plan lies in a shared store: say it, bring its bytes, and name what can be pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..language.units import about
+from ..planning.judge import FRESH, RESTORE
+from ..planning.plan import TEMPORARY, UNCACHED
+from ..storage.files import Content
+from ..storage.remote_cache import Sharing, Tally
+from ..storage.store import Trace
+from ..storage.workspace import Workspace
+from .survey import Survey
+
+
+def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[str]]]:
+    """The traces of a plan's steps that are known here, and which of their outputs are temporary."""
+    answer = []
+    for n, node in enumerate(found.plan.nodes):
+        key = found.verdicts[n].key
+        if key is None or node.flags & UNCACHED:
+            continue
+        trace = ws.store.trace(key)
+        if trace is not None:
+            answer.append((trace, frozenset(name for name, _, flags in node.outputs if flags & TEMPORARY)))
+    return answer
+
+
+def pull(ws: Workspace, sharing: Sharing, found: Survey, progress: Callable[[str, int], object]) -> Tally:
+    """Bring the bytes of every step of a plan whose result is known, so that nothing more is asked of the store.  Raises Infrastructure."""
+    tally = Tally()
+    for n, node in enumerate(found.plan.nodes):
+        made = found.made.get(n)
+        if made is None or not made.ok or found.verdicts[n].key is None:
+            continue
+        temporary = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        wanted = [Content(content) for name, content in made.outputs.items() if name not in temporary and not ws.objects.has(Content(content))]
+        if wanted:
+            begun = sharing.remote.received
+            lost = sharing.bring(wanted)
+            tally.problems += [f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)]
+            tally.contents += len(wanted) - len(lost)
+            tally.bytes += sharing.remote.received - begun
+            progress(node.id, sharing.remote.received - begun)
+        tally.steps += 1
+    return tally
+
+
+def explain(ws: Workspace, sharing: Sharing, found: Survey) -> None:
+    """Say of each step what of it is elsewhere: that it was made there, and what will be fetched."""
+    for n, verdict in enumerate(found.verdicts):
+        if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
+            continue
+        words = [f"made elsewhere: found in the store {sharing.name}"] if verdict.key in sharing.found else []
+        missing = [Content(content) for content in verdict.made.outputs.values() if not ws.objects.has(Content(content))]
+        if verdict.answer == RESTORE and missing:
+            size = sharing.size_of(missing)
+            words.append(f"its bytes come from the store {sharing.name}" + (f", {about(size)}" if size else ""))
+        if words:
+            found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))
