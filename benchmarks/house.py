@@ -1,0 +1,209 @@
+"""The structure of the code, measured from its syntax: imports, walls between rooms, and size.  Nothing of the project is imported.
+
+usage: house.py
+
+Prints the figures and every break of a wall.  Exit code 1 if there is a circle of imports, a broken wall, or a size over its limit.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import networkx as nx
+
+HOME = Path(__file__).resolve().parents[1]
+FLOORS = ("agent", "words", "language", "planning", "storage", "hosts", "survey", "advice", "execution", "interface")
+"""A floor imports itself and those before it, but nobody's agent imports anything.  `words` are the modules of `runner` itself; the front door,
+runner/__init__.py, opens any room."""
+PLAN_FREE = ("runner.planning.step",)
+"""What `hosts` may know of planning: the types of a step's parts, never a Plan."""
+LOADERS = ("hosts", "runner.execution.session")
+"""Who may load a driver."""
+OPEN = ("drivers.base", "drivers.machine", "drivers.devices")
+"""What anybody may read of `drivers`: its contract, and how a machine and its GPUs are described."""
+TABLE = ("DRIVERS", "install_line")
+"""Names that load no driver: what drivers there are, and what installs one."""
+ADVISED = "runner.execution.session"
+"""The one module of `execution` that asks for advice."""
+
+THE_WORLD = {"asyncio", "concurrent", "datetime", "fcntl", "glob", "http", "io", "multiprocessing", "random", "secrets", "select", "selectors"} | {
+    "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib.request", "uuid"
+}  # fmt: skip
+TOUCHES = {"open", "input", "print", "exec", "eval", "__import__"}
+METHODS = {"exists", "glob", "is_dir", "is_file", "iterdir", "mkdir", "open", "read_bytes", "read_text", "rglob", "stat", "unlink", "write_bytes"} | {
+    "write_text", "getenv", "environ", "listdir", "scandir", "lstat", "urandom", "getcwd", "system", "popen"
+}  # fmt: skip
+PURE = ("language", "planning")
+READING = {("runner/language/library.py", None), ("runner/language/document.py", "read")}
+"""Where the pure floors touch the disk all the same: a module, or one function of it."""
+
+HERE_OR_THERE = ("Away", "here", "errand")
+DEBTS = {"runner/execution/attempts.py": 5, "runner/execution/loop.py": 18, "runner/execution/orphans.py": 4}
+"""How often `execution` asks whether a host is this one, by file.  A place will hide it once one agent runs on every host; until then no more."""
+
+LONG = 700
+LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8}
+
+
+class Import(NamedTuple):
+    """One name of one import statement.  `target` is the module, `name` what is taken from it, empty for the module itself."""
+
+    source: str
+    path: str
+    line: int
+    target: str
+    name: str
+
+
+def modules(home: Path) -> dict[str, Path]:
+    """Every module of `runner` and `drivers` below `home`, by its dotted name."""
+    found = {}
+    for path in sorted([*home.glob("runner/**/*.py"), *home.glob("drivers/**/*.py")]):
+        parts = path.relative_to(home).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(home: Path, known: set[str] | None = None) -> list[Import]:
+    """Every import of ours, wherever it stands: those inside functions and for types count too.  `known` are modules that lie elsewhere."""
+    there = modules(home)
+    names = there.keys() | (known or set())
+    return [Import(source, path.relative_to(home).as_posix(), *rest) for source, path in there.items() for rest in _imported(source, path, names)]
+
+
+def _imported(source: str, path: Path, known: set[str] | frozenset[str]) -> Iterator[tuple[int, str, str]]:
+    package = source.split(".") if path.name == "__init__.py" else source.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            target = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{target}.{alias.name}"
+                yield (node.lineno, whole, "") if whole in known else (node.lineno, target, alias.name)
+
+
+def circles(found: list[Import]) -> list[list[str]]:
+    """Modules that import each other, in groups."""
+    ours = {each.source for each in found}
+    graph = nx.DiGraph((each.source, each.target) for each in found if each.target in ours and each.target != each.source)
+    return sorted(sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1)
+
+
+def room(module: str) -> str:
+    """The room a module is in; empty for the front door and for what is not ours."""
+    parts = module.split(".")
+    if parts[0] == "drivers":
+        return "drivers"
+    if parts[0] != "runner" or len(parts) == 1:
+        return ""
+    return parts[1] if parts[1] in FLOORS else "words"
+
+
+def faults(home: Path, known: set[str] | None = None) -> list[str]:
+    """Every break of a wall below `home`."""
+    found = [f"{each.path}:{each.line}: {fault}" for each in imports(home, known) if (fault := _import_fault(each))]
+    for module, path in modules(home).items():
+        name = path.relative_to(home).as_posix()
+        tree = ast.parse(path.read_bytes(), name)
+        if room(module) in PURE and (name, None) not in READING:
+            found += [f"{name}:{line}: {fault}" for line, fault in _touches(name, tree)]
+        if room(module) == "execution" and (asked := _asks_where(tree)) > DEBTS.get(name, 0):
+            found.append(f"{name}:1: asks {asked} times whether a host is this one, at most {DEBTS.get(name, 0)}")
+    return found
+
+
+def _import_fault(each: Import) -> str:
+    source, target = room(each.source), room(each.target)
+    what = f"{each.target}.{each.name}" if each.name else each.target
+    if source == "drivers":
+        return f"a driver imports {what}" if each.target.partition(".")[0] == "runner" else ""
+    if not source:
+        return ""
+    if source == "agent":
+        return f"the agent imports {what}" if each.target.partition(".")[0] in ("runner", "drivers") and target != "agent" else ""
+    if each.target == "runner":
+        return f"{source} imports the front door: {what}"
+    if target == "drivers":
+        open_to = each.target in OPEN or each.source in LOADERS or source in LOADERS or (each.target == "drivers" and each.name in TABLE)
+        return "" if open_to else f"{source} imports {what}; only hosts load a driver"
+    if target and FLOORS.index(target) > FLOORS.index(source):
+        return f"{source} imports {what}, which is {target}"
+    if source == "hosts" and target == "planning" and each.target not in PLAN_FREE:
+        return f"hosts imports {what}; a place knows no plan"
+    if source == "execution" and target == "advice" and each.source != ADVISED:
+        return f"execution imports {what}; only session asks for advice"
+    return ""
+
+
+def _touches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        words = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            words = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from ((node.lineno, f"imports {word}") for word in words if {word, word.partition(".")[0]} & THE_WORLD)
+    body = [part for part in tree.body if not (isinstance(part, ast.FunctionDef) and (name, part.name) in READING)]
+    for node in (node for part in body for node in ast.walk(part)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TOUCHES:
+            yield node.lineno, f"calls {node.func.id}()"
+        if isinstance(node, ast.Attribute) and node.attr in METHODS:
+            yield node.lineno, f"uses .{node.attr}"
+
+
+def _asks_where(tree: ast.Module) -> int:
+    """How often a module asks with `isinstance` or `is` whether a host is this one."""
+
+    def named(node: ast.AST) -> bool:
+        return any(
+            isinstance(part, (ast.Name, ast.Attribute)) and (getattr(part, "id", "") or getattr(part, "attr", "")) in HERE_OR_THERE
+            for part in ast.walk(node)
+        )
+
+    return sum(
+        (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance" and named(node.args[1]))
+        or (isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops) and named(node))
+        for node in ast.walk(tree)
+    )
+
+
+def lines(home: Path) -> dict[str, int]:
+    """Lines of each file of `runner` and `drivers`."""
+    return {path.relative_to(home).as_posix(): len(path.read_text("utf-8").splitlines()) for path in modules(home).values()}
+
+
+def untyped(home: Path) -> Counter[str]:
+    """How often each file says `dict[str, Any]`."""
+    return Counter({path.relative_to(home).as_posix(): path.read_text("utf-8").count("dict[str, Any]") for path in modules(home).values()})
+
+
+def main() -> int:
+    found, sizes, loose = imports(HOME), lines(HOME), untyped(HOME)
+    rings, broken = circles(found), faults(HOME)
+    long = {name: count for name, count in sizes.items() if count > LONG}
+    print(f"{len(sizes)} files, {sum(sizes.values())} lines, {len(found)} imports")
+    by_room = Counter[str]()
+    for module, path in modules(HOME).items():
+        by_room[room(module) or "front door"] += sizes[path.relative_to(HOME).as_posix()]
+    print("lines by room: " + ", ".join(f"{name} {by_room[name]}" for name in ("front door", *FLOORS, "drivers") if by_room[name]))
+    for ring in rings:
+        print("circle: " + " <-> ".join(ring))
+    for fault in broken:
+        print(f"wall: {fault}")
+    for name, count in sorted(long.items(), key=lambda item: -item[1]):
+        print(f"long: {name} {count}")
+    for name, count in loose.most_common(8):
+        print(f"dict[str, Any]: {name} {count}")
+    figures = dict(zip(LIMITS, (len(rings), len(broken), loose.total(), len(long)), strict=True))
+    for what, limit in LIMITS.items():
+        print(f"{what:<24}{figures[what]:>6}   at most {limit}" + ("" if figures[what] <= limit else "   TOO MANY"))
+    return int(any(figures[what] > limit for what, limit in LIMITS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
