@@ -220,7 +220,7 @@ class Sharing:
             return otherwise
 
     def _stop(self, error: RecipeError) -> None:
-        from .buckets import Unreachable
+        from .bucket import Unreachable
 
         self._off = True
         if self._asked_for and not isinstance(error, Unreachable):

@@ -33,13 +33,13 @@ from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import files
 from . import objects as artifacts
-from .buckets import crew, lock
+from .bucket import crew, lock
 from .crash import crashpoint
 from .files import Content, Entry
 from .store import Made, Trace
 
 if TYPE_CHECKING:
-    from .buckets import Bucket, Stat
+    from .bucket import Bucket, Stat
     from .objects import Objects
 
 FORMAT: Final = 1

@@ -165,7 +165,7 @@ def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
     store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
     options: dict[str, Any] = {}
     if store is not None:
-        from .buckets import client_options
+        from .bucket import client_options
 
         options = client_options(address[:2], store.endpoint, store.region, store.profile, store.anonymous)
     client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)

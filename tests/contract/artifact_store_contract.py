@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
-from runner.storage import buckets, remotes
+from runner.storage import google, remotes, s3
+from runner.storage.bucket import Bucket
 from runner.storage.files import Content, Entry, tree_id
 from runner.storage.objects import Objects
 from runner.storage.remotes import Gone, Remote
@@ -31,7 +32,7 @@ DAY = 86_400.0
 class Raw(Protocol):
     """The store, past our code."""
 
-    def bucket(self) -> buckets.Bucket:
+    def bucket(self) -> Bucket:
         """Another connection to the same store."""
         ...
 
@@ -65,7 +66,8 @@ def other(raw: Raw) -> Remote:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that files of a few MB take several requests: S3's least."""
     monkeypatch.setattr(remotes, "PART", 5 << 20)
-    monkeypatch.setattr(buckets, "_PART", 5 << 20)
+    monkeypatch.setattr(s3, "PART", 5 << 20)
+    monkeypatch.setattr(google, "PART", 5 << 20)
     monkeypatch.setattr(remotes, "BUNDLE", 64 << 10)
 
 

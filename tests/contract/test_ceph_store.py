@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.storage import buckets
-from runner.storage.buckets import Trouble
+from runner.storage.bucket import Trouble
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import (  # noqa: F401

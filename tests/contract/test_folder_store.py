@@ -9,6 +9,7 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.storage import buckets
+from runner.storage.bucket import Bucket
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
@@ -19,7 +20,7 @@ class Files:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def bucket(self) -> buckets.Bucket:
+    def bucket(self) -> Bucket:
         return buckets.open(str(self.root), root=Path("/nowhere"))
 
     def get(self, name: str) -> bytes:

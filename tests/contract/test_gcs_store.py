@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.storage import buckets
-from runner.storage.buckets import Trouble, Unreachable
+from runner.storage.bucket import Trouble, Unreachable
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
@@ -20,7 +20,7 @@ class Bucket:
     def __init__(self, server: FakeGcs) -> None:
         self.server, self.name = server, server.bucket()
 
-    def bucket(self) -> buckets.Bucket:
+    def bucket(self) -> Bucket:
         return buckets.open(f"gs://{self.name}/team/project", root=Path("/nowhere"), endpoint=self.server.endpoint)
 
     def get(self, name: str) -> bytes:

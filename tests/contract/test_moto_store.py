@@ -12,10 +12,11 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.storage import buckets, remotes
-from runner.storage.buckets import Retry, Trouble, Unreachable
+from runner.storage.bucket import ATTEMPTS, Again, Retry, Trouble, Unreachable
 from runner.storage.files import Content
 from runner.storage.objects import Objects
 from runner.storage.remotes import Gone, Remote
+from runner.storage.s3 import S3
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, name, names, noise, trace, tree
 from tests.servers.httpfaults import Fault, HttpFaults, Request
@@ -28,7 +29,7 @@ class Bucket:
     def __init__(self, server: Any) -> None:
         self.server, self.name = server, server.bucket()
 
-    def bucket(self, endpoint: str = "") -> buckets.Bucket:
+    def bucket(self, endpoint: str = "") -> Bucket:
         return buckets.open(f"s3://{self.name}/team/project", root=Path("/nowhere"), endpoint=endpoint or self.server.endpoint)
 
     def get(self, name: str) -> bytes:
@@ -74,7 +75,7 @@ def proxy(moto: Moto) -> Iterator[HttpFaults]:
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited between two tries; nobody waits."""
     slept: list[float] = []
-    monkeypatch.setattr(Retry.__init__, "__defaults__", (buckets.ATTEMPTS, slept.append, lambda: 0.5))
+    monkeypatch.setattr(Retry.__init__, "__defaults__", (ATTEMPTS, slept.append, lambda: 0.5))
     return slept
 
 
@@ -125,10 +126,10 @@ def _metadata(request: Request) -> bool:
 
 def test_waits_grow_and_are_never_alike(naps: list[float]) -> None:
     def fail() -> None:
-        raise buckets._Again
+        raise Again
 
     for chance in (0.0, 1.0):
-        with pytest.raises(buckets._Again):
+        with pytest.raises(Again):
             Retry(sleep=naps.append, chance=lambda c=chance: c)(fail)
     assert naps == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 0.2, 0.4, 0.8, 1.6, 3.2])
 
@@ -138,7 +139,7 @@ def test_what_does_not_pass_is_given_up_soon(shaky: Remote, proxy: HttpFaults, n
     proxy.spoil = lambda request: Fault(status=503) if request.method == "PUT" else None
     with pytest.raises(Unreachable, match="SlowDown"):
         shaky.put(content, here)
-    assert len(naps) == buckets.ATTEMPTS - 1
+    assert len(naps) == ATTEMPTS - 1
 
 
 def test_a_body_that_breaks_off_goes_on_where_it_did(shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path) -> None:
@@ -205,9 +206,9 @@ def half(raw: Bucket, proxy: HttpFaults, content: Content, here: Objects, monkey
     """A writer that has sent two of three parts and vanishes: it does not take its upload back."""
     proxy.spoil = lambda request: Fault(status=400, code="Odd") if request.method == "PUT" and request.number == 2 else None
     with monkeypatch.context() as patch:
-        patch.setattr(buckets.S3, "width", 1)
-        kept = buckets.S3._ask
-        patch.setattr(buckets.S3, "_ask", lambda self, method, **words: None if method.startswith("abort") else kept(self, method, **words))
+        patch.setattr(S3, "width", 1)
+        kept = S3._ask
+        patch.setattr(S3, "_ask", lambda self, method, **words: None if method.startswith("abort") else kept(self, method, **words))
         with pytest.raises(Infrastructure):
             Remote(raw.bucket(proxy.endpoint)).put(content, here)
     proxy.calm()

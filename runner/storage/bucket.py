@@ -1,0 +1,210 @@
+"""Objects by name: what a store's bucket can do, its errors, and how its requests are retried.
+
+A `Bucket` is asked from several threads at once.  What it raises is `Infrastructure` with what to do about it; a request that may succeed
+later is retried, a few times, after longer and longer pauses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ..errors import Infrastructure
+
+ATTEMPTS: Final = 6
+FIRST_WAIT: Final = 0.2  # seconds; doubled each time, up to
+LONGEST_WAIT: Final = 8.0
+TIMEOUT: Final = 60.0  # seconds without a byte
+CONNECT: Final = 5.0
+PART: Final = 16 << 20
+HTTP_WIDTH: Final = 32
+COUNT = itertools.count(1)
+T = TypeVar("T")
+U = TypeVar("U")
+Crew: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
+
+
+class Stat(NamedTuple):
+    """An object that is there: its bytes, and when it was last written, by the server's clock."""
+
+    name: str
+    size: int
+    at: float
+
+
+class Trouble(Infrastructure):
+    """The store cannot be used as it is: a person has to do something."""
+
+
+class Unreachable(Trouble):
+    """The store does not answer, or answers with errors that may pass."""
+
+
+class Bucket(Protocol):
+    """Whole objects by name.  Names are relative to the store's folder."""
+
+    url: str
+    width: int  # requests at once that are worth it
+
+    def load(self) -> None:
+        """Import what it takes to ask.  Raises Trouble when that is not installed."""
+        ...
+
+    def check(self, marker: str) -> bytes | None:
+        """The bytes of `marker`, None when there is none; raises Trouble when that is not all that is missing."""
+        ...
+
+    def head(self, name: str) -> Stat | None: ...
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """All or a part of an object, None when there is none."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that is not there; False when there is one, whoever was first."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all, over any other."""
+        ...
+
+    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+        """The same from a large file, in parts, several at a time by `crew`."""
+        ...
+
+    def names(self, prefix: str) -> Iterator[Stat]: ...
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; one that is gone is deleted."""
+        ...
+
+    def abandon(self, before: float, *, dry: bool = False) -> int:
+        """End uploads that began before then and were never ended; answers how many."""
+        ...
+
+
+def client_options(scheme: str, endpoint: str, region: str, profile: str, anonymous: bool) -> dict[str, Any]:
+    """What fsspec's client of a scheme, `s3` or `gs`, is made with for a place with these settings.  A change to it is the caller's own."""
+    if scheme == "gs":
+        # An endpoint from settings is never shown a token.
+        return {"token": "anon" if endpoint or anonymous else None, "endpoint_url": endpoint or None}
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {"region_name": region} if region else {}
+    if endpoint:
+        # Servers other than Amazon's do not all know its newer checksums; ours are SHA-256 and MD5 anyhow.
+        config |= {
+            "s3": {"addressing_style": "path"},
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        }
+        if not region and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION")) and not profile:
+            client["region_name"] = "us-east-1"
+    more = {"profile": profile} if profile else {}
+    return {"anon": anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
+
+
+class Again(Exception):
+    """Something that may go right next time; `__cause__` is what went wrong."""
+
+
+class Retry:
+    """Do something until it works or has failed too often, waiting longer each time, and never as long as anybody else."""
+
+    def __init__(self, attempts: int = ATTEMPTS, sleep: Callable[[float], object] = time.sleep, chance: Callable[[], float] = random.random) -> None:
+        self._attempts, self._sleep, self._chance = attempts, sleep, chance
+
+    def __call__(self, do: Callable[[], T]) -> T:
+        """The answer of `do`.  Raises the last Again that it raised."""
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return do()
+            except Again:
+                if attempt == self._attempts:
+                    raise
+            self._sleep(min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1)) * (0.5 + self._chance() / 2))
+        raise AssertionError("BUG: no attempt was made")
+
+
+class Exists(Exception):
+    """There is such an object already."""
+
+
+class Short(Exception):
+    """The object ends before the part that was asked for."""
+
+
+async def awaited(asked: Any) -> Any:
+    return await asked
+
+
+def base64_of(data: bytes) -> str:
+    import base64
+
+    return base64.b64encode(data).decode()
+
+
+def words_of(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+
+
+def module_of_extra(name: str, url: str, extra: str) -> Any:
+    """A module of an extra that is imported only for a store of its kind."""
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        from drivers import install_line
+
+        raise Trouble(f"{url} needs {error.name}", fix=install_line(extra)) from error
+
+
+def lock() -> Any:
+    """Something that one thread holds at a time."""
+    import threading
+
+    return threading.Lock()
+
+
+def crew(do: Callable[[T], U], items: Sequence[T], *, width: int, deadline: float | None = None, what: str = "") -> list[U]:
+    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) nobody is waited for."""
+    if (len(items) <= 1 or width <= 1) and deadline is None:
+        return [do(item) for item in items]
+    import threading
+
+    answers: list[Any] = [None] * len(items)
+    failures: list[BaseException] = []
+    queue = iter(range(len(items)))
+    turn = threading.Lock()
+
+    def work() -> None:
+        try:
+            while not failures:
+                with turn:
+                    index = next(queue, None)
+                if index is None:
+                    return
+                answers[index] = do(items[index])
+        except BaseException as error:
+            failures.append(error)
+
+    # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
+    helpers = [threading.Thread(target=work, name="store", daemon=True) for _ in range(min(width, len(items)))]
+    for helper in helpers:
+        helper.start()
+    try:
+        for helper in helpers:
+            helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if helper.is_alive():
+                raise Unreachable(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
+    except BaseException as error:
+        failures.append(error)
+        raise
+    if failures:
+        raise failures[0]
+    return answers
