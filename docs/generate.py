@@ -6,7 +6,7 @@ from docs import published, rulebook
 from runner.interface import datasheet
 from runner.interface.cli import manual, show
 from runner.language import reference, schema
-from runner.places import shipped
+from runner.paths import shipped
 
 if __name__ == "__main__":
     guide, commands = shipped() / "docs" / "recipes.md", shipped() / "docs" / "cli.md"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .places import VERSION as __version__
+from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
     from .execution.session import Choice, Settings, Summary

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import Invalid, Location, NotFound, Problem, did_you_mean
-from .places import settings_files, shipped
+from .paths import settings_files, shipped
 from .reading import whole
 
 NAME: Final = "recipe.toml"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runner.language import library
-from runner.places import shipped
+from runner.paths import shipped
 
 HOME = shipped()
 # Nothing of this checkout may be found by accident: no PYTHONPATH, no cwd of ours, no caller's environment.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.language import parse
-from runner.places import shipped
+from runner.paths import shipped
 
 HOME = shipped()
 LOCK = HOME / "fixtures" / "recipes.lock"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.language import document, parse, schema
-from runner.places import shipped
+from runner.paths import shipped
 
 HOME = shipped()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.places import shipped
+from runner.paths import shipped
 
 PAGE = shipped() / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound
-from ..places import shipped
+from ..paths import shipped
 from ..storage import metrics
 from . import hardware, training_from_inputs
 from .hardware import Gpu, Hardware

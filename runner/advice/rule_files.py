@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Problem
-from ..places import shipped
+from ..paths import shipped
 from . import rules as preflight
 from .rules import Rule
 

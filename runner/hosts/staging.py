@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import CannotRun
-from ..planning.mentions import heads
-from ..planning.path_rules import escapes
+from ..paths import escapes, heads
 from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
 from ..storage.files import Changed, Content, DigestCache, Unhashable
 from ..storage.objects import Objects, delete, overwrite

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..digest import Digest
 from ..errors import Invalid
+from ..paths import heads
 from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
-from .mentions import heads
 from .plan import SELECT, SKIP, TEMPORARY, Node, Plan
 
 if TYPE_CHECKING:

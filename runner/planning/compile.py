@@ -20,11 +20,12 @@ from urllib.parse import quote
 from ..digest import Digest, of_value
 from ..errors import Invalid, Problem
 from ..language.recipe import GitCode, Resources
+from ..paths import escapes, heads
 from . import constants
 from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
-from .mentions import Makes, Misnamed, Near, excluded, heads, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
-from .path_rules import BELOW, WORKSPACE, escapes, misplaced, unfit
+from .mentions import Makes, Misnamed, Near, excluded, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
+from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
 
 if TYPE_CHECKING:

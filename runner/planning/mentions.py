@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import did_you_mean
+from ..paths import heads
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
@@ -248,16 +249,6 @@ class Makes:
     def meets(self, path: str) -> bool:
         path = posixpath.normpath(path)
         return path in self._above or any(head in self._all for head in heads(path))
-
-
-def heads(path: str) -> list[str]:
-    """`a/b/c`, `a/b`, `a`."""
-    found = [path]
-    at = path.rfind("/")
-    while at > 0:
-        found.append(path[:at])
-        at = path.rfind("/", 0, at)
-    return found
 
 
 def reaches(pattern: str, path: str, directory: bool) -> bool:

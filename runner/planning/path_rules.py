@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import Problem
 from ..language.recipe import GitCode, Glob
+from ..paths import escapes
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
 BELOW: Final = "give a relative path below it"
 WORKSPACE: Final = "use a path below the workspace, or an input of type file or dataset"
 _BESIDE: Final = "keep the code beside the recipe, or name it as {git: …}"
-
-
-def escapes(path: str) -> bool:
-    """Whether a path leads out of the folder that it is relative to."""
-    plain = posixpath.normpath(path)
-    return plain.startswith(("/", "~")) or plain == ".." or plain.startswith("../") or "\0" in path
 
 
 def unfit(path: str, *, folder: bool = True) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
-from ..places import settings_files
+from ..paths import settings_files
 from .files import Content, DigestCache, no_space
 from .objects import Objects
 from .store import Store, home

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
-from ..places import VERSION
+from ..paths import VERSION, heads
 from ..planning.judge import Facts, Made, Verdict, judge
-from ..planning.mentions import Makes, excluded, heads, is_glob, unspelled
+from ..planning.mentions import Makes, excluded, is_glob, unspelled
 from ..planning.plan import COMPILER, Plan
 from ..reading import unfit, whole
 from ..secrets import unusable

@@ -11,7 +11,7 @@ import pytest
 from runner.interface import datasheet
 from runner.interface.cli import show
 from runner.language import library, parse
-from runner.places import shipped
+from runner.paths import shipped
 from tests.support import Space
 
 HOME = shipped()

@@ -18,7 +18,7 @@ import runner
 from runner.errors import CannotRun
 from runner.execution.session import Choice, Settings
 from runner.language import library
-from runner.places import shipped
+from runner.paths import shipped
 from tests.support import RECIPE, Space
 from tests.tools import needs
 

@@ -15,7 +15,7 @@ import pytest
 
 from runner.interface.cli.main import main
 from runner.language import library, schema
-from runner.places import shipped
+from runner.paths import shipped
 from tests.tools import needs
 
 SERVER = "yaml-language-server@2.0.0"

@@ -20,7 +20,7 @@ from runner.advice.facts import machine
 from runner.advice.rules import Verdict
 from runner.execution.session import Settings
 from runner.language import document
-from runner.places import shipped
+from runner.paths import shipped
 from runner.storage.workspace import Workspace
 from tests.servers.modelhub import modelhub
 from tests.support import Space

@@ -12,7 +12,7 @@ import pytest
 
 from runner import settings
 from runner.errors import Invalid, NotFound
-from runner.places import shipped
+from runner.paths import shipped
 
 SCHEMA = json.loads((shipped() / "schemas" / "config.schema.json").read_text())
 

@@ -10,7 +10,7 @@ import pytest
 
 from runner.interface import drafting, scripts
 from runner.language import document
-from runner.places import shipped
+from runner.paths import shipped
 from runner.secrets import Masker
 from runner.survey import validation
 

@@ -15,7 +15,7 @@ from runner.advice.memory import Training, read
 from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
 from runner.errors import NotFound
 from runner.language import document
-from runner.places import shipped
+from runner.paths import shipped
 
 HOME = shipped()
 LLAMA = {

@@ -16,7 +16,7 @@ from runner.advice.facts.machine import facts as host_facts
 from runner.advice.facts.model import facts as model_facts
 from runner.advice.facts.packages import locked
 from runner.advice.rules import Facts
-from runner.places import shipped
+from runner.paths import shipped
 
 FIXTURES = shipped() / "fixtures"
 

@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import NotFound
 from runner.language import library
-from runner.places import shipped
+from runner.paths import shipped
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from docs import published
 from runner.advice import memory
 from runner.advice.memory import Training, Unknown, estimate, layer_bytes, read
 from runner.language import library
-from runner.places import shipped
+from runner.paths import shipped
 
 TINY: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 512,

@@ -15,7 +15,7 @@ from runner.advice import rules as preflight
 from runner.advice.rules import Verdict
 from runner.errors import Invalid
 from runner.language import document
-from runner.places import shipped
+from runner.paths import shipped
 
 HOME = shipped()
 RULES = {rule.id: rule for rule in rule_files.load().rules}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.language import document, parse, reference, schema
-from runner.places import shipped
+from runner.paths import shipped
 
 GUIDE = shipped() / "docs" / "recipes.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
-from ...places import shipped
+from ...paths import shipped
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
-"""Where things lie outside a workspace: settings files, and what ships with the program.  Reads none of them."""
+"""Paths: settings files, what ships with the program, and whether a path stays below its folder.  Reads none of them."""
 
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,3 +24,19 @@ def shipped() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "shipped"
     return inside if inside.is_dir() else package.parent
+
+
+def escapes(path: str) -> bool:
+    """Whether a path leads out of the folder that it is relative to."""
+    plain = posixpath.normpath(path)
+    return plain.startswith(("/", "~")) or plain == ".." or plain.startswith("../") or "\0" in path
+
+
+def heads(path: str) -> list[str]:
+    """`a/b/c`, `a/b`, `a`."""
+    found = [path]
+    at = path.rfind("/")
+    while at > 0:
+        found.append(path[:at])
+        at = path.rfind("/", 0, at)
+    return found
