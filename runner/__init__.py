@@ -56,7 +56,7 @@ def plan(
     with Workspace.open(Path(workspace)) as ws:
         ws.share(store)
         found = look(ws, _request(recipe, inputs, preset, out, python), choice or Choice())
-        found.plan.details()  # read while the workspace is open
+        found.plan.specs()  # read while the workspace is open
         return found
 
 

@@ -169,7 +169,7 @@ def test_four_recipes_are_one(example: Example) -> None:
 def test_a_preset_reaches_the_inner_recipes(example: Example) -> None:
     space = example("03-rlhf")
     full, small = space.plan().plan, space.plan(preset="smoke").plan
-    read = [[detail["scope"]["inputs"].get("epochs") for detail in plan.details()[:2]] for plan in (full, small)]
+    read = [[spec.names.inputs.get("epochs") for spec in plan.specs()[:2]] for plan in (full, small)]
     assert read == [[200, 200], [20, 20]]
 
 

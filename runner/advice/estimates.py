@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound
 from ..paths import shipped
+from ..planning.step import ResourceSpec
 from ..storage import metrics
 from . import hardware, training_from_inputs
 from .hardware import Gpu, Hardware
@@ -152,26 +153,26 @@ def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, Reck
 
 def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Reckoned | None:
     """One node, on `gpu` or on what its resources ask for; None where it does not train on GPUs, which with `gpu` given is taken for granted."""
-    detail, node = plan.details()[n], plan.nodes[n]
-    wants = detail.get("resources", {})
-    if not (detail.get("accelerate") or detail.get("state")) or not (wants.get("gpus") or gpu is not None):
+    spec, node = plan.specs()[n], plan.nodes[n]
+    wants = spec.resources
+    if not (spec.accelerate or spec.state) or not (wants.gpus or gpu is not None):
         return None
-    inputs = detail["scope"]["inputs"]
-    takes = {name: (kind, address) for name, kind, address, *_ in node.takes}
+    inputs = spec.names.inputs
+    takes = {source.name: (source.kind, source.address) for source in node.takes}
     gpu, shown, usable = _gpu(gpu, wants)
-    recipe = str(detail["recipe"])
+    recipe = str(spec.recipe)
 
     def place(name: str) -> tuple[str, str]:
         return takes.get(str(inputs.get(name)), ("", ""))
 
-    devices = int(wants.get("gpus") or 1) * (detail["nodes"] if isinstance(detail.get("nodes"), int) else 1)
+    devices = int(wants.gpus or 1) * (spec.nodes if isinstance(spec.nodes, int) else 1)
     found = _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
     prices = _prices(ws)
     if gpu is not None:
         return _priced(found, prices, gpu, devices)
     # Where only a size is asked for, those that have a price are what one would take.
-    kinds = [kind for kind in figures().gpus if kind.name in prices and kind.memory * 1e9 >= 0.97 * wants.get("gpu_memory", 0)]
-    others = (_priced(_reckoned(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, {})), prices, kind, devices) for kind in kinds)
+    kinds = [kind for kind in figures().gpus if kind.name in prices and kind.memory * 1e9 >= 0.97 * (wants.gpu_memory or 0)]
+    others = (_priced(_reckoned(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, ResourceSpec())), prices, kind, devices) for kind in kinds)
     return replace(found, choices=tuple(others))
 
 
@@ -188,7 +189,7 @@ def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, d
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
-    return _priced(_reckoned(ws, "train", recipe, values, place, devices, *_gpu(gpu, {})), _prices(ws), gpu, devices)
+    return _priced(_reckoned(ws, "train", recipe, values, place, devices, *_gpu(gpu, ResourceSpec())), _prices(ws), gpu, devices)
 
 
 def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
@@ -273,13 +274,13 @@ def _guess(what: str, gpu: Gpu) -> str:
     return f"a guess from {what}{doubt}"
 
 
-def _gpu(gpu: Gpu | None, wants: Mapping[str, Any]) -> tuple[Gpu | None, str, int | None]:
+def _gpu(gpu: Gpu | None, wants: ResourceSpec) -> tuple[Gpu | None, str, int | None]:
     """The GPU that is meant, how it is shown, and bytes that can be used of it: by its kind, else by the memory that is asked for."""
-    if gpu is None and wants.get("gpu"):
-        gpu = figures().meant(str(wants["gpu"]), wants.get("gpu_memory"))
+    if gpu is None and wants.gpu:
+        gpu = figures().meant(str(wants.gpu), wants.gpu_memory)
     if gpu is not None:
         return gpu, f"{gpu.name} ({gpu.memory:g} GB)", gpu.usable
-    size = wants.get("gpu_memory")
+    size = wants.gpu_memory
     return (None, f"{size / 1e9:g} GB", figures().of_memory(size)) if size else (None, "", None)
 
 

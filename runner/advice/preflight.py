@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
+from ..planning.step import StepSpec
 from . import rule_files
 from . import rules as preflight
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
@@ -42,7 +43,7 @@ def check(
 ) -> Verdict:
     """What the rules say about these nodes.  `host` are the facts of one that was asked.  Raises NotFound, and Invalid for somebody's own rules."""
     allowed = frozenset(allow)
-    numbers = [n for n in numbers if "run" in found.plan.details()[n]]
+    numbers = [n for n in numbers if found.plan.specs()[n].select is None]
     if not numbers or "all" in allowed:
         return Verdict()
     library = rule_files.load(rule_files.beside(found))
@@ -81,11 +82,11 @@ class _Looks:
     def of(self, n: int) -> tuple[dict[str, object], bool]:
         """Every namespace for a step, and whether it trains."""
         plan = self._found.plan
-        node, detail = plan.nodes[n], plan.details()[n]
-        scope = _scope(detail, node.id)
+        node, spec = plan.nodes[n], plan.specs()[n]
+        scope = _scope(spec, node.id)
         takes = self._takes(node.prefix)
-        line = [_addressed(word, takes) for word in words(detail, scope)]
-        inputs = {name: _address(value, takes) for name, value in detail["scope"]["inputs"].items()}
+        line = [_addressed(word, takes) for word in words(spec, scope)]
+        inputs = {name: _address(value, takes) for name, value in spec.names.inputs.items()}
         configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
         told = [*of_words(line), *(each for tree, file, lies in configs for each in of_tree(tree, scope, file, lies))]
         settings = Settings([*program.derived(told), *told, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
@@ -98,9 +99,9 @@ class _Looks:
 
         plainly = [word.text for word in line if word.text is not None]
         named = program.called_training([node.id, *plainly[:4]])
-        likely = bool(detail["accelerate"] or detail["state"] or named)
+        likely = bool(spec.accelerate or spec.state or named)
         tools = preflight.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
-        trains = bool(detail["accelerate"] or detail["state"] or (named and (tools or detail["resources"].get("gpus"))))
+        trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
         step = self._step(n, plainly, tools, configs, broken, code)
         facts = preflight.world({})
         facts |= {
@@ -123,7 +124,7 @@ class _Looks:
         """Where what lies below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""
         if prefix not in self._sources:
             nodes = [node for node in self._found.plan.nodes if node.prefix == prefix]
-            self._sources[prefix] = {name: address for node in nodes for name, _, address, *_ in node.takes}
+            self._sources[prefix] = {source.name: source.address for node in nodes for source in node.takes}
         return self._sources[prefix]
 
     def _recipe(self) -> dict[str, object]:
@@ -139,17 +140,17 @@ class _Looks:
         broken: Sequence[str],
         code: Callable[[], Mapping[str, object]],
     ) -> Facts:
-        detail, node = self._found.plan.details()[n], self._found.plan.nodes[n]
-        wants = detail["resources"]
+        spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
+        wants = spec.resources
         launcher = program.launcher(line, tools)
-        gpus = wants.get("gpus")
-        block = detail["accelerate"] or {}
-        processes: object = (gpus or 1) * (detail["nodes"] if isinstance(detail["nodes"], int) else 1)
+        gpus = wants.gpus
+        block = spec.accelerate or {}
+        processes: object = (gpus or 1) * (spec.nodes if isinstance(spec.nodes, int) else 1)
         if isinstance(block.get("processes"), int):
             processes = block["processes"]
-        given = {source for _, _, source, _ in detail["secrets"] if os.environ.get(source)}
+        given = {secret.source for secret in spec.secrets if os.environ.get(secret.source)}
         sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
-        env = {name: value for name, value in detail["env"].items() if value is not None}
+        env = {name: value for name, value in spec.env.items() if value is not None}
         return Facts(
             {
                 "id": node.id,
@@ -157,22 +158,22 @@ class _Looks:
                 "launcher": launcher,
                 "method": program.method(line),
                 "gpus": gpus,
-                "gpu": wants.get("gpu"),
-                "gpu_memory": wants["gpu_memory"] / GB if wants.get("gpu_memory") and gpus else None,
+                "gpu": wants.gpu,
+                "gpu_memory": wants.gpu_memory / GB if wants.gpu_memory and gpus else None,
                 "processes": processes if launcher == "accelerate" or tools else 1,
-                "nodes": detail["nodes"] if isinstance(detail["nodes"], int) else 1,
-                "state": bool(detail["state"]),
-                "retries": detail["retries"],
+                "nodes": spec.nodes if isinstance(spec.nodes, int) else 1,
+                "state": bool(spec.state),
+                "retries": spec.retries,
                 "env": Facts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
-                "image": detail["image"],
-                "git": [each for each in detail["git"]],
+                "image": spec.image,
+                "git": [each for each in spec.git],
                 "remote": self._driver not in _HERE,
                 "config_sections": sections,
                 "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
                 "config_faults": list(broken),
                 "missing": {}
-                if self._found.verdicts[n].answer == RESTORE or "select" in detail
+                if self._found.verdicts[n].answer == RESTORE or spec.select is not None
                 else dict(missing_inputs.missing(self._ws, self._found, n)),
             },
             gather=code,
@@ -180,7 +181,7 @@ class _Looks:
 
     def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[object, str, str]], list[str]]:
         """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it lies)."""
-        detail, node = self._found.plan.details()[n], self._found.plan.nodes[n]
+        spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
         found: list[tuple[object, str, str]] = []
         broken: list[str] = []
 
@@ -190,7 +191,7 @@ class _Looks:
             except ValueError as error:
                 broken.append(f"{name}: {error}")
 
-        for path, tree in detail["files"].items():
+        for path, tree in spec.files.items():
             if isinstance(tree, str):
                 if path.endswith(program.CONFIGS) and "{{" not in tree:
                     add(path, tree.encode())
@@ -199,7 +200,7 @@ class _Looks:
         brought = [(self._ws.root, [unspelled(dep)[0] for dep in node.deps]), (self._ws.root, list(self._takes(node.prefix).values()))]
         brought.append((Path(self._found.plan.homes[node.home]), [unspelled(pattern)[0] for pattern in node.code]))
         for name in dict.fromkeys(named):
-            if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in detail["files"]:
+            if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in spec.files:
                 for place, patterns in brought:
                     # A step sees what is brought to it, and no other file that happens to lie here under that name.
                     there = os.path.isabs(name) or any(fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/") for each in patterns)
@@ -239,7 +240,7 @@ class _Looks:
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
             return Facts({}, gather=partial(packages.locked, path)) if path.is_file() else Facts({}, unknown)
-        if self._found.plan.details()[n]["image"]:
+        if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
             return packages.Installed()
@@ -251,19 +252,19 @@ class _Looks:
         from ..storage import checkpoints
 
         plan = self._found.plan
-        node, detail = plan.nodes[n], plan.details()[n]
+        node, spec = plan.nodes[n], plan.specs()[n]
         kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
         row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
-        if not detail["state"] or any(need not in self._found.made for need in plan.needs(n)):
+        if not spec.state or any(need not in self._found.made for need in plan.needs(n)):
             return kept
         world, _ = world_of(node, self._found.facts, self._found.made)
-        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(detail, world, node.id))
+        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(spec, world, node.id))
         if found is None:
             return kept
         generation, made = found
-        name, _, pattern, *_ = detail["state"][0]
+        name, pattern = spec.state[0].name, spec.state[0].checkpoint
         names = checkpoints.newest_first(generation / name, pattern)
         if not names:
             return kept
@@ -291,17 +292,13 @@ def _tail(log: Path) -> str | None:
         return None
 
 
-def _scope(detail: Mapping[str, Any], id: str) -> dict[str, Any]:
+def _scope(spec: StepSpec, id: str) -> dict[str, Any]:
     """What templates of a step read, before it runs: no checkpoint yet, and nothing of the host."""
     from ..language.template import Place
 
-    base = detail["scope"]
-    state = {name: Place(path, {"latest": None}) for name, path, *_ in detail["state"]}
+    state = {each.name: Place(each.path, {"latest": None}) for each in spec.state}
     return {
-        "inputs": base["inputs"],
-        "steps": base["steps"],
-        "outputs": base["outputs"],
-        "matrix": base["matrix"],
+        **spec.names._asdict(),
         "state": state,
         "step": {"id": id},
     }

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import RecipeError
 from ..language.template import TemplateError, evaluate, has, references
+from ..planning.step import StepSpec
 
 
 class Unknown(Exception):
@@ -89,9 +90,9 @@ class Word:
     leaf: object
 
 
-def words(detail: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Word]:
+def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
     """The command of a step as words, as far as they are known.  Of a script: of all its commands, one after another."""
-    block = detail["accelerate"]
+    block = spec.accelerate
     if block is not None:
         program = block.get("module") or block.get("script") or ""
         head = ["accelerate", "launch"]
@@ -99,9 +100,9 @@ def words(detail: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Word]:
         mixed = block.get("mixed_precision")
         options = _listed([["--mixed_precision", mixed]] if mixed is not None else [], scope)
         given = block.get("args")
-        rest = list(_arguments(given, scope)) if isinstance(given, Mapping) else list(_listed(given or [], scope))
+        rest = list(_arguments(given, scope)) if isinstance(given, Mapping) else list(_listed(given if isinstance(given, list) else [], scope))
         return [*(Word(text, text) for text in head), *options, *_listed(program, scope), *rest]
-    run = detail["run"]
+    run = spec.run
     return list(_listed(run, scope)) if isinstance(run, list) else _scripted(str(run or ""), scope)
 
 

@@ -7,13 +7,13 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivers.base import Exit
 
 from ..hosts.scrap import Scrap
+from ..planning.step import MetricsSpec, StepSpec
 from ..secrets import Masker, Stream
 from ..storage import metrics
 
@@ -29,7 +29,7 @@ def reason(exit: Exit) -> str:
     return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
 
 
-def said(exit: Exit, detail: Mapping[str, Any], image: str, tail: bytes) -> str:
+def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
     """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why at the end of the log."""
     if image:
         from ..hosts.containers import explain
@@ -37,9 +37,9 @@ def said(exit: Exit, detail: Mapping[str, Any], image: str, tail: bytes) -> str:
         if words := explain(exit, tail, image):
             return words
     if exit.reason == "timeout":
-        return f"ran longer than {detail['timeout']:g} s and was stopped"
+        return f"ran longer than {spec.timeout:g} s and was stopped"
     if exit.reason == "idle":
-        return f"printed nothing for {detail['idle_timeout']:g} s and was stopped"
+        return f"printed nothing for {spec.idle_timeout:g} s and was stopped"
     if exit.reason == "oom":
         return "killed for memory (out of memory, SIGKILL)"
     if exit.reason == "stopped":
@@ -129,7 +129,7 @@ def discard(log: str, measured: str, scrap: Scrap) -> None:
             os.unlink(measured)
 
 
-def measured(attempt: str, log: str, how: tuple[str, str] | None, masker: Masker) -> dict[str, Any]:
+def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:
     """The metrics that an attempt reported, masked: in files of a pattern, by lines of its log, or in the file that its environment named."""
     if how is None:
         return {}

@@ -24,8 +24,9 @@ from ..language.template import Place
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import Made
-from ..planning.plan import DIRECTORY, Node
+from ..planning.plan import Node
 from ..planning.secret_values import given
+from ..planning.step import DIRECTORY, StepSpec
 from ..storage.files import Content
 from ..storage.locks import Lock
 from ..storage.objects import Objects
@@ -68,12 +69,6 @@ class Running:
     stopped: bool = False  # we asked for its end
 
 
-def wants(detail: Mapping[str, Any]) -> dict[str, float]:
-    """What an attempt takes of a host's cpus, gpus and bytes of memory."""
-    wants = detail["resources"]
-    return {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)}
-
-
 def holds(site: Site, content: str) -> bool:
     """Whether an output that is not here lies there."""
     return isinstance(site, Away) and site.holds(content)
@@ -108,9 +103,9 @@ class Attempts:
             self._chores[site.name] = Chores(site, self.ledger.run, self.survey.plan.settings, self.survey.plan.inputs)
         return self._chores[site.name]
 
-    def image(self, detail: Mapping[str, Any]) -> str:
+    def image(self, spec: StepSpec) -> str:
         """The image that a step runs in; empty for the host's own programs."""
-        return "" if self.survey.request.current_python else str(detail["image"] or "")
+        return "" if self.survey.request.current_python else str(spec.image or "")
 
     def boxes_of(self, site: Site) -> Containers:
         from ..hosts.containers import Containers
@@ -154,84 +149,82 @@ class Attempts:
             for task in installing:
                 task.cancel()
 
-    def processes(self, detail: Mapping[str, Any], n: int, site: Site) -> int | None:
+    def processes(self, spec: StepSpec, n: int, site: Site) -> int | None:
         """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
-        if detail["accelerate"] is None:
+        if spec.accelerate is None:
             return None
-        scope = judging.scope_of(detail, self.survey.plan, n, self.made) | {"host": site.seen(detail["resources"].get("gpus"))}
-        return launch.processes(detail["accelerate"], scope)
+        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": site.seen(spec.resources.gpus)}
+        return launch.processes(spec.accelerate, scope)
 
-    def restored(self, detail: Mapping[str, Any], generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
+    def restored(self, spec: StepSpec, generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
         """From which checkpoint each state goes on, as far as what is here shows."""
         if generation is None:
             return {}
         from ..storage import checkpoints
 
-        return {name: checkpoints.newest(generation.folder(name), pattern, world=world) for name, _, pattern, *_ in detail["state"]}
+        return {each.name: checkpoints.newest(generation.folder(each.name), each.checkpoint, world=world) for each in spec.state}
 
-    def errand(self, running: Running, detail: dict[str, Any], python: str, site: Away) -> Errand:
+    def errand(self, running: Running, spec: StepSpec, python: str, site: Away) -> Errand:
         """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
         from ..hosts.checkpoint_sync import Keeper, Kept, OverDepot
 
         generation, attempt = running.state, running.attempt
-        folders = {name: f"states/{generation.id}/{name}" for name, *_ in detail["state"]} if generation is not None else {}
-        states = {path: folders[name] for name, path, *_ in detail["state"]}
+        folders = {each.name: f"states/{generation.id}/{each.name}" for each in spec.state} if generation is not None else {}
+        states = {each.path: folders[each.name] for each in spec.state}
 
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
             attempt.begin(self.scrap)
-            self.stage(running.node, detail, attempt, kept=lambda content: holds(site, content))
+            self.stage(running.node, spec, attempt, kept=lambda content: holds(site, content))
             running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
-            return self.command(running, detail, python, found)
+            return self.command(running, spec, python, found)
 
-        errand = Errand(running.name, running.node, attempt, compose, detail["metrics"], states)
-        if detail["sync"]:
+        errand = Errand(running.name, running.node.id, running.node.outputs, attempt, compose, spec.metrics, states)
+        if spec.sync:
             from ..hosts.output_sync import Synced
 
             made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in running.node.outputs}
-            errand.synced = [Synced(*made[name], every) for name, every in detail["sync"]]
+            errand.synced = [Synced(*made[name], every) for name, every in spec.sync]
         if generation is not None:
             kept = [
                 Kept(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
-                for name, _, pattern, every, keep in detail["state"]
+                for name, _, pattern, every, keep in spec.state
             ]
             for state in kept:
                 state.here.mkdir(parents=True, exist_ok=True)
             errand.keeper = Keeper(
-                OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self.processes(detail, running.number, site)
+                OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self.processes(spec, running.number, site)
             )
         return errand
 
-    def command(
-        self, running: Running, detail: dict[str, Any], python: str, restored: Mapping[str, checkpoints.Newest]
-    ) -> tuple[Command, bytes | None]:
+    def command(self, running: Running, spec: StepSpec, python: str, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
         """What is run, and the script that has to lie beside the attempt for it."""
-        node, attempt, site, gpus = running.node, running.attempt, running.site, detail["resources"].get("gpus")
+        node, attempt, site, gpus = running.node, running.attempt, running.site, spec.resources.gpus
         paths = site.paths(attempt)
-        attempt.prepare_outputs(node)  # after the state, below which some may lie
+        attempt.prepare_outputs(node.outputs)  # after the state, below which some may lie
         scope: dict[str, Any] = {}
-        if not launch.plain(detail):
-            last = {name: f"{path}/{restored[name].name}" if restored[name].name else None for name, path, *_ in detail["state"]}
-            scope = judging.scope_of(detail, self.survey.plan, running.number, self.made)
+        if not launch.plain(spec):
+            last = {each.name: f"{each.path}/{name}" if (name := restored[each.name].name) else None for each in spec.state}
+            scope = judging.scope_of(spec, self.survey.plan, running.number, self.made)
             scope |= {
-                "state": {name: Place(path, {"latest": last[name]}) for name, path, *_ in detail["state"]},
+                "state": {each.name: Place(each.path, {"latest": last[each.name]}) for each in spec.state},
                 "run": {"id": self.ledger.run, "recipe": self.survey.plan.recipe},
                 "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": 0},
                 "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
                 "host": site.seen(gpus),
             }
-        made = launch.render(detail, scope, python=python)
+        made = launch.render(spec, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
         attempt.ready()
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
-        image = self.image(detail)
+        image = self.image(spec)
         if image:
             from ..hosts.containers import base_env as boxed_env
-        inherits = (site.name, bool(image), *detail["pass_env"])
+        inherits = (site.name, bool(image), *spec.pass_env)
         if (base := self._base.get(inherits)) is None:
-            base = boxed_env(detail["pass_env"], os.environ) if image else site.env(detail["pass_env"])
+            base = boxed_env(spec.pass_env, os.environ) if image else site.env(spec.pass_env)
             base = self._base[inherits] = base | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
         env = {**base, "RECIPE_STEP": node.id}
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
@@ -240,19 +233,19 @@ class Attempts:
             env |= assigned(running.devices, env)
         if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
-        if detail["metrics"] is not None:
+        if spec.metrics is not None:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in given(detail, os.environ)}
+        secrets = {secret.name: secret.reveal for secret in given(spec, os.environ)}
         locks = tuple(device.lock for device in running.devices)
-        command = Command(argv, paths.cwd, env, secrets, detail["timeout"], detail["idle_timeout"], paths.log, locks)
+        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.env(())
             held = running.devices if gpus is not None else site.devices if limited else None
-            command = self.boxes_of(site).wrap(command, image, self._mounts(running, detail, command), held, needed=bool(gpus))
+            command = self.boxes_of(site).wrap(command, image, self._mounts(running, spec, command), held, needed=bool(gpus))
         return command, script
 
-    def stage(self, node: Node, detail: Mapping[str, Any], attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
+    def stage(self, node: Node, spec: StepSpec, attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
         root, cache = self._top, self.ws.cache
         found = {path for dep in node.deps for path in self.survey.facts.matches.get(dep, (dep,))}
@@ -262,23 +255,24 @@ class Attempts:
             base = os.path.realpath(self.survey.plan.homes[node.home])
             for name, content in self.survey.facts.code.get((node.home, pattern), ()):
                 attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
-        for url, commit, at in detail["git"]:
+        for url, commit, at in spec.git:
             from ..storage.git_checkout import checkout, located
 
             checkout(self.ws, located(url, self.survey.plan.homes[node.home]), commit, Path(attempt.place(at)))
-        for name, kind, address, *only in node.takes:
+        for taken in node.takes:
+            name, kind, address, only = taken
             if kind == "path":
                 source = str(self.ws.absolute(address))
                 if only and os.path.isdir(source):
                     identity, contents = chosen(cache, source, only)
                     for path in contents:
                         attempt.add_path(cache, f"{source}/{path}", contents[path], f"{source}/{path}", f"{name}/{path}")
-                    if identity != self.survey.facts.takes[kind, address, *only]:
+                    if identity != self.survey.facts.takes[taken.asked]:
                         attempt.doubtful.append(source)  # one came, went or changed since the key was made
                     continue
-                attempt.add_path(cache, source, self.survey.facts.takes[kind, address, *only], source, name)
+                attempt.add_path(cache, source, self.survey.facts.takes[taken.asked], source, name)
             elif kind != "stream":
-                source = str(fetch(self.ws, kind, address, str(self.survey.facts.takes[kind, address, *only]), only))
+                source = str(fetch(self.ws, kind, address, str(self.survey.facts.takes[taken.asked]), only))
                 attempt.add_path(cache, source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self.made[producer].outputs.get(output)
@@ -292,27 +286,27 @@ class Attempts:
             else:
                 attempt.add_object(self.ws.objects, made, name)
 
-    def link_state(self, detail: Mapping[str, Any], attempt: Attempt, generation: checkpoints.Generation | None) -> None:
-        for name, path, *_ in detail["state"]:
+    def link_state(self, spec: StepSpec, attempt: Attempt, generation: checkpoints.Generation | None) -> None:
+        for name, path, *_ in spec.state:
             assert generation is not None
             folder = generation.folder(name)
             folder.mkdir(parents=True, exist_ok=True)
             os.symlink(folder.resolve(), attempt.place(path))
 
-    def _mounts(self, running: Running, detail: Mapping[str, Any], command: Command) -> list[Mount]:
+    def _mounts(self, running: Running, spec: StepSpec, command: Command) -> list[Mount]:
         """What a container has to see: the attempt, and all that it leads to."""
         from ..hosts.containers import Mount, mounts
 
         site, generation = running.site, running.state
         if not isinstance(site, Away):
-            states = [str(generation.folder(name)) for name, *_ in detail["state"]] if generation is not None else []
+            states = [str(generation.folder(each.name)) for each in spec.state] if generation is not None else []
             return mounts(command, f"{site.root}/objects", states)
         paths = site.paths(running.attempt)
-        states = [f"{site.root}/states/{generation.id}/{name}" for name, *_ in detail["state"]] if generation is not None else []
+        states = [f"{site.root}/states/{generation.id}/{each.name}" for each in spec.state] if generation is not None else []
         return [
             Mount(paths.cwd, True),
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
-            *([Mount(paths.metrics, True)] if detail["metrics"] is not None else ()),
+            *([Mount(paths.metrics, True)] if spec.metrics is not None else ()),
             Mount(f"{site.root}/objects"),
             *(Mount(state, True) for state in states),
         ]

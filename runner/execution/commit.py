@@ -140,7 +140,7 @@ class Ledger:
         """What a step left under its key.  `facts` are what `why` shows beside it."""
         import json
 
-        paths = {name: path for name, path, _ in node.outputs}
+        paths = {output.name: output.path for output in node.outputs}
         made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
         seconds = exit.ended - exit.started if exit.ended else 0.0
         used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'

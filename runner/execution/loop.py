@@ -31,12 +31,14 @@ from ..hosts.leases import Fleet
 from ..hosts.scrap import Scrap
 from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
 from ..hosts.staging import Attempt, OutputProblem, undeclared
+from ..language.values import Tree
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
-from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, TEMPORARY, UNCACHED, Node
+from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, UNCACHED, Node
 from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State, Task, priorities
 from ..planning.secret_values import all_given
+from ..planning.step import TEMPORARY, StepSpec
 from ..storage import metrics
 from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
@@ -46,7 +48,7 @@ from ..storage.remote_cache import Deliveries
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, expansions, look
 from . import attempt_result
-from .attempts import Attempts, Running, clear_up, holds, wants
+from .attempts import Attempts, Running, clear_up, holds
 from .commit import Ledger
 from .orphans import Leftovers, clear
 from .successors import BRISK, Successors
@@ -249,14 +251,14 @@ class Executor:
         while True:
             await asyncio.sleep(CARE)
             for running in [each for each in self.running.values() if each.state is not None and each.errand is None]:
-                state = self.plan.details()[self.plan.index[running.node.id]]["state"]
-                folders = [(running.state.folder(name), pattern, keep) for name, _, pattern, _, keep in state if running.state is not None]
+                state = self.plan.specs()[self.plan.index[running.node.id]].state
+                folders = [(running.state.folder(each.name), each.checkpoint, each.keep) for each in state if running.state is not None]
                 for janitor in janitors.setdefault(running.name, [Janitor(*each) for each in folders]):
                     _, words = await asyncio.to_thread(janitor.look)
                     if words:
                         self.ledger.say(f"{running.node.id}: {words}")
 
-    async def _watch(self, command: object, every: float) -> None:
+    async def _watch(self, command: str | Sequence[Tree], every: float) -> None:
         bad: dict[str, int] = {}
         while True:
             await asyncio.sleep(every)
@@ -407,7 +409,7 @@ class Executor:
 
     def _taken(self, n: int) -> set[str]:
         """The outputs of a step that others of this run take."""
-        return {u[1] for id in self._below.get(n, ()) for u in self.plan.nodes[self.plan.index[id]].upstream if u[0] == n}
+        return {u.output for id in self._below.get(n, ()) for u in self.plan.nodes[self.plan.index[id]].upstream if u.producer == n}
 
     def _sent_for(self, deliveries: Deliveries, id: str, n: int, verdict: Verdict) -> bool:
         """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
@@ -416,7 +418,7 @@ class Executor:
             shown = [output for output, path in self.survey.places.get(n, ()) if self.facts.there.get(path) != verdict.made.outputs.get(output)]
             contents = {verdict.made.outputs[name]: n for name in {*shown, *self._taken(n)} if name in verdict.made.outputs}
         elif verdict.answer == "run":
-            contents = {self.made[u[0]].outputs[u[1]]: u[0] for u in node.upstream if u[1] in self.made[u[0]].outputs}
+            contents = {self.made[u.producer].outputs[u.output]: u.producer for u in node.upstream if u.output in self.made[u.producer].outputs}
         missing = [Content(content) for content in contents if not self.ws.objects.has(Content(content))]
         if deliveries.ask(id, node, verdict, missing):
             return True
@@ -480,30 +482,25 @@ class Executor:
         self._record(self.scheduler.extend(self._tasks(new)))
 
     def _tasks(self, ids: set[str]) -> list[Task]:
-        details = self.plan.details()
+        specs = self.plan.specs()
         tasks = []
         for n, node in enumerate(self.plan.nodes):
             if node.id not in ids:
                 continue
-            detail = details[n]
+            spec = specs[n]
             needs = {self.plan.nodes[u].id for u in self.plan.needs(n)} & self.todo
             many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
-            wants = detail["resources"]
-            pools = {name: float(wants[name]) for name in ("cpus", "gpus", "memory") if wants.get(name)} | {
-                k: float(v) for k, v in wants.get("pools", {}).items()
-            }
-            tasks.append(
-                Task(node.id, tuple(needs - many), tuple(many), pools, detail["retries"], detail["preemptions"], bool(node.flags & ALLOW_FAILURE))
-            )
+            pools = spec.resources.room | {name: float(amount) for name, amount in spec.resources.pools.items()}
+            tasks.append(Task(node.id, tuple(needs - many), tuple(many), pools, spec.retries, spec.preemptions, bool(node.flags & ALLOW_FAILURE)))
         if len(tasks) > 1 and self.ledger.expected:
             weights = priorities(tasks, self.ledger.expected) if ids == self.todo else {}
             tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
         return tasks
 
     def _capacity(self) -> dict[str, float]:
-        wanted = [detail["resources"] for detail in self.plan.details()]
-        named = {pool for wants in wanted for pool in wants.get("pools", {})}
-        sizes = self.fleet.machine(name for name in ("cpus", "memory", "gpus") if any(wants.get(name) for wants in wanted))
+        wanted = [spec.resources for spec in self.plan.specs()]
+        named = {pool for wants in wanted for pool in wants.pools}
+        sizes = self.fleet.machine(name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted))
         return {**sizes, **dict.fromkeys(named, 1.0), **self.options.pools}
 
     # -- starting --------------------------------------------------------------------------------------------------------------------------------
@@ -527,10 +524,10 @@ class Executor:
             self._record([self.scheduler.start(id)])
             self._fail(id, *self._refused[id])
             return True
-        node, detail = self.plan.nodes[n], self.plan.details()[n]
+        node, spec = self.plan.nodes[n], self.plan.specs()[n]
         verdict = self._verdicts[id]
         key = verdict.key
-        taking = wants(detail)
+        taking = spec.resources.room
         site = self._site_for(node, taking)
         if site is None:
             self.resting[id] = time.monotonic() + 0.2
@@ -559,14 +556,14 @@ class Executor:
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
-            processes = self.attempts.processes(detail, n, site) if detail["state"] else None
-            generation, lock = await self._open_state(node, detail, world, key, processes)
-            restored = await asyncio.to_thread(self.attempts.restored, detail, generation, processes) if generation is not None else {}
+            processes = self.attempts.processes(spec, n, site) if spec.state else None
+            generation, lock = await self._open_state(node, spec, world, key, processes)
+            restored = await asyncio.to_thread(self.attempts.restored, spec, generation, processes) if generation is not None else {}
         except OSError as error:
             self._record([self.scheduler.start(id)])
             self._fail(id, "disk", str(no_space(error, error.filename or "")))
             return True
-        if lock is None and detail["state"]:
+        if lock is None and spec.state:
             # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
             if key is not None:
                 self.ledger.release(key)
@@ -581,7 +578,7 @@ class Executor:
             return False
         name = self._name(n, key)
         self.ledger.next_attempt(id)
-        data = self._shown(id, name, detail)
+        data = self._shown(id, name, spec)
         if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
         for found in restored.values():
@@ -596,7 +593,7 @@ class Executor:
                 raise CannotRun(
                     f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
                 )
-            running = await self._begin(n, node, detail, key, world, generation, lock, name, site, restored, gpus)
+            running = await self._begin(n, node, spec, key, world, generation, lock, name, site, restored, gpus)
         except _Taken:
             if lock is not None:
                 lock.release()
@@ -653,15 +650,15 @@ class Executor:
             self._beside(self._clear_away(running.site, running.errand, ()))
         clear_up(running, self._scrap, self.ws.objects)
 
-    def _shown(self, id: str, name: str, detail: Mapping[str, Any]) -> dict[str, object]:
+    def _shown(self, id: str, name: str, spec: StepSpec) -> dict[str, object]:
         """What is said of an attempt that begins."""
         log = f"{self._attempts}/{name}.log"
         data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
-        if detail["metrics"] is not None:
+        if spec.metrics is not None:
             data["metrics"] = log[:-4] + ".metrics"
-        if detail["secrets"]:
+        if spec.secrets:
             # Names, so that who follows the raw log can mask it.
-            data["secrets"] = [source for _, _, source, _ in detail["secrets"] if os.environ.get(source)]
+            data["secrets"] = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
         return data
 
     def _site_for(self, node: Node, wants: Mapping[str, float]) -> Site | None:
@@ -674,7 +671,7 @@ class Executor:
 
     def _absent(self, node: Node) -> list[str]:
         """What a step takes of earlier ones and that is not here: `temporary` outputs, which stayed on their host."""
-        found = [self.made[u].outputs.get(output) for u, output, *_ in node.upstream]
+        found = [self.made[each.producer].outputs.get(each.output) for each in node.upstream]
         return [content for content in found if content is not None and not self.ws.objects.has(Content(content))]
 
     def _without_room(self, id: str, node: Node, wants: Mapping[str, float]) -> bool:
@@ -682,7 +679,7 @@ class Executor:
         live = [site for site in self.fleet.sites if not site.lost]
         for content in self._absent(node):
             if not any(holds(site, content) for site in live):
-                producer = next(u for u, output, *_ in node.upstream if self.made[u].outputs.get(output) == content)
+                producer = next(each.producer for each in node.upstream if self.made[each.producer].outputs.get(each.output) == content)
                 name = self.plan.nodes[producer].id
                 self.made.pop(producer)
                 self._record(self.scheduler.gone(name, "its output stayed on a host that is lost"))
@@ -697,14 +694,14 @@ class Executor:
         return [path for _, path in self.survey.places.get(n, ()) if self.facts.strange(path)]
 
     async def _open_state(
-        self, node: Node, detail: Mapping[str, Any], world: World, own: Digest | None, processes: int | None
+        self, node: Node, spec: StepSpec, world: World, own: Digest | None, processes: int | None
     ) -> tuple[checkpoints.Generation | None, Lock | None]:
-        if not detail["state"]:
+        if not spec.state:
             return None, None
         from ..storage import checkpoints
 
-        continues = detail["continues"]
-        key = checkpoints.key(detail, world, node.id)
+        continues = spec.continues
+        key = checkpoints.key(spec, world, node.id)
         lock = self.ws.locks.try_hold(f"state-{key}")
         if lock is None:
             return None, None
@@ -728,7 +725,7 @@ class Executor:
         self,
         n: int,
         node: Node,
-        detail: dict[str, Any],
+        spec: StepSpec,
         key: Digest | None,
         world: World,
         generation: checkpoints.Generation | None,
@@ -741,7 +738,7 @@ class Executor:
     ) -> Running:
         """Prepare an attempt and start it: at once, unless `start` says in which way."""
         attempt = Attempt(f"{self._attempts}/{name}")
-        taking = wants(detail)
+        taking = spec.resources.room
         if key is not None:
             for old in self.left.pop(key[:24]):
                 found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
@@ -751,13 +748,13 @@ class Executor:
                     log = attempt.path + ".log"
                     running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, taking, taken_up=True)
                     if isinstance(site, Away):
-                        running.errand = self.attempts.errand(running, detail, sys.executable, site)
+                        running.errand = self.attempts.errand(running, spec, sys.executable, site)
                         running.errand.job, running.errand.rejoined = job, True
                     return running
         if not gpus and taking.get("gpus") and not (gpus := await self._pick(node.id, site, int(taking["gpus"]))):
             raise _Taken
         log = attempt.path + ".log"
-        image = self.attempts.image(detail)
+        image = self.attempts.image(spec)
         python = "python" if image else await self.attempts.python(node, site)
         if image:
             await self.attempts.boxes_of(site).image(image)
@@ -768,14 +765,14 @@ class Executor:
             checkpoints.hold(generation.path.parent, name)
         if isinstance(site, Away):
             Path(f"{attempt.path}.site").write_text(site.name, encoding="utf-8")
-            running.errand = self.attempts.errand(running, detail, python, site)
+            running.errand = self.attempts.errand(running, spec, python, site)
             return running
         attempt.begin(self._scrap)
         crashpoint("attempt-made")
-        self.attempts.stage(node, detail, attempt)
-        self.attempts.link_state(detail, attempt, generation)
+        self.attempts.stage(node, spec, attempt)
+        self.attempts.link_state(spec, attempt, generation)
         running.goes_on = max((found.step for found in restored.values() if found.step is not None), default=None)
-        command, script = self.attempts.command(running, detail, python, restored)
+        command, script = self.attempts.command(running, spec, python, restored)
         if script is not None:
             self._scrap.write_script(site.paths(attempt).script, script)
             self._scrap.log(log)
@@ -869,15 +866,15 @@ class Executor:
     async def _prepare(self, next_ones: Successors, ahead: str, job: Job, id: str) -> bool:
         """Have a step begin when the job `job` of `ahead` has ended well; what is special about it is for its own turn."""
         n = self.plan.index[id]
-        node, detail, key = self.plan.nodes[n], self.plan.details()[n], self._verdicts[id].key
-        plain = not (detail["state"] or node.lock or self.attempts.image(detail) or detail["resources"].get("gpus") or id in self._refused)
+        node, spec, key = self.plan.nodes[n], self.plan.specs()[n], self._verdicts[id].key
+        plain = not (spec.state or node.lock or self.attempts.image(spec) or spec.resources.gpus or id in self._refused)
         if not plain or key is None or key[:24] in self.left or key in self.ledger.made or self._conflicts(n) or not self.ledger.hold(key, id):
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)
         start = functools.partial(next_ones.near.follow, ahead=job)
         try:
-            prepared = await self._begin(n, node, detail, key, world, None, None, name, self.fleet.here, {}, start=start)
+            prepared = await self._begin(n, node, spec, key, world, None, None, name, self.fleet.here, {}, start=start)
         except (RecipeError, OSError, DriverError):
             clear(f"{self._attempts}/{name}")
             self.ledger.release_after_flush(key)
@@ -899,7 +896,7 @@ class Executor:
         del self.resting[id]
         self.scheduler.vacate(ahead)
         self.ledger.next_attempt(id)
-        self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.details()[running.number]), begun=True)])
+        self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.specs()[running.number]), begun=True)])
         running.started = exit.ended if isinstance(exit, Exit) else time.time()
         running.site.enter(running.wants)
 
@@ -921,8 +918,8 @@ class Executor:
             self._next.brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         running = self.running.pop(id)
         running.site.leave(running.wants, running.devices)
-        detail = self.plan.details()[self.plan.index[id]]
-        image = self.attempts.image(detail)
+        spec = self.plan.specs()[self.plan.index[id]]
+        image = self.attempts.image(spec)
         try:
             if image and isinstance(exit, Exit):
                 with contextlib.suppress(DriverError):
@@ -933,25 +930,25 @@ class Executor:
                 self._discard(running)
                 self._not_begun(id)
             elif isinstance(exit, RecipeError):
-                self._failed(id, running, detail, "error", f"{exit}{f' ({exit.fix})' if exit.fix else ''}")
+                self._failed(id, running, spec, "error", f"{exit}{f' ({exit.fix})' if exit.fix else ''}")
             elif isinstance(exit, DriverError):
-                self._failed(id, running, detail, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
+                self._failed(id, running, spec, "lost" if isinstance(exit, HostLost) else "driver", str(exit))
             elif exit.reason == "withdrawn":
-                self._failed(id, running, detail, "lost", "an earlier run, which is gone, had prepared it and never began it")
+                self._failed(id, running, spec, "lost", "an earlier run, which is gone, had prepared it and never began it")
             elif exit.reason == "stopped" and self._out_of_time:
                 limit = self.plan.settings["limits"]["time"]
-                self._failed(id, running, detail, LIMIT, f"stopped: the whole run may take {limit:g} s (`limits.time`)")
+                self._failed(id, running, spec, LIMIT, f"stopped: the whole run may take {limit:g} s (`limits.time`)")
             elif exit.reason == "stopped" and id in self._sick:
                 self._sick.discard(id)
-                self._failed(id, running, detail, "health", f"the recipe's health check failed {PATIENCE} times in a row")
+                self._failed(id, running, spec, "health", f"the recipe's health check failed {PATIENCE} times in a row")
             elif exit.reason == "stopped" and exit.detail and not self._interrupts:
-                self._failed(id, running, detail, "lost", f"{running.site.name} ended it: {exit.detail}")
+                self._failed(id, running, spec, "lost", f"{running.site.name} ended it: {exit.detail}")
             elif running.taken_up and exit.reason == "stopped" and not self._interrupts:
-                self._failed(id, running, detail, "lost", "an earlier run, which is gone, had told it to stop")
+                self._failed(id, running, spec, "lost", "an earlier run, which is gone, had told it to stop")
             elif exit.code != 0 or exit.reason not in ("exit",):
                 reason, words = (
                     attempt_result.reason(exit),
-                    attempt_result.said(exit, detail, image, attempt_result.tail(running.log, self.ledger.masker)),
+                    attempt_result.said(exit, spec, image, attempt_result.tail(running.log, self.ledger.masker)),
                 )
                 if exit.reason == "lost" and running.site is self.fleet.here:
                     # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
@@ -966,16 +963,16 @@ class Executor:
                         words += f" on {where}; `recipe doctor --driver {self.fleet.name}` tells what there is"
                     if full := attempt_result.full(attempt_result.tail(running.log, self.ledger.masker), await running.site.room(), where):
                         reason, words = "disk", f"{words}: {full}"
-                self._failed(id, running, detail, reason, words)
+                self._failed(id, running, spec, reason, words)
             else:
-                await self._succeeded(id, running, detail, exit)
+                await self._succeeded(id, running, spec, exit)
         finally:
             if running.lock is not None:
                 running.lock.release()
             if running.key is not None:
                 self.ledger.release_after_flush(running.key)
 
-    async def _succeeded(self, id: str, running: Running, detail: Mapping[str, Any], exit: Exit) -> None:
+    async def _succeeded(self, id: str, running: Running, spec: StepSpec, exit: Exit) -> None:
         crashpoint("job-over")
         node, attempt = running.node, running.attempt
         n = self.plan.index[id]
@@ -985,25 +982,25 @@ class Executor:
             if tampered:
                 shared = running.brought is None and tampered[0] in attempt.links
                 who = "it, or somebody meanwhile, changed" if shared else "it changed"
-                self._failed(id, running, detail, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
+                self._failed(id, running, spec, "input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
                 return
-            kept = [path for _, path, *_ in detail["state"]]
+            kept = [each.path for each in spec.state]
             if running.brought is not None:
                 if running.brought.wrong:
                     raise OutputProblem(running.brought.wrong)
                 outputs = dict(running.brought.outputs)
-            elif attempt.heavy(node):
-                outputs = await asyncio.to_thread(attempt.collect, node, self.ws.objects, kept)
+            elif attempt.heavy(node.outputs):
+                outputs = await asyncio.to_thread(attempt.collect, node.outputs, self.ws.objects, kept)
             else:
-                outputs = attempt.collect(node, self.ws.objects, kept)
+                outputs = attempt.collect(node.outputs, self.ws.objects, kept)
         except OutputProblem as error:
-            self._failed(id, running, detail, "lost" if running.taken_up else "output", f"{error} (exit 0)")
+            self._failed(id, running, spec, "lost" if running.taken_up else "output", f"{error} (exit 0)")
             return
         except Infrastructure as error:
-            self._failed(id, running, detail, "disk", str(error))
+            self._failed(id, running, spec, "disk", str(error))
             return
         crashpoint("outputs-stored")
-        values = attempt_result.measured(attempt.path, running.log, detail["metrics"], self.ledger.masker)
+        values = attempt_result.measured(attempt.path, running.log, spec.metrics, self.ledger.masker)
         if running.goes_on is not None:
             from ..storage import checkpoints
 
@@ -1017,23 +1014,23 @@ class Executor:
             where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
             note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
         elif running.key is not None:
-            self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(detail)))
+            self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(spec)))
         if not self.survey.library:
             try:
                 self._publish(n, made)
             except RecipeError as error:
-                self._failed(id, running, detail, "publish", str(error))
+                self._failed(id, running, spec, "publish", str(error))
                 return
             crashpoint("published")
-        self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": detail["author"], "world": running.world}, exit)
-        self._kept_log(id, running, detail)
+        self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
+        self._kept_log(id, running, spec)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
             data["metrics"] = values
         if exit.strays:
             data["strays"] = exit.strays
         self._record(self.scheduler.end(id, Outcome(True)) if not data else self._with_data(self.scheduler.end(id, Outcome(True)), id, data))
-        self._tidy(running, detail, success=True)
+        self._tidy(running, spec, success=True)
         self._grow()
 
     def _facts(self, running: Running, image: str) -> dict[str, object]:
@@ -1050,24 +1047,24 @@ class Executor:
     def _with_data(self, moves: list[Move], id: str, data: dict[str, object]) -> list[Move]:
         return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]
 
-    def _failed(self, id: str, running: Running, detail: Mapping[str, Any], reason: str, words: str) -> None:
+    def _failed(self, id: str, running: Running, spec: StepSpec, reason: str, words: str) -> None:
         attempt = running.attempt
         tail = attempt_result.tail(running.log, self.ledger.masker)
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
-            log = self._kept_log(id, running, detail)
-            attempt_result.discard(running.log, self._measured(running, detail), self._scrap)
+            log = self._kept_log(id, running, spec)
+            attempt_result.discard(running.log, self._measured(running, spec), self._scrap)
         except OSError as error:
             log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
         hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
         if reason in ("exit", "output"):
-            declared = [*attempt.staged, *attempt.links, *attempt.objects, *(path for _, path, _ in running.node.outputs)]
+            declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
             missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
-        image = {"author": detail["author"], "world": running.world}
+        image = {"author": spec.author, "world": running.world}
         self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
-        self._tidy(running, detail, success=False)
+        self._tidy(running, spec, success=False)
         self._fail(id, reason, words, hint, attempt_result.words(tail), log, self._left(running))
 
     def _left(self, running: Running) -> str:
@@ -1098,8 +1095,8 @@ class Executor:
             text = self.ledger.masker.text
             self.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
 
-    def _tidy(self, running: Running, detail: Mapping[str, Any], *, success: bool) -> None:
-        for name, _, pattern, _, keep in detail["state"]:
+    def _tidy(self, running: Running, spec: StepSpec, *, success: bool) -> None:
+        for name, _path, pattern, _every, keep in spec.state:
             if running.state is not None:
                 from ..storage import checkpoints
 
@@ -1107,13 +1104,13 @@ class Executor:
         path, errand = running.attempt.path, running.errand
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.
-            self.ledger.after_flush(functools.partial(self._forget, running, detail))
+            self.ledger.after_flush(functools.partial(self._forget, running, spec))
         if errand is not None and isinstance(running.site, Away):
-            spent = list(errand.states.values()) if success and not detail["continues"] else []
+            spent = list(errand.states.values()) if success and not spec.continues else []
             clearing = functools.partial(self._clear_away, running.site, errand, spent)
             self.ledger.after_flush(lambda: self._beside(clearing()))
         with contextlib.suppress(OSError):
-            if errand is None and isinstance(detail["run"], str):
+            if errand is None and isinstance(spec.run, str):
                 self._scrap.give_script(path + ".sh")
         failed = f"{self._attempts}/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
@@ -1123,14 +1120,14 @@ class Executor:
             with contextlib.suppress(OSError):
                 os.rename(path, failed)
 
-    def _forget(self, running: Running, detail: Mapping[str, Any]) -> None:
+    def _forget(self, running: Running, spec: StepSpec) -> None:
         """The trace of an attempt is stored: nothing of it is needed any more."""
         rest = running.attempt.retire(self._scrap, self.ws.objects)
         if rest is not None:
             self._beside(asyncio.to_thread(rest))
         with contextlib.suppress(OSError):
-            attempt_result.discard(running.log, self._measured(running, detail), self._scrap)
-        if running.state is not None and not detail["continues"]:
+            attempt_result.discard(running.log, self._measured(running, spec), self._scrap)
+        if running.state is not None and not spec.continues:
             delete(running.state.path)
 
     async def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
@@ -1141,17 +1138,17 @@ class Executor:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(errand.attempt.path + note)
 
-    def _kept_log(self, id: str, running: Running, detail: Mapping[str, Any]) -> str:
+    def _kept_log(self, id: str, running: Running, spec: StepSpec) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
-        return attempt_result.keep(running.log, self._measured(running, detail), kept, self.ledger.masker)
+        return attempt_result.keep(running.log, self._measured(running, spec), kept, self.ledger.masker)
 
-    def _measured(self, running: Running, detail: Mapping[str, Any]) -> str:
+    def _measured(self, running: Running, spec: StepSpec) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""
-        return f"{running.attempt.path}.metrics" if detail["metrics"] is not None else ""
+        return f"{running.attempt.path}.metrics" if spec.metrics is not None else ""
 
     def _publish(self, n: int, made: Made) -> None:
-        flags = {name: f for name, _, f in self.plan.nodes[n].outputs}
+        flags = {output.name: output.flags for output in self.plan.nodes[n].outputs}
         for output, path in self.survey.places.get(n, ()):
             content = made.outputs.get(output)
             if content is None or flags.get(output, 0) & TEMPORARY:

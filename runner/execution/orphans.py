@@ -60,7 +60,7 @@ class Leftovers:
         exit = await site.host.wait(job, timedelta(0))
         if exit is None:
             return job, site
-        if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node)):
+        if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node.outputs)):
             return job, site
         if isinstance(site, Away):
             await site.clear(paths)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..paths import shipped
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
+from ..planning.step import StepSpec
 from ..secrets import Masker
 from ..storage.files import Content
 from ..storage.workspace import Workspace
@@ -121,7 +122,7 @@ def demand(ws: Workspace, found: Survey) -> None:
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
             continue
-        for producer, output, *_ in nodes[n].upstream:
+        for producer, output, _name, _below in nodes[n].upstream:
             verdict = found.verdicts[producer]
             content = found.made[producer].outputs.get(output) if producer in found.made else None
             if verdict.answer not in (FRESH, RESTORE) or content is None or ws.objects.intact(Content(content)):
@@ -303,19 +304,19 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
     wrong, gone, unset = [], [], list[str]()
-    details = found.plan.details()
+    specs = found.plan.specs()
     for n in found.todo:
-        if found.verdicts[n].answer == RESTORE or "select" in details[n]:
+        if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
         from ..advice.facts.missing_inputs import missing
         from ..planning.secret_values import faults
 
-        detail, id = details[n], found.plan.nodes[n].id
+        spec, id = specs[n], found.plan.nodes[n].id
         gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
-        nodes = _nodes(detail)
+        nodes = _nodes(spec)
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
-        unset += faults(id, detail, os.environ)
+        unset += faults(id, spec, os.environ)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
         shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
@@ -353,13 +354,13 @@ def concerned(found: Survey) -> list[int]:
     if not found.todo:
         return []
 
-    details, ours = found.plan.details(), str(shipped() / "recipes")
+    specs, ours = found.plan.specs(), str(shipped() / "recipes")
     own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
-    return found.todo if own or any(_may_train(details[n]) for n in found.todo) else []
+    return found.todo if own or any(_may_train(specs[n]) for n in found.todo) else []
 
 
-def _may_train(detail: Mapping[str, Any]) -> bool:
-    return "run" in detail and bool(detail["accelerate"] or detail["state"] or detail["resources"].get("gpus") or "train" in detail["step"])
+def _may_train(spec: StepSpec) -> bool:
+    return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step)
 
 
 def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None:
@@ -368,35 +369,36 @@ def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None
     from ..planning.plan import LOCAL
 
     wrong = []
-    details = found.plan.details()
+    specs = found.plan.specs()
     for n in found.todo:
-        if found.verdicts[n].answer == RESTORE or "select" in details[n]:
+        if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
-        node, wants = found.plan.nodes[n], details[n]["resources"]
+        node, wants = found.plan.nodes[n], specs[n].resources
         sites = [fleet.here] if node.flags & LOCAL else fleet.sites
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
-            if not wants.get(name):
+            asked = wants.room.get(name)
+            if not asked:
                 continue
             most = settings.pools[name] if name in settings.pools else max(site.has(name) for site in sites)
-            if wants[name] > most:
+            if asked > most:
                 whose = "this machine has" if sites == [fleet.here] else "its largest host has"
-                need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (wants[name], most))
+                need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
                 wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
 
 
-def _nodes(detail: Mapping[str, Any]) -> Any:
+def _nodes(spec: StepSpec) -> Any:
     """How many nodes a step asks for; the expression itself where only an earlier step's metrics can tell."""
-    if not isinstance(detail["nodes"], str):
-        return detail["nodes"]
+    if not isinstance(spec.nodes, str):
+        return spec.nodes
     from ..language.template import TemplateError, evaluate
 
     try:
-        return evaluate(detail["nodes"], {"inputs": detail["scope"]["inputs"], "matrix": detail["scope"]["matrix"]})
+        return evaluate(spec.nodes, {"inputs": spec.names.inputs, "matrix": spec.names.matrix})
     except TemplateError:
-        return detail["nodes"]
+        return spec.nodes
 
 
 def asked(request: Request) -> dict[str, Any]:

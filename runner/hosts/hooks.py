@@ -16,6 +16,8 @@ from drivers.base import Command, Exit, Job
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..language.values import Tree
+from ..planning.step import StepSpec
 from . import launch
 from .sites import Site
 
@@ -70,7 +72,7 @@ class Chores:
                 problems.append(f"cleanup failed ({_shown(command)}: {_how(exit)}){said}")
         return problems
 
-    async def healthy(self, command: object, seconds: float) -> bool:
+    async def healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
         """One look at the host; one that takes longer than `seconds` is a bad one."""
         exit, _ = await self.do("health", command, seconds)
         return exit.code == 0
@@ -89,7 +91,7 @@ class Chores:
     async def do(
         self,
         kind: str,
-        command: object,
+        command: str | Sequence[Tree],
         seconds: float | None = None,
         pass_env: Sequence[str] = (),
         files: Mapping[str, bytes] = NO_FILES,
@@ -98,7 +100,7 @@ class Chores:
         """Run one command to its end: how it ended, and the last of what it printed, indented.  `hear` is told each line soon after it is printed."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._count}"
-        made = launch.render({"env": {}, "files": {}, "accelerate": None, "run": command, "shell": "sh"}, self._scope, python="python")
+        made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
         paths = await self.site.scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)

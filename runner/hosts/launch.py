@@ -1,4 +1,4 @@
-"""Turn a node's detail into what is run: files to write, argv, environment.  Knows templates and `accelerate`, not hosts or stores."""
+"""Turn a node's spec into what is run: files to write, argv, environment.  Knows templates and `accelerate`, not hosts or stores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CannotRun
 from ..language.template import TemplateError
+from ..planning.step import StepSpec
 
 SHIM = "_recipe_world.py"
 
@@ -39,16 +40,16 @@ class Launch(NamedTuple):
     script: str | None = None  # a shell script; argv is then what runs it, its path to be appended
 
 
-def render(detail: Mapping[str, Any], scope: Mapping[str, Any], *, python: str) -> Launch:
+def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
     """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
-    env = {name: _text(value, scope, f"env.{name}") for name, value in detail["env"].items() if value is not None}
-    files = {path: _file(path, tree, scope) for path, tree in detail["files"].items()}
+    env = {name: _text(value, scope, f"env.{name}") for name, value in spec.env.items() if value is not None}
+    files = {path: _file(path, tree, scope) for path, tree in spec.files.items()}
     try:
-        if detail["accelerate"] is not None:
+        if spec.accelerate is not None:
             files[SHIM] = _SHIM_TEXT.encode()
-            argv, extra = _accelerate(detail["accelerate"], scope, python)
+            argv, extra = _accelerate(spec.accelerate, scope, python)
             return Launch(tuple(argv), files, {**extra, **env})
-        run = detail["run"]
+        run = spec.run
         if isinstance(run, list):
             from ..language.template import argv as render_argv
 
@@ -56,7 +57,8 @@ def render(detail: Mapping[str, Any], scope: Mapping[str, Any], *, python: str) 
             if not words:
                 raise CannotRun("its command is empty")
             return Launch(tuple(words), files, env)
-        bash = detail["shell"] == "bash"
+        assert isinstance(run, str)
+        bash = spec.shell == "bash"
         if "{{" in run:
             from ..language.shell import script
 
@@ -67,12 +69,12 @@ def render(detail: Mapping[str, Any], scope: Mapping[str, Any], *, python: str) 
         raise CannotRun(str(error), fix=error.fix) from error
 
 
-def plain(detail: Mapping[str, Any]) -> bool:
+def plain(spec: StepSpec) -> bool:
     """Whether a step is rendered the same in every scope: none of its leaves is a template."""
-    run = detail["run"]
-    if detail["files"] or detail["accelerate"] is not None or not isinstance(run, str) or "{{" in run:
+    run = spec.run
+    if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
         return False
-    return not any(isinstance(value, str) and "{{" in value for value in detail["env"].values())
+    return not any(isinstance(value, str) and "{{" in value for value in spec.env.values())
 
 
 def base_env(pass_env: list[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from drivers.base import Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Throttled, Unreachable
 
 from ..errors import RecipeError
-from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, Node
+from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, MetricsSpec, OutputSpec
 from ..storage.crash import crashpoint
 from ..storage.files import Content, Entry
 from ..storage.objects import delete
@@ -243,11 +243,12 @@ class Errand:
     """One attempt that is to run on another disk than ours."""
 
     name: str
-    node: Node
+    step: str
+    outputs: Sequence[OutputSpec]
     attempt: Attempt
     compose: Callable[[Mapping[str, Newest]], tuple[Command, bytes | None]]
     """Makes the attempt directory here, when it is known from which checkpoints it goes on; answers its command and its script."""
-    metrics: tuple[str, str] | None = None
+    metrics: MetricsSpec | None = None
     """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""
     states: Mapping[str, str] = field(default_factory=dict)
     """Name in the attempt -> folder below the root there, of each state."""
@@ -439,7 +440,7 @@ class Away(Site):
         return exit
 
     def _told(self, errand: Errand, words: str) -> None:
-        self._say(f"{errand.node.id}: {words}")
+        self._say(f"{errand.step}: {words}")
 
     async def _follow(self, job: Job, target: str) -> None:
         """Append what the job prints to a file here, as long as we are not cancelled."""
@@ -474,7 +475,7 @@ class Away(Site):
                 _leave(errand.attempt.path, name, data)
             if others:
                 self._say(
-                    f"{errand.node.id}: {others} of {others + len(found)} files that it left on {self.name} are too large or too many to bring here"
+                    f"{errand.step}: {others} of {others + len(found)} files that it left on {self.name} are too large or too many to bring here"
                 )
 
     async def _rest(self, errand: Errand, job: Job, paths: Paths) -> None:
@@ -498,7 +499,7 @@ class Away(Site):
 
     async def _bring(self, errand: Errand, exit: Exit, paths: Paths) -> Brought:
         """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
-        outputs = errand.node.outputs
+        outputs = errand.outputs
         if not outputs and not errand.attempt.staged and not errand.attempt.links and not errand.attempt.objects and not errand.rejoined:
             return Brought(exit)  # it was given nothing, and left nothing that was asked for
         harvest = await self.depot.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])

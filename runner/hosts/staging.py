@@ -9,7 +9,7 @@ import contextlib
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from ..errors import CannotRun
 from ..paths import escapes, heads
-from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, Node
+from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ..storage.files import Changed, Content, DigestCache, Unhashable
 from ..storage.objects import Objects, delete, overwrite
 from .scrap import Scrap, Spare
@@ -173,8 +173,8 @@ class Attempt:
         with open(self.place(name), "wb") as file:
             file.write(data)
 
-    def prepare_outputs(self, node: Node) -> None:
-        for _, path, flags in node.outputs:
+    def prepare_outputs(self, outputs: Sequence[OutputSpec]) -> None:
+        for _, path, flags in outputs:
             target = self.place(path)
             if flags & DIRECTORY:
                 os.makedirs(target, exist_ok=True)
@@ -192,9 +192,9 @@ class Attempt:
         except Changed as error:
             return [*self.doubtful, error.path]
 
-    def heavy(self, node: Node) -> bool:
+    def heavy(self, outputs: Sequence[OutputSpec]) -> bool:
         """Whether taking the outputs would hold up whoever waits for it."""
-        for _, path, _ in node.outputs:
+        for _, path, _flags in outputs:
             try:
                 found = os.stat(f"{self.path}/{path}")
             except OSError:
@@ -203,7 +203,7 @@ class Attempt:
                 return True
         return False
 
-    def collect(self, node: Node, objects: Objects, below_state: Iterable[str] = ()) -> dict[str, str]:
+    def collect(self, outputs: Sequence[OutputSpec], objects: Objects, below_state: Iterable[str] = ()) -> dict[str, str]:
         """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
 
         All of it stays here until `retire`, so that a worker that comes after a kill can do the same again.
@@ -211,7 +211,7 @@ class Attempt:
         wrong: list[str] = []
         found: dict[str, str] = {}
         kept = tuple(below_state)
-        for name, path, flags in node.outputs:
+        for name, path, flags in outputs:
             target = f"{self.path}/{path}"
             try:
                 here = os.lstat(target)
@@ -248,9 +248,9 @@ class Attempt:
             raise OutputProblem("; ".join(wrong))
         return found
 
-    def whole(self, node: Node) -> bool:
+    def whole(self, outputs: Sequence[OutputSpec]) -> bool:
         """Whether every output that has to be there is."""
-        return all(os.path.lexists(f"{self.path}/{path}") for _, path, flags in node.outputs if not flags & OPTIONAL)
+        return all(os.path.lexists(f"{self.path}/{path}") for _, path, flags in outputs if not flags & OPTIONAL)
 
     def _leads_out(self, path: str, kept: Iterable[str]) -> bool:
         """Whether a folder above an output is a link to somewhere else; a state, where outputs may lie, is one of ours."""

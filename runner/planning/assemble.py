@@ -12,7 +12,8 @@ from ..errors import Invalid
 from ..paths import heads
 from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
-from .plan import SELECT, SKIP, TEMPORARY, Node, Plan
+from .plan import SELECT, SKIP, Node, Plan
+from .step import TEMPORARY, LateValue, OutputSpec, Publication, Source, Upstream
 
 if TYPE_CHECKING:
     from ..language.recipe import Limits, Recipe
@@ -37,20 +38,20 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
                 list(dict.fromkeys(d.deps)),
                 d.code,
                 d.home,
-                [[name, kind, address, *only] for name, (kind, address, only) in d.takes.items()],
-                [[p.number, output, name, below] for name, (p, output, below) in _apart(d.upstream).items()],
+                [Source(name, kind, address, only) for name, (kind, address, only) in d.takes.items()],
+                [Upstream(p.number, output, name, below) for name, (p, output, below) in _apart(d.upstream).items()],
                 [
-                    *([p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"] for (_, metric), p in d.late.items()),
-                    *([p.number, metric, ""] for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
+                    *(LateValue(p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}") for (_, metric), p in d.late.items()),
+                    *(LateValue(p.number, metric, "") for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
                 ],
                 sorted({p.number for p in d.after}),
-                [[name, path, flags] for name, (path, flags) in d.outputs.items()],
+                [OutputSpec(name, path, flags) for name, (path, flags) in d.outputs.items()],
                 d.prefix,
                 d.lock,
                 d.flags,
             )
         )
-    details = [d.detail for d in drafts]
+    specs = [d.spec for d in drafts]
     limits = {
         "time": recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
         "cost": recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
@@ -67,10 +68,10 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
         digest,
         sketch.homes,
         nodes,
-        [[d.number, output, path, name] for d, output, path, name in publish],
+        [Publication(d.number, output, path, name) for d, output, path, name in publish],
         sketch.pending,
         shown,
-        lambda: details,
+        lambda: specs,
         settings,
     )
 

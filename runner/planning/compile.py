@@ -26,7 +26,22 @@ from .assemble import assemble
 from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
 from .mentions import Makes, Misnamed, Near, excluded, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
-from .plan import ALLOW_FAILURE, DIRECTORY, LOCAL, NONEMPTY, OPTIONAL, SELECT, SKIP, STATEFUL, TEMPORARY, UNCACHED, WHEN_LATE, Pending, Plan
+from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Pending, Plan
+from .step import (
+    DIRECTORY,
+    NONEMPTY,
+    OPTIONAL,
+    TEMPORARY,
+    GitSpec,
+    MetricsSpec,
+    Names,
+    ResourceSpec,
+    SecretSpec,
+    SelectSpec,
+    StateSpec,
+    StepSpec,
+    SyncSpec,
+)
 
 if TYPE_CHECKING:
     from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Uses
@@ -375,16 +390,16 @@ class _Compiler:
         if step.metrics:
             author["metrics"] = [step.metrics.file, step.metrics.pattern]
         if resources.key:
-            author["resources"] = _resources(resources)
+            author["resources"] = _resources(resources).asked
         if not step.outputs:
             # Whoever has no outputs is there for its effect: two steps that say the same are two effects.
             assert self.sketch.top is not None
             author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}
         state = {s.name: self._state(scope, step, s, places) for s in step.state}
-        git = [c for c in code if isinstance(c, GitCode)]
+        git = [GitSpec(c.url, c.commit, c.at) for c in code if isinstance(c, GitCode)]
         if git:
-            author["git"] = [[c.url, c.commit, c.at] for c in git]
+            author["git"] = [list(each) for each in git]
 
         names: dict[str, Any] = {
             "inputs": draft.inputs,
@@ -418,37 +433,37 @@ class _Compiler:
             self._when(scope, draft, names)
             if leaves and not draft.flags & (SKIP | WHEN_LATE):
                 self._nulls(scope, draft, names, leaves)
-        draft.detail = {
-            "recipe": recipe.id,
-            "step": step.id,
-            "run": step.run,
-            "accelerate": dict(step.accelerate) if step.accelerate is not None else None,
-            "shell": step.shell,
-            "files": dict(step.files) or _NOTHING,
-            "env": env or _NOTHING,
-            "pass_env": sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
-            "secrets": [[s, recipe.inputs[s].env, scope.variables[s], recipe.inputs[s].required] for s in secrets] or _NONE,
-            "image": image,
-            "git": author.get("git", _NONE),
-            "scope": {
-                "inputs": {k: plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
-                "steps": mentioned or _NOTHING,
-                "outputs": names["outputs"] or _NOTHING,
-                "matrix": {k: plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
-            },
-            "sync": [[output.name, output.sync] for output in step.outputs if output.sync is not None] or _NONE,
-            "state": [[s.name, state[s.name], s.checkpoint, s.every, s.keep] for s in step.state] or _NONE,
-            "continues": {n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or _NOTHING,
-            "resources": _resources(resources) or _NOTHING,
-            "retries": step.retries,
-            "preemptions": step.preemptions,
-            "timeout": step.timeout,
-            "idle_timeout": step.idle_timeout,
-            "metrics": [step.metrics.file, step.metrics.pattern] if step.metrics else None,
-            "when": step.when if draft.flags & WHEN_LATE else None,
-            "nodes": step.nodes,
-            "author": author,
-        }
+        draft.spec = StepSpec(
+            recipe=recipe.id,
+            step=step.id,
+            author=author,
+            resources=_resources(resources),
+            run=step.run,
+            accelerate=dict(step.accelerate) if step.accelerate is not None else None,
+            shell=step.shell,
+            files=dict(step.files) or _NOTHING,
+            env=env or _NOTHING,
+            pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
+            secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in secrets] or _NONE,
+            image=image,
+            git=git or _NONE,
+            names=Names(
+                inputs={k: plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
+                steps=mentioned or _NOTHING,
+                outputs=names["outputs"] or _NOTHING,
+                matrix={k: plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
+            ),
+            sync=[SyncSpec(output.name, output.sync) for output in step.outputs if output.sync is not None] or _NONE,
+            state=[StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep) for s in step.state] or _NONE,
+            continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or _NOTHING,
+            retries=step.retries,
+            preemptions=step.preemptions,
+            timeout=step.timeout,
+            idle_timeout=step.idle_timeout,
+            metrics=MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
+            when=step.when if draft.flags & WHEN_LATE else None,
+            nodes=step.nodes,
+        )
 
     def _read(
         self,
@@ -727,15 +742,13 @@ class _Compiler:
         if step.when is not None and self._condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)}) is False:
             draft.flags |= SKIP
         draft.author = {"select": [step.select.metric, step.select.best]}
-        draft.detail = {
-            "recipe": scope.recipe.id,
-            "step": step.id,
-            "select": [step.select.metric, step.select.best],
-            "author": draft.author,
-            "resources": _resources(step.resources),
-            "retries": 0,
-            "preemptions": 0,
-        }
+        draft.spec = StepSpec(
+            recipe=scope.recipe.id,
+            step=step.id,
+            author=draft.author,
+            resources=_resources(step.resources),
+            select=SelectSpec(step.select.metric, step.select.best),
+        )
         scope.results[step.id] = {name: self._made(draft, name) for name in draft.outputs}
 
     def _uses(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
@@ -897,9 +910,8 @@ def _output_flags(output: Output) -> int:
     )
 
 
-def _resources(resources: Resources) -> dict[str, Any]:
-    named = ("cpus", "memory", "gpus", "gpu", "gpu_memory", "disk")
-    return {**{n: v for n in named if (v := getattr(resources, n)) is not None}, **({"pools": dict(resources.pools)} if resources.pools else {})}
+def _resources(asked: Resources) -> ResourceSpec:
+    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools) or _NOTHING)
 
 
 def _encoded(value: Any) -> str:

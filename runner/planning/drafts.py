@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Problem, did_you_mean
 from .mentions import templates
 from .plan import bare
+from .step import NOTHING, StepSpec
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Resources, Step
     from ..language.values import Where
     from .plan import Pending
+
+
+UNCOMPILED: Final = StepSpec("", "", NOTHING)
+"""What a draft does before it is compiled."""
 
 
 class PathValue(str):
@@ -48,7 +53,7 @@ class Draft:
     after: list[Draft] = field(default_factory=list)
     wants: list[list[Draft]] = field(default_factory=list)  # each a step that it mentions or needs: one skipped whole skips this too
     author: dict[str, Any] = field(default_factory=dict)
-    detail: dict[str, Any] = field(default_factory=dict)
+    spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     lock: str = ""

@@ -14,6 +14,7 @@ from ..digest import Digest
 from . import fingerprint
 from .mentions import unspelled
 from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, bare
+from .step import StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered
@@ -84,10 +85,18 @@ def judge(
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, ("its `when` is false, or that of a step it needs",), NOTHING)
-    if not all([u[0] in made for u in node.upstream]) or not all([m[0] in made for m in node.late]) or not all([a in made for a in node.after]):
+    if (
+        not all([u.producer in made for u in node.upstream])
+        or not all([m.producer in made for m in node.late])
+        or not all([a in made for a in node.after])
+    ):
         unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
         return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
-    if not all([made[u[0]].ok for u in node.upstream]) or not all([made[m[0]].ok for m in node.late]) or not all([made[a].ok for a in node.after]):
+    if (
+        not all([made[u.producer].ok for u in node.upstream])
+        or not all([made[m.producer].ok for m in node.late])
+        or not all([made[a].ok for a in node.after])
+    ):
         skipped = _skipped(plan, node, made)
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
@@ -101,7 +110,7 @@ def judge(
     except (TypeError, ValueError) as error:
         return Verdict(RUN, None, (f"its key cannot be computed ({error}); nothing will be remembered",), None)
     if node.flags & WHEN_LATE:
-        answer = when(plan.details()[n], made, plan, n)
+        answer = when(plan.specs()[n], made, plan, n)
         if not answer:
             return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
     trace = None if node.flags & UNCACHED else facts.traces.get(key)
@@ -131,7 +140,7 @@ def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, pl
 def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
     groups: dict[str, bool] = {}
-    for n in {*(u[0] for u in node.upstream), *(m[0] for m in node.late), *node.after}:
+    for n in {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}:
         other = plan.nodes[n]
         id = other.id if n not in node.after else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
         group = bare(id)
@@ -154,11 +163,12 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
         if not found:
             missing.append(f"no code matches {unspelled(pattern)[0]}")
         world.extend(["code", name, content] for name, content in found)
-    for name, kind, address, *only in node.takes:
-        identity = facts.takes.get((kind, address, *only))
+    for source in node.takes:
+        name, kind, address = source.name, source.kind, source.address
+        identity = facts.takes.get(source.asked)
         if identity is None:
             missing.append(f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet")
-        world.append(["file", name, identity] if kind == "path" else ["model", name, identity, *only])
+        world.append(["file", name, identity] if kind == "path" else ["model", name, identity, *source.only])
     for producer, output, name, below in node.upstream:
         left = made[producer]
         content = left.outputs.get(output)
@@ -179,13 +189,13 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
     return world, missing
 
 
-def when(detail: Mapping[str, Any], made: Mapping[int, Made], plan: Plan, n: int) -> bool:
+def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
     """The value of a `when` that reads metrics."""
     from ..errors import CannotRun
     from ..language.template import TemplateError, evaluate
 
     try:
-        value = evaluate(detail["when"], scope_of(detail, plan, n, made))
+        value = evaluate(str(spec.when), scope_of(spec, plan, n, made))
     except TemplateError as error:
         raise CannotRun(f"`when` of {plan.nodes[n].id}: {error}") from error
     if not isinstance(value, bool):
@@ -193,13 +203,12 @@ def when(detail: Mapping[str, Any], made: Mapping[int, Made], plan: Plan, n: int
     return value
 
 
-def scope_of(detail: Mapping[str, Any], plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, Any]:
+def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, Any]:
     """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
     node = plan.nodes[n]
-    base = detail["scope"]
-    lost = {name for producer, _, name, _ in node.upstream if producer in made and not made[producer].ok}
+    lost = {each.name for each in node.upstream if each.producer in made and not made[each.producer].ok}
     steps: dict[str, Any] = {}
-    for id, names in base["steps"].items():
+    for id, names in spec.names.steps.items():
         kept: dict[str, Any] = {}
         for name, value in names.items():
             if name == "metrics":
@@ -209,7 +218,7 @@ def scope_of(detail: Mapping[str, Any], plan: Plan, n: int, made: Mapping[int, M
             else:
                 kept[name] = value
         steps[id] = kept
-    return {"inputs": base["inputs"], "steps": steps, "outputs": base["outputs"], "matrix": base["matrix"]}
+    return {**spec.names._asdict(), "steps": steps}
 
 
 def _metrics(wanted: Sequence[Sequence[Any]], node: Node, plan: Plan, made: Mapping[int, Made], step: str) -> dict[str, Any]:
@@ -217,20 +226,22 @@ def _metrics(wanted: Sequence[Sequence[Any]], node: Node, plan: Plan, made: Mapp
     head = node.prefix + step
     for metric, many in wanted:
         values = []
-        for producer, name, _ in node.late:
-            id = plan.nodes[producer].id
-            if name == metric and (id == head or id.startswith(head + "[")) and made[producer].ok:
-                values.append(made[producer].metrics.get(metric))
+        for late in node.late:
+            id = plan.nodes[late.producer].id
+            if late.metric == metric and (id == head or id.startswith(head + "[")) and made[late.producer].ok:
+                values.append(made[late.producer].metrics.get(metric))
         found[metric] = values if many else (values[0] if values else None)
     return found
 
 
 def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: Sequence[tuple[str, str]]) -> Verdict:
     node = plan.nodes[n]
-    metric, best = plan.details()[n]["select"]
+    chosen = plan.specs()[n].select
+    assert chosen is not None
+    metric, best = chosen
     if not node.late:
         return Verdict(RUN, None, ("there is no instance to select from",), None)
-    scores = [(made[producer].metrics.get(metric), producer) for producer, *_ in node.late if made[producer].ok]
+    scores = [(made[late.producer].metrics.get(metric), late.producer) for late in node.late if made[late.producer].ok]
     known = [(float(value), producer) for value, producer in scores if isinstance(value, (int, float)) and value == value]
     if not known:
         return Verdict(RUN, None, (f"no instance reported a number called {metric}",), None)

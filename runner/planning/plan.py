@@ -1,7 +1,7 @@
 """Plan and Node: a recipe with its inputs bound, as flat nodes in topological order.  Knows their shape and their JSON, not how they are compiled.
 
-A Node is what judging needs; what doing needs (commands, environment, scope of its templates) is in its Detail, kept apart so that a run in which
-nothing is to be done never reads it.  `host`, `node`, `run` and other late names stay unrendered until an attempt.
+A Node is what judging needs; what doing needs (commands, environment, names of its templates) is in its StepSpec, kept apart so that a run with
+nothing to do never reads it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..digest import Digest
+from .step import LateValue, OutputSpec, Publication, Source, StepSpec, Upstream
 
 if TYPE_CHECKING:
     import networkx
 
-COMPILER: Final = 6
+Rows: TypeAlias = "list[list[Any]]"
+COMPILER: Final = 7
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
-# Flags of an output.
-OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 
 
 def bare(id: str) -> str:
@@ -39,11 +39,11 @@ class Node(NamedTuple):
     deps: list[str]
     code: list[str]
     home: int
-    takes: list[list[str]]  # [name in the attempt, kind: path|hf|s3|gs|https|stream, address, *globs of the files wanted]
-    upstream: list[list[Any]]  # [index of the producer, output name, name in the attempt, path below the output or ""]
-    late: list[list[Any]]  # [index of the producer, metric, name in the key or "" if it is no part of it]
+    takes: list[Source]
+    upstream: list[Upstream]
+    late: list[LateValue]
     after: list[int]  # order only
-    outputs: list[list[Any]]  # [name, path, flags]
+    outputs: list[OutputSpec]
     prefix: str  # outputs are published below it
     lock: str
     flags: int
@@ -61,16 +61,16 @@ class Pending:
 
 @dataclass(slots=True)
 class Plan:
-    """A recipe with its inputs bound.  `nodes` are in topological order; `details` has one entry per node."""
+    """A recipe with its inputs bound.  `nodes` are in topological order; `specs` has one entry per node."""
 
     recipe: str
     digest: Digest
     homes: list[str]
     nodes: list[Node]
-    publish: list[list[Any]]  # [index, output of the step, path, name among the recipe's outputs or ""]
+    publish: list[Publication]
     pending: list[Pending]
     inputs: dict[str, Any]
-    details: Callable[[], list[dict[str, Any]]]
+    specs: Callable[[], list[StepSpec]]
     settings: dict[str, Any] = field(default_factory=dict)  # setup, cleanup, health, limits
     _index: dict[str, int] | None = None
 
@@ -84,7 +84,7 @@ class Plan:
     def needs(self, n: int) -> set[int]:
         """The nodes that must be final before node `n` can be judged."""
         node = self.nodes[n]
-        return {u[0] for u in node.upstream} | {m[0] for m in node.late} | set(node.after)
+        return {each.producer for each in node.upstream} | {each.producer for each in node.late} | set(node.after)
 
     @property
     def graph(self) -> networkx.DiGraph[str]:
@@ -100,7 +100,7 @@ class Plan:
         return graph
 
     def dump(self) -> Iterator[str]:
-        """Two lines of JSON, in parts: what judging needs, then the details.  Source files are the caller's to remember."""
+        """Two lines of JSON, in parts: what judging needs, then the StepSpecs.  Source files are the caller's to remember."""
         head = [
             self.recipe,
             self.digest,
@@ -113,20 +113,51 @@ class Plan:
         ]
         encode = json.JSONEncoder(separators=(",", ":")).encode
         yield encode(head) + "\n["
-        for n, detail in enumerate(self.details()):
-            yield ("," if n else "") + encode(detail)
+        for n, spec in enumerate(self.specs()):
+            yield ("," if n else "") + encode(spec)
         yield "]\n"
 
     @staticmethod
     def load(text: str) -> Plan:
         head, _, rest = text.partition("\n")
         recipe, digest, homes, nodes, publish, pending, inputs, settings = json.loads(head)
-        cell: list[list[dict[str, Any]]] = []
+        cell: list[list[StepSpec]] = []
 
-        def details() -> list[dict[str, Any]]:
+        def specs() -> list[StepSpec]:
             if not cell:
-                cell.append(json.loads(rest))
+                cell.append([StepSpec.load(row) for row in json.loads(rest)])
             return cell[0]
 
-        make = Node._make
-        return Plan(recipe, digest, homes, [make(n) for n in nodes], publish, [Pending(*p) for p in pending], inputs, details, settings=settings)
+        published = [Publication._make(row) for row in publish]
+        return Plan(
+            recipe, digest, homes, [_node(*row) for row in nodes], published, [Pending(*p) for p in pending], inputs, specs, settings=settings
+        )
+
+
+def _node(
+    id: str,
+    author: Digest,
+    deps: list[str],
+    code: list[str],
+    home: int,
+    takes: Rows,
+    upstream: Rows,
+    late: Rows,
+    after: list[int],
+    outputs: Rows,
+    *rest: Any,
+) -> Node:
+    """A node from its JSON array."""
+    return Node(
+        id,
+        author,
+        deps,
+        code,
+        home,
+        [Source._make(row) for row in takes],
+        [Upstream._make(row) for row in upstream],
+        [LateValue._make(row) for row in late],
+        after,
+        [OutputSpec._make(row) for row in outputs],
+        *rest,
+    )

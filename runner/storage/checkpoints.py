@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..digest import of_value
+from ..planning.step import StepSpec
 from .checkpoint_files import flaw, sharded
 from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
 from .objects import delete
@@ -80,9 +81,9 @@ class Newest:
         return f"goes on from {self.name}{at}" + (f"; {said}{more}" if said else "")
 
 
-def key(detail: Mapping[str, Any], world: Sequence[Any], id: str) -> str:
+def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
     """The state key of a step, whose `world` is what its key was made from: the name of its folder below `states/`."""
-    author, continues = detail["author"], detail["continues"]
+    author, continues = spec.author, spec.continues
     kept = {**author, "reads": {k: v for k, v in author["reads"].items() if k.removeprefix("inputs.") not in continues}}
     return of_value("state/1", [kept, sorted(world, key=str), id if not author["outputs"] else ""])[:32]
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
 from ..planning.judge import RUN, Verdict
-from ..planning.plan import TEMPORARY, UNCACHED, Node, Plan
+from ..planning.plan import UNCACHED, Node, Plan
+from ..planning.step import TEMPORARY
 from .files import Content
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Sharing:
             self._outbox = _Outbox(self._ws, self.remote)
         for made in trace.outputs:
             self._ws.objects.path(made.content)  # the thread sees files only
-        kept = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
         self._outbox.put(trace, frozenset(kept))
 
     def finish(self, say: Callable[[str], object]) -> None:

@@ -20,7 +20,7 @@ def image_of(found: Survey, n: int) -> dict[str, Any] | None:
     if node.flags & SELECT or any(need not in found.made for need in found.plan.needs(n)):
         return None
     world, _ = world_of(node, found.facts, found.made)
-    return {"author": found.plan.details()[n]["author"], "world": world}
+    return {"author": found.plan.specs()[n].author, "world": world}
 
 
 def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | None = None) -> dict[int, list[str]]:
@@ -49,25 +49,23 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
     from ..hosts import launch
     from ..language.template import Place
 
-    node, detail = found.plan.nodes[n], found.plan.details()[n]
-    if "select" in detail:
+    node, spec = found.plan.nodes[n], found.plan.specs()[n]
+    if spec.select is not None:
         return "", {}
-    run = detail["run"]
+    run = spec.run
     as_written = run.rstrip("\n") if isinstance(run, str) else shlex.join(map(str, run or []))
-    files_as_written = {
-        path: tree if isinstance(tree, str) else json.dumps(tree, indent=2, ensure_ascii=False) for path, tree in detail["files"].items()
-    }
-    if any(producer not in found.made for producer, *_ in node.late):
+    files_as_written = {path: tree if isinstance(tree, str) else json.dumps(tree, indent=2, ensure_ascii=False) for path, tree in spec.files.items()}
+    if any(late.producer not in found.made for late in node.late):
         return as_written, files_as_written
-    scope = scope_of(detail, found.plan, n, found.made)
-    scope |= {"state": {s[0]: Place(s[1], {"latest": None}) for s in detail["state"]}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
+    scope = scope_of(spec, found.plan, n, found.made)
+    scope |= {"state": {s.name: Place(s.path, {"latest": None}) for s in spec.state}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
     scope |= {
         "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
         "run": {"id": "RUN", "recipe": found.plan.recipe},
         "step": {"id": node.id, "key": "KEY"},
     }
     try:
-        made = launch.render(detail, scope, python="python")
+        made = launch.render(spec, scope, python="python")
     except CannotRun:
         return as_written, files_as_written
     files = {path: data.decode(errors="replace") for path, data in made.files.items() if path != launch.SHIM}

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ..language.units import about
 from ..planning.judge import FRESH, RESTORE
-from ..planning.plan import TEMPORARY, UNCACHED
+from ..planning.plan import UNCACHED
+from ..planning.step import TEMPORARY
 from ..storage.files import Content
 from ..storage.remote_cache import Sharing, Tally
 from ..storage.store import Trace
@@ -23,7 +24,7 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
             continue
         trace = ws.store.trace(key)
         if trace is not None:
-            answer.append((trace, frozenset(name for name, _, flags in node.outputs if flags & TEMPORARY)))
+            answer.append((trace, frozenset(output.name for output in node.outputs if output.flags & TEMPORARY)))
     return answer
 
 
@@ -34,7 +35,7 @@ def pull(ws: Workspace, sharing: Sharing, found: Survey, progress: Callable[[str
         made = found.made.get(n)
         if made is None or not made.ok or found.verdicts[n].key is None:
             continue
-        temporary = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        temporary = {output.name for output in node.outputs if output.flags & TEMPORARY}
         wanted = [Content(content) for name, content in made.outputs.items() if name not in temporary and not ws.objects.has(Content(content))]
         if wanted:
             begun = sharing.remote.received

@@ -382,9 +382,9 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
         for pattern in node.code:
             if (node.home, pattern) not in facts.code:
                 facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs)
-        for _, kind, address, *only in node.takes:
-            if (kind, address, *only) not in facts.takes:
-                facts.takes[kind, address, *only] = _identity(ws, kind, address, only, update=request.update)
+        for source in node.takes:
+            if source.asked not in facts.takes:
+                facts.takes[source.asked] = _identity(ws, source.kind, source.address, source.only, update=request.update)
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
             facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
     facts.files = dict(ws.cache.contents(wanted))
@@ -403,7 +403,7 @@ class _Theirs:
 
     @cached_property
     def _makes(self) -> Makes:
-        return Makes(node.prefix + path for node in self._plan.nodes for _, path, _ in node.outputs)
+        return Makes(node.prefix + output.path for node in self._plan.nodes for output in node.outputs)
 
     def matches(self, dep: str) -> list[str]:
         """What a glob of `deps` matches, sorted."""
@@ -479,7 +479,7 @@ def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[
     base = out_dir(ws, plan, library, request)
     head = "" if base == ws.root else f"{base}/"
     places: dict[int, list[tuple[str, str]]] = {}
-    for n, output, path, _ in plan.publish:
+    for n, output, path, _name in plan.publish:
         places.setdefault(n, []).append((output, head + path))
     return places
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, RecipeError
 from ..planning.judge import FRESH, MAYBE, SKIPPED
-from ..planning.plan import DIRECTORY, NONEMPTY, OPTIONAL, SELECT, UNCACHED
+from ..planning.plan import SELECT, UNCACHED
+from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage import objects
 from ..storage.garbage import Garbage
 from ..storage.store import Made, Published, Trace

@@ -68,7 +68,7 @@ def edges(found: Plan) -> set[str]:
 
 
 def author(found: Plan, id: str) -> dict[str, Any]:
-    image = found.details()[found.index[id]]["author"]
+    image = found.specs()[found.index[id]].author
     assert isinstance(image, dict)
     return image
 
@@ -87,7 +87,7 @@ steps:
   first: {run: "echo > f", outputs: {o: f}}
 """)
     assert edges(found) == {"first -> last"} and [n.id for n in found.nodes] == ["first", "last"]
-    assert node(found, "last").upstream == [[0, "o", "f", ""]]
+    assert node(found, "last").upstream == [(0, "o", "f", "")]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_glob_below_an_output_is_expanded_once_its_files_are_known() -> None:
         "each[f=parts%2F2.txt] -> merge",
         "each[f=parts%2F1.txt] -> dep",
     }
-    assert node(found, "each[f=parts%2F1.txt]").upstream == [[found.index["split"], "parts", "parts/1.txt", "1.txt"]]
+    assert node(found, "each[f=parts%2F1.txt]").upstream == [(found.index["split"], "parts", "parts/1.txt", "1.txt")]
 
 
 def test_an_axis_over_the_outputs_of_a_matrix_is_one_instance_an_output() -> None:
@@ -371,7 +371,7 @@ steps:
 
 def test_a_state_may_be_named_by_the_matrix() -> None:
     found = plan('steps: {a: {matrix: {n: [1, 2]}, run: "x {{ state.s }}", state: {s: {path: "st/{{ matrix.n }}"}}, outputs: {o: "{{ matrix.n }}"}}}')
-    assert [detail["state"][0][1] for detail in found.details()] == ["st/1", "st/2"]
+    assert [spec.state[0].path for spec in found.specs()] == ["st/1", "st/2"]
     assert author(found, "a[n=2]")["reads"]["state.s"] == "st/2"
 
 
@@ -388,7 +388,7 @@ steps:
 def test_select_stands_between_the_instances_and_who_uses_the_best() -> None:
     found = plan(SWEEP % "")
     assert edges(found) == {"train[n=1] -> best", "train[n=2] -> best", "best -> use"}
-    assert node(found, "use").upstream == [[found.index["best"], "model", "best/model.bin", ""]]
+    assert node(found, "use").upstream == [(found.index["best"], "model", "best/model.bin", "")]
 
 
 def test_a_select_with_a_false_when_is_skipped_with_what_mentions_it() -> None:
@@ -423,7 +423,7 @@ def into(found: Plan, step: str) -> set[str]:
 def test_select_takes_a_step_of_a_recipe_that_a_matrix_uses() -> None:
     found = plan(OVER % "s/train", inner=SWEPT)
     assert into(found, "best") == {"s[n=1]/train", "s[n=2]/train"} and into(found, "use") == {"best"}
-    assert node(found, "use").upstream == [[found.index["best"], "model", "best/model.bin", ""]]
+    assert node(found, "use").upstream == [(found.index["best"], "model", "best/model.bin", "")]
 
 
 def test_select_reaches_into_a_recipe_that_is_used_by_one_that_is_used() -> None:
@@ -443,7 +443,7 @@ def test_all_instances_compete_where_there_is_a_matrix_inside_a_matrix() -> None
 def test_the_best_of_a_recipe_competes_with_the_best_of_another_instance() -> None:
     found = plan(OVER % "s/best", inner=WITHIN + "  best: {select: train, min: loss}\n")
     assert into(found, "best") == {"s[n=1]/best", "s[n=2]/best"}
-    assert node(found, "use").upstream == [[found.index["best"], "model", "best/model.bin", ""]]
+    assert node(found, "use").upstream == [(found.index["best"], "model", "best/model.bin", "")]
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ steps:
   b: {run: x, when: "{{ steps.a.metrics.loss < 1 }}"}
 """)
     assert node(found, "b").flags & WHEN_LATE and edges(found) == {"a -> b"}
-    assert node(found, "b").late == [[0, "loss", ""]]
+    assert node(found, "b").late == [(0, "loss", "")]
 
 
 @pytest.mark.parametrize("value", ['"yes"', "'{{ inputs.n }}'", "\"{{ 'x' }}\""])
@@ -561,8 +561,8 @@ def test_a_used_recipe_lies_below_its_step() -> None:
         inner=INNER,
     )
     assert edges(found) == {"d -> sft/prepare", "sft/prepare -> sft/train", "sft/train -> e"}
-    assert node(found, "e").upstream == [[found.index["sft/train"], "model", "sft/m.bin", ""]]
-    assert node(found, "sft/prepare").upstream == [[found.index["d"], "o", "inputs/data/data", ""]]
+    assert node(found, "e").upstream == [(found.index["sft/train"], "model", "sft/m.bin", "")]
+    assert node(found, "sft/prepare").upstream == [(found.index["d"], "o", "inputs/data/data", "")]
     assert ["sft/m.bin" in item for item in found.publish].count(True) == 1
 
 
@@ -576,7 +576,7 @@ def test_presets_reach_used_recipes_that_have_one_of_that_name_before_with() -> 
     text = "presets: {smoke: {}, other: {}}\nsteps: {u: {uses: ./inner.yaml%s, with: {data: ./d%s}}}"
 
     def epochs(preset: str | None, own: str = "", given: str = "") -> object:
-        return plan(text % (own, given), preset=preset, inner=INNER).details()[1]["scope"]["inputs"]["epochs"]
+        return plan(text % (own, given), preset=preset, inner=INNER).specs()[1].names.inputs["epochs"]
 
     assert epochs(None) == 3 and epochs("smoke") == 1 and epochs("other") == 3
     assert epochs("smoke", ", preset: tiny") == 2 and epochs(None, ", preset: tiny") == 2
@@ -587,7 +587,7 @@ def test_a_secret_is_handed_on_by_name() -> None:
     found = plan(
         'inputs: {mine: {type: secret, env: MINE}}\nsteps: {u: {uses: ./inner.yaml, with: {data: ./d, token: "{{ inputs.mine }}"}}}', inner=INNER
     )
-    assert found.details()[0]["secrets"] == [["token", "HF_TOKEN", "MINE", False]]
+    assert found.specs()[0].secrets == [("token", "HF_TOKEN", "MINE", False)]
 
 
 def test_uses_may_be_a_matrix_and_nested() -> None:
@@ -608,13 +608,13 @@ def test_resources_beside_uses_put_a_recipe_on_another_machine() -> None:
     middle = "resources: {gpus: 1, gpu_memory: 24GB}\npresets: {smoke: {resources: {gpus: 0}}, big: {resources: {gpus: 8}}}\nsteps: {t: {run: x, resources: {disk: 1GB}}}"
     mine = "presets: {smoke: {}}\nsteps: {u: {uses: ./middle.yaml, resources: {gpu: T4, gpu_memory: 16GB}PRESET}}"
     asked = {"gpus": 1, "gpu": "T4", "gpu_memory": 16 * 10**9, "disk": 10**9}
-    assert plan(mine.replace("PRESET", ""), middle=middle).details()[0]["resources"] == asked
-    assert plan(mine.replace("PRESET", ", preset: big"), middle=middle).details()[0]["resources"] == {**asked, "gpus": 8}
-    assert plan(mine.replace("PRESET", ""), preset="smoke", middle=middle).details()[0]["resources"]["gpus"] == 0
+    assert plan(mine.replace("PRESET", ""), middle=middle).specs()[0].resources.asked == asked
+    assert plan(mine.replace("PRESET", ", preset: big"), middle=middle).specs()[0].resources.asked == {**asked, "gpus": 8}
+    assert plan(mine.replace("PRESET", ""), preset="smoke", middle=middle).specs()[0].resources.gpus == 0
     four = mine.replace("gpu: T4", "gpus: 4")
-    assert plan(four.replace("PRESET", ", preset: big"), middle=middle).details()[0]["resources"]["gpus"] == 4
+    assert plan(four.replace("PRESET", ", preset: big"), middle=middle).specs()[0].resources.gpus == 4
     outer = "steps: {v: {uses: ./mine.yaml, resources: {gpus: 2}}}"
-    assert plan(outer, mine=mine.replace("PRESET", ""), middle=middle).details()[0]["resources"] == {**asked, "gpus": 2}
+    assert plan(outer, mine=mine.replace("PRESET", ""), middle=middle).specs()[0].resources.asked == {**asked, "gpus": 2}
 
 
 def test_recipes_that_use_each_other_are_a_cycle() -> None:
@@ -675,13 +675,13 @@ steps: {a: {run: "x {{ inputs.workers }} {{ inputs.steps_max }}", state: {s: {}}
 """
     one, two, three = plan(text), plan(text, {"workers": 8}), plan(text, {"steps_max": 9})
     assert one.nodes[0].author == two.nodes[0].author != three.nodes[0].author
-    assert one.details()[0]["continues"] == {"steps_max": 1} and two.details()[0]["scope"]["inputs"]["workers"] == 8
+    assert one.specs()[0].continues == {"steps_max": 1} and two.specs()[0].names.inputs["workers"] == 8
 
 
 def test_a_plan_survives_its_text() -> None:
     found = plan(LATE, globs={"split/parts:*.txt": ("1.txt",)})
     again = Plan.load("".join(found.dump()))
-    assert again.nodes == found.nodes and again.details() == found.details() and again.publish == found.publish
+    assert again.nodes == found.nodes and again.specs() == found.specs() and again.publish == found.publish
 
 
 def test_a_value_that_no_shell_can_take_is_told_before_anything_runs() -> None:

@@ -180,7 +180,7 @@ steps:
     assert left(found, facts, Made(True, {}, {"loss": 1})) == {"m[n=1]": SKIPPED, "m[n=2]": RUN, "all": RUN}
     assert set(left(found, facts, Made(True, {}, {"loss": 5})).values()) == {SKIPPED}
     made = {0: NOTHING, 1: NOTHING, 2: Made(True, {"o": "f:1"}, {})}
-    scope = scope_of(found.details()[3], found, 3, made)
+    scope = scope_of(found.specs()[3], found, 3, made)
     assert scope["steps"]["m"]["o"] == ["m2"]
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from runner.errors import CannotRun
 from runner.hosts.launch import render
+from runner.planning.step import StepSpec
 
 SCOPE: dict[str, Any] = {
     "inputs": {"n": 3, "name": "it's"},
@@ -20,8 +21,8 @@ SCOPE: dict[str, Any] = {
 }
 
 
-def step(**parts: Any) -> dict[str, Any]:
-    return {"env": {}, "files": {}, "accelerate": None, "run": ["true"], "shell": "sh", **parts}
+def step(**parts: Any) -> StepSpec:
+    return StepSpec("r@1", "s", {}, run=["true"])._replace(**parts)
 
 
 def test_an_argument_is_one_word_whatever_it_holds() -> None:

@@ -8,20 +8,21 @@ import pytest
 
 from runner.advice.tool_settings import Origin, Settings, Unknown, of_inputs, of_tree, of_words, scalar, words
 from runner.language.template import Place
+from runner.planning.step import StepSpec
 
 NAMES = {"save_every": ["save_steps", "checkpointing_steps", "save.save_every"], "max_steps": ["max_train_steps"]}
 
 
-def step(run: Any = None, accelerate: Any = None) -> dict[str, Any]:
-    return {"run": run, "accelerate": accelerate}
+def step(run: Any = None, accelerate: Any = None) -> StepSpec:
+    return StepSpec("r@1", "s", {}, run=run, accelerate=accelerate)
 
 
 def scope(**inputs: Any) -> dict[str, Any]:
     return {"inputs": inputs, "outputs": {"o": "out"}, "steps": {}, "state": {"c": Place("state/c", {"latest": None})}}
 
 
-def told(detail: dict[str, Any], **inputs: Any) -> Settings:
-    return Settings(of_words(words(detail, scope(**inputs))), NAMES)
+def told(spec: StepSpec, **inputs: Any) -> Settings:
+    return Settings(of_words(words(spec, scope(**inputs))), NAMES)
 
 
 @pytest.mark.parametrize(

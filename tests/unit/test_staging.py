@@ -7,7 +7,8 @@ from pathlib import Path
 
 from runner.hosts.scrap import Scrap
 from runner.hosts.staging import Attempt
-from runner.planning.plan import DIRECTORY, Node
+from runner.planning.plan import Node
+from runner.planning.step import DIRECTORY
 from runner.storage.files import Changed, Content, DigestCache
 from runner.storage.objects import Objects
 

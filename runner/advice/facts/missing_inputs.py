@@ -21,11 +21,20 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     wrong += [(unspelled(pattern)[0], "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
     if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
         wrong.append((node.lock, absent))
-    for _, kind, address, *only in node.takes:
-        if kind == "path" and facts.takes.get((kind, address, *only)) is None:
-            wrong.append((address, absent))
-        elif kind == "path" and only and ws.absolute(address).is_dir() and not wanted(str(ws.absolute(address)), only):
-            wrong.append((address, f"holds no {' or '.join(only)}"))
-        elif kind == "path" and (path := ws.absolute(address)).is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
-            wrong.append((address, "is an empty folder"))
+    for source in node.takes:
+        if source.kind == "path" and facts.takes.get(source.asked) is None:
+            wrong.append((source.address, absent))
+        elif (
+            source.kind == "path"
+            and source.only
+            and ws.absolute(source.address).is_dir()
+            and not wanted(str(ws.absolute(source.address)), source.only)
+        ):
+            wrong.append((source.address, f"holds no {' or '.join(source.only)}"))
+        elif (
+            source.kind == "path"
+            and (path := ws.absolute(source.address)).is_dir()
+            and not any(files for _, _, files in os.walk(path, followlinks=True))
+        ):
+            wrong.append((source.address, "is an empty folder"))
     return wrong

@@ -129,7 +129,12 @@ def as_json(found: Survey) -> dict[str, Any]:
     """Every node and edge, nothing collapsed."""
     plan = found.plan
     nodes = [
-        {"id": node.id, "answer": found.verdicts[n].answer, "key": found.verdicts[n].key, "outputs": {name: path for name, path, _ in node.outputs}}
+        {
+            "id": node.id,
+            "answer": found.verdicts[n].answer,
+            "key": found.verdicts[n].key,
+            "outputs": {output.name: output.path for output in node.outputs},
+        }
         for n, node in enumerate(plan.nodes)
     ]
     edges = [[plan.nodes[need].id, node.id] for n, node in enumerate(plan.nodes) for need in sorted(plan.needs(n))]

@@ -129,7 +129,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
 
 def _reckoned(ws: Workspace, found: Survey) -> dict[int, Reckoned]:
     """Memory and time of the steps that may run and train on GPUs."""
-    if not any(detail.get("resources", {}).get("gpus") for detail in found.plan.details()):
+    if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}
     from ...advice import estimates
 
@@ -163,7 +163,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[st
                 "key": verdict.key,
                 "reasons": why[n],
                 "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
-                "outputs": {name: path for name, path, _ in node.outputs},
+                "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in reckoned else None,
                 "conflicts": list(verdict.conflicts),
                 "memory": reckoned[n].as_json() if n in reckoned else None,

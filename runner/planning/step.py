@@ -1,0 +1,196 @@
+"""The parts of a step as types: what judging it reads, and what doing it reads.  A compiled plan stores them as JSON arrays.
+
+Judging a step (`plan.Node`) needs its outputs, sources and upstream; doing it needs a `StepSpec`, which a run with nothing to do never reads.
+Templates in a StepSpec stay unrendered until an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from ..language.values import Leaf, Tree
+
+NOTHING: Final[dict[str, Any]] = {}
+"""The default of every mapping below; never written to."""
+
+# Flags of an output.
+OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
+
+
+class OutputSpec(NamedTuple):
+    """A path that a step makes, relative to its attempt."""
+
+    name: str
+    path: str
+    flags: int
+
+
+class Source(NamedTuple):
+    """An input that comes from outside the plan: a caller's path, a model, a dataset."""
+
+    name: str  # its path in the attempt
+    kind: str  # path, hf, s3, gs, https or stream
+    address: str
+    only: Sequence[str]  # globs of the files that are wanted; empty: all
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What its identity is looked up by."""
+        return (self.kind, self.address, *self.only)
+
+
+class Upstream(NamedTuple):
+    """An output of another step that a step reads."""
+
+    producer: int
+    output: str
+    name: str  # its path in the attempt
+    below: str  # a path below the output, or ""
+
+
+class LateValue(NamedTuple):
+    """A metric of another step that a step reads."""
+
+    producer: int
+    metric: str
+    name: str  # its name in the key, or "" when it is no part of the key
+
+
+class Publication(NamedTuple):
+    """An output that is shown in the workspace."""
+
+    step: int
+    output: str
+    path: str
+    name: str  # its name among the recipe's outputs, or ""
+
+
+class SecretSpec(NamedTuple):
+    """A secret that a step gets as an environment variable."""
+
+    input: str
+    variable: str  # in the step's environment
+    source: str  # the caller's environment variable that holds it
+    required: bool
+
+
+class StateSpec(NamedTuple):
+    """A path that a step may leave half-done: its checkpoints."""
+
+    name: str
+    path: str
+    checkpoint: str | None  # the glob of one checkpoint below the path
+    every: float | None  # seconds between downloads of new checkpoints from another host
+    keep: int | None  # how many checkpoints are kept
+
+
+class SyncSpec(NamedTuple):
+    """An output that is downloaded while its step still runs."""
+
+    output: str
+    every: float  # seconds
+
+
+class GitSpec(NamedTuple):
+    """Code pinned by commit."""
+
+    url: str
+    commit: str
+    at: str  # the folder in the attempt
+
+
+class MetricsSpec(NamedTuple):
+    """Where a step reports its metrics: a file, or a pattern over its log; neither: the file that $RECIPE_METRICS names."""
+
+    file: str | None
+    pattern: str | None
+
+
+class SelectSpec(NamedTuple):
+    """Which instance of a matrix a `select` step takes."""
+
+    metric: str
+    best: str  # min or max
+
+
+class ResourceSpec(NamedTuple):
+    """What a step asks of a host.  Memory and disk in bytes; None: it does not say."""
+
+    cpus: float | None = None
+    memory: int | None = None
+    gpus: int | None = None
+    gpu: str | None = None
+    gpu_memory: int | None = None
+    disk: int | None = None
+    pools: Mapping[str, float] = NOTHING
+
+    @property
+    def asked(self) -> dict[str, object]:
+        """What it says, by name: the form that stands in a key."""
+        return {name: value for name, value in self._asdict().items() if value is not None and (name != "pools" or value)}
+
+    @property
+    def room(self) -> dict[str, float]:
+        """What it takes of a host's cpus, gpus and bytes of memory."""
+        takes = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
+        return {name: float(amount) for name, amount in takes if amount}
+
+
+class Names(NamedTuple):
+    """What the templates of a step may read, before an attempt: by namespace."""
+
+    inputs: Mapping[str, Any]
+    steps: Mapping[str, Mapping[str, Any]]
+    outputs: Mapping[str, str]
+    matrix: Mapping[str, Any]
+
+
+Author: TypeAlias = "Mapping[str, Any]"
+"""The author's half of a key, before it is hashed: what the recipe says of a step."""
+
+
+class StepSpec(NamedTuple):
+    """What a step does.  Times are in seconds."""
+
+    recipe: str
+    step: str
+    author: Author
+    resources: ResourceSpec = ResourceSpec()
+    select: SelectSpec | None = None
+    run: str | Sequence[Tree] | None = None
+    accelerate: Mapping[str, Tree] | None = None
+    shell: str = "sh"
+    files: Mapping[str, Tree] = NOTHING
+    env: Mapping[str, Leaf] = NOTHING
+    pass_env: Sequence[str] = ()
+    secrets: Sequence[SecretSpec] = ()
+    image: str | None = None
+    git: Sequence[GitSpec] = ()
+    names: Names = Names({}, {}, {}, {})
+    sync: Sequence[SyncSpec] = ()
+    state: Sequence[StateSpec] = ()
+    continues: Mapping[str, Any] = NOTHING
+    retries: int = 0
+    preemptions: int = 0
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    metrics: MetricsSpec | None = None
+    when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
+    nodes: int | str = 1
+
+    @classmethod
+    def load(cls, row: Sequence[Any]) -> StepSpec:
+        """From its JSON array."""
+        spec = cls._make(row)
+        return spec._replace(
+            resources=ResourceSpec._make(spec.resources),
+            select=SelectSpec._make(spec.select) if spec.select else None,
+            secrets=[SecretSpec._make(each) for each in spec.secrets],
+            git=[GitSpec._make(each) for each in spec.git],
+            names=Names._make(spec.names),
+            sync=[SyncSpec._make(each) for each in spec.sync],
+            state=[StateSpec._make(each) for each in spec.state],
+            metrics=MetricsSpec._make(spec.metrics) if spec.metrics else None,
+        )
