@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
+from ...reading import whole
 
 if TYPE_CHECKING:
     from ..drafting import Draft
@@ -161,7 +162,7 @@ def _read(source: Path) -> Script:
     from .. import scripts
 
     try:
-        return scripts.read(source.read_text("utf-8"))
+        return scripts.read(whole(source).decode("utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{source.name}:{line}" if line else source.name
