@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, RecipeError
-from ..planning.judge import FRESH, MAYBE, SKIPPED
+from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage import objects
@@ -100,24 +100,28 @@ def examined(ws: Workspace, rows: Iterable[Published]) -> list[Shown]:
 
 
 def stale(ws: Workspace, found: Survey) -> list[Published]:
-    """What this recipe has published and no step of its plan makes any more.
+    """What earlier runs of this recipe left and its plan does not make: no step has that path, or its step is skipped, or did not make it this time.
 
-    Results of a library recipe under other inputs have folders of their own, those of `--out` are where they were asked for: neither is stale.
-    Nor is what a skipped step made.  While a matrix waits for its files, only steps that the plan has are asked.
+    Results of a library recipe under other inputs have folders of their own, those of `--out` are where they were asked for, what was adopted is the
+    caller's: none is stale.  Nor is what a step may make that has not run yet.  While a matrix waits for its files, only steps in the plan count.
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    places = {path for targets in found.places.values() for _, path in targets}
+    places = {path for n, targets in found.places.items() for output, path in targets if _makes(found.verdicts[n], output)}
     around = {parent for path in places for parent in _parents(path)}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
-    skipped = {node.id for n, node in enumerate(found.plan.nodes) if found.verdicts[n].answer == SKIPPED}
     rows = []
     for path, row in sorted(ws.store.published(found.plan.recipe).items()):
         here = path.startswith(head) if head else not path.startswith("/")
-        told = row.step not in skipped and (not found.plan.pending or row.step.partition("[")[0] in known)
-        if here and told and path not in places and path not in around and not any(parent in places for parent in _parents(path)):
+        certain = row.run and (not found.plan.pending or row.step.partition("[")[0] in known)
+        if here and certain and path not in places and path not in around and not any(parent in places for parent in _parents(path)):
             rows.append(row)
     return rows
+
+
+def _makes(verdict: Verdict, output: str) -> bool:
+    """Whether a step leaves this output, as far as that is known."""
+    return verdict.made is None or output in verdict.made.outputs
 
 
 def demand_quiet(ws: Workspace, recipe: str) -> None:

@@ -90,10 +90,42 @@ def test_clean_stale_removes_only_what_no_step_makes(letters: Space, recipe: Rec
     assert paths(letters) == ["data.txt", "n.txt", "recipe.yaml", "set/a", "set/b", "text.txt"] and recipe("status").code == 0
 
 
-def test_what_a_skipped_step_made_is_not_stale(space: Space, recipe: Recipe) -> None:
-    space.recipe("inputs: {e: {type: boolean, default: true}}\nsteps: {a: {run: 'touch o', when: '{{ inputs.e }}', outputs: {o: o}}}")
+LEFT = {
+    "an optional output": "steps: {a: {run: 'if {{ inputs.e }}; then echo o > o; fi', outputs: {o: {path: o, optional: true}}}}",
+    "a skipped step": "steps: {a: {run: 'echo o > o', when: '{{ inputs.e }}', outputs: {o: o}}}",
+    "one that a metric skips": """steps:
+  m: {run: 'printf "{\\"e\\": %s}" {{ inputs.e }} > $RECIPE_METRICS', metrics: true}
+  a: {run: 'echo o > o', when: '{{ steps.m.metrics.e }}', outputs: {o: o}}""",
+}
+
+
+@pytest.mark.parametrize("steps", LEFT.values(), ids=LEFT)
+def test_what_is_not_made_this_time_is_stale(space: Space, recipe: Recipe, steps: str) -> None:
+    space.recipe(f"inputs: {{e: {{type: boolean, default: true}}}}\n{steps}")
     space.run()
-    assert recipe("clean", "--stale", "e=false").out == "" and (space.root / "o").exists()
+    assert json.loads(recipe("status", "--json").out)["recipes"][0]["stale"] == []
+    space.run({"e": False})
+    assert "left by earlier runs" in recipe("status", "e=false").out and "  o\n" in recipe("status", "e=false").out
+    assert recipe("clean", "--stale", "-n", "e=false").out == "would remove o\n" and recipe("clean", "--stale", "e=true").out == ""
+    space.write("o", "mine")
+    assert recipe("clean", "--stale", "e=false").out == "" and space.read("o") == "mine"
+    space.write("o", "o\n")
+    assert recipe("clean", "--stale", "e=false").out == "removed o\n" and not (space.root / "o").exists()
+    assert space.run() == [] and space.read("o") == "o\n", "what was removed is stored"
+
+
+def test_what_may_still_be_made_is_not_stale(space: Space, recipe: Recipe) -> None:
+    space.recipe(f"inputs: {{e: {{type: boolean, default: true}}}}\n{LEFT['an optional output']}")
+    space.run()
+    assert recipe("clean", "--stale", "e=false").out == "" and (space.root / "o").exists(), "whether it is made is not known before its step ran"
+
+
+def test_what_was_adopted_is_not_stale(space: Space, recipe: Recipe) -> None:
+    space.recipe("steps: {a: {run: 'touch o', outputs: {o: o}}}")
+    space.write("o", "mine")
+    assert recipe("adopt", "a").code == 0
+    space.recipe("steps: {b: {run: 'touch p', outputs: {p: p}}}")
+    assert recipe("clean", "--stale").out == "" and space.read("o") == "mine"
 
 
 def test_a_published_file_that_became_a_link_or_a_pipe_is_kept(letters: Space, recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
 from ...paths import shipped
+from ...reading import whole
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _read(source: Path) -> Script:
     from .. import scripts
 
     try:
-        return scripts.read(source.read_text("utf-8"))
+        return scripts.read(whole(source).decode("utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{source.name}:{line}" if line else source.name

@@ -23,7 +23,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("run", "what a run would do, and every reason (= run -n)"),
     "run": ("run", "run what is not fresh"),
     "why": ("why", "why a step would run, or what changed between two runs of it"),
-    "status": ("status", "what is fresh, what is not, and files that no step makes any more"),
+    "status": ("status", "what is fresh, what is not, and files of earlier runs that are not made now"),
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
     "runs": ("history", "earlier runs"),
     "logs": ("history", "what a run or one of its steps printed"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import RecipeError
 from ...language import library
+from ...reading import whole
 from ..tail import shown
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def locked(recipe: Recipe) -> dict[str, str]:
     found = {}
     for name in locks(recipe):
         try:
-            text = Path(recipe.document.name).parent.joinpath(name).read_text("utf-8")
+            text = whole(Path(recipe.document.name).parent.joinpath(name)).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             continue  # `recipe plan` says so
         pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""`recipe status`: what is fresh and what is not, files edited by hand or made by no step any more, runs under way or dead.  Changes nothing."""
+"""`recipe status`: what is fresh and what is not, files edited by hand or left by earlier runs, runs under way or dead.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def as_text(told: dict[str, Any], *, all: bool) -> list[str]:
         text += ["edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"]
         text += [f"  {shown(path)}" for path in told["edited"]]
     if told["stale"]:
-        text += ["made by no step any more (`recipe clean --stale` removes them):", *(f"  {shown(path)}" for path in told["stale"])]
+        text += ["left by earlier runs and not made now (`recipe clean --stale` removes them):", *(f"  {shown(path)}" for path in told["stale"])]
     return text
 
 

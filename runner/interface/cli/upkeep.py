@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     if verb == "clean":
         add_words(parser)
-        parser.add_argument("--stale", action="store_true", help="only files that no step makes any more")
+        parser.add_argument("--stale", action="store_true", help="only files that earlier runs left and that are not made now")
         parser.add_argument("--force", action="store_true", help="also what was changed by hand since we put it there")
         parser.epilog = (
             "What is removed stays stored until `recipe gc`: `recipe run` puts it back.\n\n"
