@@ -3,6 +3,7 @@
 # make test    lint, types, and every test; a quarter of an hour. What CI runs
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
+# make house   circles of imports, walls between rooms, sizes: printed, and held to their limits
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew
 # make release accept what the released recipes are now (fixtures/recipes.lock)
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of programs: each module is compiled once, also where the caller's environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test proof lint bench docs release clean
+.PHONY: demo check test proof lint house bench docs release clean
 .DEFAULT_GOAL := test
 
 # torch comes first and alone: what follows then finds the pinned one and brings no other.
@@ -41,7 +42,7 @@ CHECK := tests/unit tests/test_layers.py tests/test_errors.py tests/test_schema_
 check: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --hypothesis-profile check -m 'not slow and not proof' $(CHECK)
 
-test: lint
+test: lint house
 	$(TEST)
 
 # A variable that is set already is obeyed: make proof RECIPE_NINJA_SEQUENCES=5000
@@ -61,6 +62,9 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+house: .venv/.ready
+	$(BIN)/python benchmarks/house.py
 
 .cache/peers/.ready:
 	$(PYTHON) -m venv .cache/peers
