@@ -248,7 +248,9 @@ def objects(root: Path, store: Store) -> Objects:
 def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects: Objects) -> None:
     def put(text: str) -> module.Content:
         (tmp_path / "x").write_text(text)
-        return objects.take(tmp_path / "x")
+        content = objects.take(tmp_path / "x")
+        objects.release(content, str(tmp_path / "x"))
+        return content
 
     old, new, shown, orphan = put("old"), put("new"), put("shown"), put("orphan")
     ids = ["r1", "r2", "r3"]
