@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import objects as artifacts
-from .files import Content, forget_listings
+from .files import Content
+from .listings import forget_listings
 from .objects import Objects
 from .store import FINAL, Store, Trace
 

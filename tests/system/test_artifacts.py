@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runner.errors import Corrupt, Infrastructure
 from runner.storage import objects as artifacts
-from runner.storage.files import Content, DigestCache, scan
+from runner.storage.digest_cache import DigestCache
+from runner.storage.files import Content, scan
 from runner.storage.objects import SMALL, SYNCED, Objects, Seal
 
 SIZES = [0, 1, SMALL, SMALL + 1, SYNCED + 3]
