@@ -32,6 +32,7 @@ from drivers.base import Host, Order, Resources
 from drivers.ssh import Ssh
 from runner.hosts.transfer import Depot
 from runner.storage import files
+from runner.storage.digest_cache import DigestCache
 from tests.servers.sshd import Sshd
 
 SHAPES = {"small": (50_000, 20_000), "medium": (2_000, 2_000_000), "large": (4, 1_000_000_000)}
@@ -71,7 +72,7 @@ class Ours:
     def __init__(self, sshd: Sshd, top: Path) -> None:
         self.driver = Ssh(**sshd.settings())
         self.top = top
-        self.cache = files.DigestCache(top.parent)
+        self.cache = DigestCache(top.parent)
         self.manifests: dict[str, Sequence[files.Entry]] = {}
         self.host = asyncio.run(self._rent())
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
 from ..planning.step import StepSpec
-from . import rule_files
-from . import rules as preflight
+from . import rule_files, rules
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
 from .rules import Facts, Verdict
 from .tool_settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
@@ -52,17 +51,17 @@ def check(
         from ..errors import NotFound, did_you_mean
 
         raise NotFound(f'there is no rule "{strange[0]}"', fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them")
-    rules = [rule for rule in library.rules if rule.id not in allowed]
+    applied = [rule for rule in library.rules if rule.id not in allowed]
     looks = _Looks(ws, found, library, driver, host, current_python)
     verdicts = []
     for n in numbers:
         facts, trains = looks.of(n)
         about = ("training", "step") if trains else ("step",)
-        verdicts.append(preflight.judge([rule for rule in rules if rule.about in about], facts, found.plan.nodes[n].id))
-    whole = [rule for rule in rules if rule.about == "recipe"]
+        verdicts.append(rules.judge([rule for rule in applied if rule.about in about], facts, found.plan.nodes[n].id))
+    whole = [rule for rule in applied if rule.about == "recipe"]
     if whole:
-        verdicts.append(preflight.judge(whole, looks.of(numbers[0])[0]))
-    return preflight.together(verdicts)
+        verdicts.append(rules.judge(whole, looks.of(numbers[0])[0]))
+    return rules.together(verdicts)
 
 
 class _Looks:
@@ -77,7 +76,7 @@ class _Looks:
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
-        self._host = Facts(host or {}, preflight.NEEDS["host"], here)
+        self._host = Facts(host or {}, rules.NEEDS["host"], here)
 
     def of(self, n: int) -> tuple[dict[str, object], bool]:
         """Every namespace for a step, and whether it trains."""
@@ -100,10 +99,10 @@ class _Looks:
         plainly = [word.text for word in line if word.text is not None]
         named = program.called_training([node.id, *plainly[:4]])
         likely = bool(spec.accelerate or spec.state or named)
-        tools = preflight.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
+        tools = rules.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
         step = self._step(n, plainly, tools, configs, broken, code)
-        facts = preflight.world({})
+        facts = rules.world({})
         facts |= {
             "recipe": Facts(self._recipe()),
             "inputs": Facts(inputs),
@@ -112,12 +111,12 @@ class _Looks:
             "model": self._model(settings),
             "host": self._host,
             "environment": self._environment(n),
-            "kept": Facts({}, preflight.NEEDS["kept"], partial(self._kept, n)),
+            "kept": Facts({}, rules.NEEDS["kept"], partial(self._kept, n)),
         }
-        facts["gpu"] = Facts({}, preflight.NEEDS["gpu"], partial(machine.gpu, step, self._host))
-        facts["offer"] = Facts({}, preflight.NEEDS["offer"], partial(machine.offer, self._host))
+        facts["gpu"] = Facts({}, rules.NEEDS["gpu"], partial(machine.gpu, step, self._host))
+        facts["offer"] = Facts({}, rules.NEEDS["offer"], partial(machine.offer, self._host))
         facts["data"] = self._data_of(settings, step)
-        facts["memory"] = Facts({}, preflight.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts))
+        facts["memory"] = Facts({}, rules.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts))
         return facts, trains
 
     def _takes(self, prefix: str) -> dict[str, str]:
@@ -213,17 +212,17 @@ class _Looks:
         told = settings.told("base")
         address = told.value if told is not None else None
         if not isinstance(address, str):
-            return Facts({}, "the name of the model" if address is None else preflight.NEEDS["model"])
+            return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
         if address not in self._models:
             gather = partial(model.facts, self._ws.absolute(model.bare(address)), address)
-            self._models[address] = Facts({"address": model.bare(address)}, preflight.NEEDS["model"], gather)
+            self._models[address] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
         return self._models[address]
 
     def _data_of(self, settings: Settings, step: Facts) -> Facts:
         told = settings.told("dataset")
         address = told.value if told is not None else None
         if not isinstance(address, str) or "://" in address:
-            return Facts({}, preflight.NEEDS["data"])
+            return Facts({}, rules.NEEDS["data"])
         longest = settings.told("max_length")
         limit = longest.value if longest is not None else _DEFAULT if step["launcher"] == "trl" else None
         base = settings.told("base")
@@ -231,12 +230,12 @@ class _Looks:
         if key not in self._data:
             tokenizer = self._ws.absolute(model.bare(str(base.value))) if base is not None else None
             gather = partial(data.facts, self._ws.absolute(address), limit if isinstance(limit, int) else None, tokenizer)
-            self._data[key] = Facts({}, preflight.NEEDS["data"], gather)
+            self._data[key] = Facts({}, rules.NEEDS["data"], gather)
         return self._data[key]
 
     def _environment(self, n: int) -> Mapping[str, object]:
         node = self._found.plan.nodes[n]
-        unknown = preflight.NEEDS["environment"]
+        unknown = rules.NEEDS["environment"]
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
             return Facts({}, gather=partial(packages.locked, path)) if path.is_file() else Facts({}, unknown)

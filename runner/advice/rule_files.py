@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Problem
 from ..paths import shipped
-from . import rules as preflight
+from . import rules
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load(homes: Iterable[str] = ()) -> Library:
     from ..language import document
 
     ours = _ours()
-    rules, names, tools = list(ours.rules), dict(ours.names), dict(ours.tools)
+    known, names, tools = list(ours.rules), dict(ours.names), dict(ours.tools)
     for home in homes:
         path = Path(home) / NAME
         read = document.read(path)
@@ -45,10 +45,10 @@ def load(homes: Iterable[str] = ()) -> Library:
             raise Invalid(wrong)
         theirs = _plain(read.value)
         replaced = {each["id"] for each in theirs.get("rules", ())}
-        rules = [*(rule for rule in rules if rule.id not in replaced), *preflight.rules(theirs)]
+        known = [*(rule for rule in known if rule.id not in replaced), *rules.rules(theirs)]
         names |= {name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()}
         tools |= {tool: [*tools.get(tool, ()), *more] for tool, more in theirs.get("tools", {}).items()}
-    return Library(tuple(rules), names, tools)
+    return Library(tuple(known), names, tools)
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +56,7 @@ def _ours() -> Library:
     from ..language import document
 
     tree = _plain(document.read(shipped() / "recipes" / NAME).value)
-    return Library(preflight.rules(tree), tree.get("names", {}), tree.get("tools", {}))
+    return Library(rules.rules(tree), tree.get("names", {}), tree.get("tools", {}))
 
 
 def faults(read: Document) -> list[Problem]:
@@ -75,7 +75,7 @@ def faults(read: Document) -> list[Problem]:
         if rule["id"] in seen:
             wrong.append(read.problem("bad-rule", f'there are two rules "{rule["id"]}"', ("rules", n, "id"), fix="call one of them otherwise"))
         seen.add(rule["id"])
-        for where, error in preflight.faults(rule):
+        for where, error in rules.faults(rule):
             wrong.append(read.problem("bad-rule", str(error), ("rules", n, *where), fix=error.fix, offset=error.offset, length=error.length))
     return wrong
 

@@ -339,10 +339,9 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
     """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
     if not (numbers := concerned(found)):
         return
-    from ..advice import findings
-    from ..advice import preflight as inspect
+    from ..advice import findings, preflight
 
-    verdict = inspect.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
+    verdict = preflight.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
     findings.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":

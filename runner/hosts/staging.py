@@ -18,7 +18,8 @@ from typing import TypeAlias
 from ..errors import CannotRun
 from ..paths import escapes, heads
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
-from ..storage.files import Changed, Content, DigestCache, Unhashable
+from ..storage.digest_cache import DigestCache
+from ..storage.files import Changed, Content, Unhashable
 from ..storage.objects import Objects, delete, overwrite
 from .scrap import Scrap, Spare
 

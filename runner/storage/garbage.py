@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import objects as artifacts
-from .files import Content, forget_listings
-from .objects import Objects
+from .files import Content
+from .listings import forget_listings
+from .objects import Objects, delete_whole
 from .store import FINAL, Store, Trace
 
 _DAY = 86_400.0
@@ -85,7 +85,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
-        artifacts.delete_whole(store.root / "attempts" / name)
+        delete_whole(store.root / "attempts" / name)
     objects.sweep(before=plan.before)
     return freed
 

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import files
-from . import objects as artifacts
 from .bucket import crew, lock
 from .crash import crashpoint
 from .files import Content, Entry
+from .objects import delete
 from .store import Made, Trace
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Remote:
             self._bad.add(_name(content))  # a tree of which something is missing is written anew as a whole
             raise
         finally:
-            artifacts.delete(Path(temporary))
+            delete(Path(temporary))
         return self.received - before
 
     def manifest(self, content: Content) -> list[Entry]:

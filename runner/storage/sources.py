@@ -22,7 +22,7 @@ from drivers import install_line
 from ..digest import of_value
 from ..errors import CannotRun
 from ..reading import whole
-from .files import DigestCache
+from .digest_cache import DigestCache
 from .objects import delete
 from .workspace import Workspace
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
 from ..paths import settings_files
-from .files import Content, DigestCache, no_space
+from .digest_cache import DigestCache
+from .files import Content, no_space
 from .objects import Objects
 from .store import Store, home
 

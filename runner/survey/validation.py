@@ -16,6 +16,7 @@ from ..errors import Invalid, Problem
 from ..language import document as documents
 from ..language import inputs, parse, shell
 from ..language.recipe import Input, Recipe
+from ..language.shell_values import Doubt
 from ..language.values import Tree, Where
 from ..planning.compile import compile_plan
 from .survey import Globs, load_used
@@ -71,7 +72,7 @@ def _scripts(recipe: Recipe) -> Iterator[Problem]:
     if recipe.health is not None:
         commands.append((("health", "run"), recipe.health.run, False))
     for where, command, bash in commands:
-        doubts: list[tuple[Where, shell.Doubt]] = []
+        doubts: list[tuple[Where, Doubt]] = []
         if isinstance(command, str):
             yield from (inputs.misread(recipe.document, where, error) for error in shell.errors(command, bash=bash))
             doubts = [(where, doubt) for doubt in shell.warnings(command, bash)]

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.storage import files
-from runner.storage.files import Content, DigestCache, Unhashable, entries, identity, scan
+from runner.storage import digest_cache, files, listings
+from runner.storage.digest_cache import DigestCache
+from runner.storage.files import Content, Unhashable, entries, identity, scan
 
 OLD = 1_700_000_000_123_456_789
 
@@ -235,7 +236,7 @@ def test_a_content_id_is_a_string_of_kind_and_digest(tmp_path: Path) -> None:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree with a listing, of files that are old."""
-    monkeypatch.setattr(files, "FEW", 20)
+    monkeypatch.setattr(digest_cache, "FEW", 20)
     aged(monkeypatch, 3)
     for n in range(50):
         (tmp_path / f"t/{n % 5}").mkdir(parents=True, exist_ok=True)
@@ -295,11 +296,11 @@ def test_a_listing_whose_tree_is_gone_is_removed(large: Path) -> None:
     cache = known(large)
     cache.content_of("t")
     cache.changes()
-    files.forget_listings(large / "listings", large)
+    listings.forget_listings(large / "listings", large)
     assert len(list((large / "listings").iterdir())) == 1
     (large / "t").rename(large / "elsewhere")
     (large / "listings/other").write_text("no listing")
-    files.forget_listings(large / "listings", large)
+    listings.forget_listings(large / "listings", large)
     assert list((large / "listings").iterdir()) == []
 
 
@@ -337,7 +338,7 @@ def test_a_tree_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits: 
         (tree / str(n % 2)).mkdir(parents=True, exist_ok=True)
         (tree / f"{n % 2}/{n}").write_text("00")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "FEW", few)
+        patch.setattr(digest_cache, "FEW", few)
         patch.setattr(files, "_MANY", few)
         aged(patch, 3)
         cache = known(folder)

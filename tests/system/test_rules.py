@@ -28,7 +28,7 @@ from tests.support import Space
 HOME = shipped()
 RULES = [rule.id for rule in rule_files.load().rules]
 ONLY_ITS_PROVIDER_KNOWS = {"offer-ends-early", "secrets-on-strangers-machines"}
-"""Rules about what no driver tells yet: until when a machine may be had, and whether its owner is known.  Judged in tests/unit/test_preflight.py."""
+"""Rules about what no driver tells yet: until when a machine may be had, and whether its owner is known.  Judged in tests/unit/test_rules_judged.py."""
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 8192}

@@ -15,7 +15,8 @@ import pytest
 from runner.errors import Busy, RecipeError, Unusable
 from runner.storage import files
 from runner.storage import store as module
-from runner.storage.files import DigestCache, scan
+from runner.storage.digest_cache import DigestCache
+from runner.storage.files import scan
 from runner.storage.garbage import collect, garbage
 from runner.storage.objects import Objects
 from runner.storage.store import Made, Published, RunRow, StepRow, Store, Trace, home
@@ -183,7 +184,7 @@ import sys
 from pathlib import Path
 from runner.storage import files
 from runner.storage.objects import Objects
-from runner.storage.files import DigestCache
+from runner.storage.digest_cache import DigestCache
 from runner.storage.store import *
 class Move(NamedTuple):
     subject: str; id: str; before: str; after: str; reason: str = ""; data: dict = {}

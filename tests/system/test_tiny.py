@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt
-from runner.storage.files import Content, DigestCache, scan
+from runner.storage.digest_cache import DigestCache
+from runner.storage.files import Content, scan
 from runner.storage.garbage import collect, garbage
 from runner.storage.objects import TINY, Objects
 from runner.storage.store import RunRow, Store

@@ -1,158 +1,176 @@
-"""Promise: every rule of the library fires on its case and is silent on the other; what is unknown is neither; what is said is whole sentences."""
+"""Promise: facts of models, data, packages and hosts are what their files and answers say; what they do not say is unknown."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
+import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from docs import rulebook
-from runner.advice import rule_files
-from runner.advice import rules as preflight
-from runner.advice.rules import Verdict
-from runner.errors import Invalid
-from runner.language import document
+from runner.advice.facts import machine
+from runner.advice.facts.data import facts as data_facts
+from runner.advice.facts.machine import facts as host_facts
+from runner.advice.facts.model import facts as model_facts
+from runner.advice.facts.packages import locked
+from runner.advice.rules import Facts
 from runner.paths import shipped
 
-HOME = shipped()
-RULES = {rule.id: rule for rule in rule_files.load().rules}
-ASKED = ("recipe", "inputs", "settings", "step", "item")
+FIXTURES = shipped() / "fixtures"
 
 
-@cache
-def cases() -> dict[str, Any]:
-    value = document.read(HOME / "fixtures" / "gotchas" / "cases.yaml").value
-    assert isinstance(value, dict)
-    return value
+def png(path: Path, kind: int = 2) -> None:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, kind, 0, 0, 0)) + chunk(b"IEND", b""))
 
 
-def judged(id: str, facts: dict[str, Any]) -> Verdict:
-    return preflight.judge([RULES[id]], preflight.world(facts), "train")
+def rows(path: Path, *items: Any) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
 
 
-def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
-    assert set(cases()) == set(RULES)
-    assert all(set(case) == {"fires", "silent"} for case in cases().values())
-
-
-@pytest.mark.parametrize("id", RULES)
-def test_the_rule_fires_on_its_case_and_says_what_to_do(id: str) -> None:
-    verdict = judged(id, cases()[id]["fires"])
-    assert [finding.rule.id for finding in verdict.findings] == [id] and verdict.unchecked == ()
-    finding = verdict.findings[0]
-    assert finding.message != RULES[id].title, "the message reads a fact that its case does not tell"
-    for text in (finding.message, finding.remedy):
-        assert len(text) > 10 and "None" not in text and "null" not in text
-    for values in finding.fix.values():
-        assert all(value is not None for value in values.values())
-
-
-@pytest.mark.parametrize("id", RULES)
-def test_the_rule_is_silent_on_the_other_case(id: str) -> None:
-    assert judged(id, cases()[id]["silent"]) == Verdict()
-
-
-@pytest.mark.parametrize("id", [id for id in RULES if set(cases().get(id, {}).get("fires", {})) - set(ASKED)])
-def test_without_what_is_hard_to_know_the_rule_is_not_checked_and_says_what_it_needs(id: str) -> None:
-    known = {name: value for name, value in cases()[id]["fires"].items() if name in ASKED}
-    verdict = judged(id, known)
-    assert verdict.findings == ()
-    assert next(each.why for each in verdict.unchecked).startswith("needs ")
-
-
-@pytest.mark.parametrize("id", RULES)
-def test_a_setting_of_another_kind_is_no_crash(id: str) -> None:
-    facts = cases()[id]["fires"]
-    odd = {name: "odd" if isinstance(value, (int, float)) else 3 for name, value in facts.get("settings", {}).items()}
-    judged(id, {**facts, "settings": odd})
-
-
-def test_the_rules_are_what_the_schema_says() -> None:
-    assert rule_files.faults(document.read(HOME / "recipes" / "gotchas.yaml")) == []
-    assert len(RULES) >= 52
-
-
-def test_every_key_of_the_schema_is_described_and_used() -> None:
-    import json
-
-    schema = json.loads((HOME / "schemas" / "gotchas.schema.json").read_text())
-    properties = {**schema["properties"], **schema["$defs"]["rule"]["properties"]}
-    properties |= schema["$defs"]["rule"]["properties"]["fix"]["properties"]
-    assert all(part.get("description") for part in properties.values())
-    text = (HOME / "recipes" / "gotchas.yaml").read_text()
-    assert [name for name in properties if not re.search(rf"\b{name}:", text)] == []
-
-
-def test_the_page_of_rules_is_what_the_rules_say() -> None:
-    page = (HOME / "docs" / "preflight.md").read_text("utf-8")
-    assert rulebook.refreshed(page) == page, "write it anew: python -m docs.generate"
-
-
-def test_the_page_tells_every_name_that_a_rule_may_ask_for() -> None:
-    page = (HOME / "docs" / "preflight.md").read_text("utf-8")
-    for namespace, fields in preflight.FIELDS.items():
-        row = next(line for line in page.splitlines() if line.startswith(f"| `{namespace}` |"))
-        assert [name for name in fields if f"`{name}`" not in row] == [], namespace
-
-
-def test_a_finding_of_several_steps_is_said_once() -> None:
-    one = judged("rendezvous-ports", {"step": {"nodes": 2}})
-    assert len(preflight.together([one, one]).findings) == 1
-    errors_first = preflight.together([one, judged("resume-true", cases()["resume-true"]["fires"])])
-    assert [finding.rule.severity for finding in errors_first.findings] == ["error", "note"]
-
-
-def test_a_rule_that_fired_for_one_step_is_not_unchecked_because_of_another() -> None:
-    fired = judged("small-shm", cases()["small-shm"]["fires"])
-    asked = judged("small-shm", {"step": {"processes": 2}})
-    assert preflight.together([asked, fired]).unchecked == ()
-
-
-FILE = """\
-rules:
-  - id: no-mondays
-    severity: error
-    title: A run that begins on a Monday
-    when: "{{ settings.day == 'monday' }}"
-    message: it is {{ settings.day }}
-    remedy: wait for a day
-    evidence: ["everybody knows"]
-"""
+def test_a_models_own_files_are_read() -> None:
+    facts = model_facts(FIXTURES / "tiny-llama", "fixtures/tiny-llama")
+    assert facts["exists"] is True and facts["gated"] is False and facts["vision"] is False
+    assert facts["type"] == "llama" and facts["chat_template"] is True and facts["pad"] == facts["eos"] == "<|endoftext|>"
+    assert facts["adds_bos"] is False and facts["pipeline"] is None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("config", "vision"),
+    [({"model_type": "llama"}, False), ({"model_type": "qwen2_5_vl", "vision_config": {}}, True), ({"text_config": {"vocab_size": 5}, "vision_config": {}}, True)],
+)  # fmt: skip
+def test_a_vision_part_is_seen_in_the_config(tmp_path: Path, config: dict[str, Any], vision: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_facts(tmp_path, str(tmp_path))["vision"] is vision
+
+
+def test_a_tokenizer_that_begins_twice_is_seen(tmp_path: Path) -> None:
+    tokens = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
+    assert model_facts(tmp_path, "x")["adds_bos"] is False
+    after = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"post_processor": after}))
+    facts = model_facts(tmp_path, "x")
+    assert facts["template_bos"] is True and facts["adds_bos"] is True
+
+
+def test_what_is_no_model_here_or_on_the_hub_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert model_facts(tmp_path / "gone", "./gone")["exists"] is False
+    assert "exists" not in model_facts(tmp_path / "a/b", "a/b"), "it may be on the Hub"
+
+
+def test_rows_of_any_kind_have_columns(tmp_path: Path) -> None:
+    talk = {"messages": [{"role": "user", "content": "hi"}]}
+    facts = data_facts(rows(tmp_path / "a.jsonl", talk, talk), None, None)
+    assert (facts["rows"], facts["columns"], facts["conversational"], facts["images"]) == (2, ["messages"], True, 0)
+    (tmp_path / "b.csv").write_text("question,answer\n1,2\n")
+    assert data_facts(tmp_path / "b.csv", None, None)["columns"] == ["question", "answer"]
+    (tmp_path / "c.json").write_text('[{"prompt": "a", "completion": "b"}]')
+    assert data_facts(tmp_path / "c.json", None, None)["columns"] == ["prompt", "completion"]
+
+
+def test_parquet_has_columns(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}), tmp_path / "a.parquet")
+    assert data_facts(tmp_path / "a.parquet", None, None)["columns"] == ["prompt", "chosen", "rejected"]
+
+
+def test_a_broken_file_leaves_its_rows_unknown_and_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{bad\n")
+    facts = data_facts(tmp_path / "a.jsonl", 5, None)
+    assert "columns" not in facts and "size" in facts
+    assert data_facts(tmp_path / "gone", 5, None) == {}
+
+
+def test_rows_longer_than_the_limit_are_counted_in_the_models_own_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    short, long = {"prompt": "a", "completion": "b"}, {"prompt": "a " * 200, "completion": "b"}
+    facts = data_facts(rows(tmp_path / "a.jsonl", short, short, short, long), 50, FIXTURES / "tiny-llama")
+    assert facts["truncated"] == 25.0 and isinstance(facts["longest"], int) and facts["longest"] > 150
+    assert "truncated" not in data_facts(tmp_path / "a.jsonl", 50, tmp_path), "without a tokenizer it is not known"
+    pair = {"prompt": "a", "chosen": "b", "rejected": "a " * 200, "topic": "a " * 900}
+    facts = data_facts(rows(tmp_path / "c.jsonl", pair), 50, FIXTURES / "tiny-llama")
+    assert facts["truncated"] == 100.0 and isinstance(facts["longest"], int) and facts["longest"] < 450, "an answer counts, a note does not"
+    plain = rows(tmp_path / "b.jsonl", {"text": "a " * 500})
+    assert data_facts(plain, 50, FIXTURES / "tiny-llama")["truncated"] == 0.0, "plain text is cut in pieces"
+
+
+def test_heads_of_images_tell_what_trainers_mind(tmp_path: Path) -> None:
+    for name, kind in (("a.png", 2), ("b.png", 6), ("c.png", 2)):
+        png(tmp_path / name, kind)
+    (tmp_path / "c.webp").write_bytes(b"RIFF")
+    (tmp_path / "a.txt").write_text("a caption")
+    facts = data_facts(tmp_path, None, None)
+    assert (facts["images"], facts["captions_missing"], facts["alpha"], facts["odd_formats"], facts["stems_twice"]) == (4, 3, 1, 1, 1)
+    (tmp_path / "metadata.jsonl").write_text("")
+    assert data_facts(tmp_path, None, None)["captions_missing"] == 0
+
+
+def test_a_lock_says_what_will_be_there_and_what_torch_was_built_for(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text("torch==2.13.0+cu128 \\\n    --hash=sha256:00\nflash-attn==2.8.3\nTRL[x]==1.16.0 ; python_version > '3'\n# numpy==1\n")
+    facts = locked(lock)
+    assert facts == {"torch": [2, 13, 0], "flash_attn": [2, 8, 3], "trl": [1, 16, 0], "cuda": 12.8}
+    lock.write_text("torch==2.13.0\nnvidia-cuda-runtime-cu12==12.6.77\n")
+    assert locked(lock)["cuda"] == 12.6
+    toml = tmp_path / "pylock.toml"
+    toml.write_text('[[packages]]\nname = "torch"\nversion = "2.13.0"\n')
+    assert locked(toml) == {"torch": [2, 13, 0], "cuda": None}
+
+
+SAID = b"""\
+root=/r
+cpus=8
+memory=67000000000
+disk=50000000000
+gpu=NVIDIA GeForce RTX 4090, 24564
+gpu=NVIDIA GeForce RTX 4090, 24564
+shm=67108864
+capability=8.9
+gpu_driver=535.161.08
+cuda=12.2
+"""
+
+
+def test_a_hosts_answer_is_read_into_numbers() -> None:
+    facts = host_facts("box", SAID)
+    assert facts == {
+        "name": "box", "gpus": 2, "gpu": "NVIDIA GeForce RTX 4090", "memory": 67.0, "disk": 50.0, "gpu_memory": 25.757, "shm": 0.067,
+        "capability": 8.9, "cuda": 12.2, "driver": [535, 161, 8], "rented": None, "auto_tmux": False,
+    }  # fmt: skip
+
+
+def test_a_host_that_says_nonsense_is_unknown_where_it_does() -> None:
+    facts = host_facts("box", b"shm=lots\ncapability=[N/A]\ncuda=\ngpu_driver=none\nmemory=-1\n\xff\xfe\n")
+    assert facts == {"name": "box", "gpus": 0, "gpu": None, "rented": None, "auto_tmux": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "offer"),
     [
-        ("severity: error", "severity: fatal", "rules.0.severity must be one of error, warning, note"),
-        ("    remedy: wait for a day\n", "", "rules.0 says no remedy"),
-        ("settings.day == 'monday'", "setting.day == 'monday'", "there is no `setting`"),
-        ("settings.day == 'monday'", "settings.day ==", "not an expression"),
-        ("settings.day == 'monday'", "step.gpu_count == 1", "`step` has no `gpu_count`"),
-        ("    remedy:", "    given: [setting.day]\n    remedy:", "there is no `setting`"),
-        ("    remedy:", "    given: [model.vocab]\n    remedy:", "`model` has no `vocab`"),
-        ("    remedy:", "    fix: {settings: {day: '{{ data.colums }}'}}\n    remedy:", "`data` has no `colums`"),
-        ("settings.day == 'monday' }}", "settings.day }} x", "this must be one expression"),
-        ("    evidence: [", "    proof: [", 'has no key "proof"'),
-        ("no-mondays", "No Mondays", "rules.0.id cannot be"),
-        ("rules:", "rule:", 'the file has no key "rule"'),
+        ("box", b"", (None, None, None)),
+        ("box", b"rented=vast\n", ("vast", "direct", True)),
+        ("box", b"rented=vast\nno_tmux=yes\n", ("vast", "direct", False)),
+        ("root@ssh5.vast.ai:12345", b"", ("vast", "direct", True)),
+        ("abc-64410@ssh.runpod.io", b"", ("runpod", "proxy", False)),
+        ("root@1.2.3.4:10022", b"rented=runpod\n", ("runpod", "direct", False)),
+        ("box", b"rented=nobody\n", (None, None, None)),
     ],
 )
-def test_what_is_wrong_with_a_file_of_rules_is_told_with_its_line(old: str, new: str, words: str) -> None:
-    assert rule_files.faults(document.parse(FILE, "gotchas.yaml")) == []
-    found = rule_files.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
-    assert any(words in problem.message for problem in found), [str(problem) for problem in found]
-    assert all(problem.where is not None for problem in found)
-
-
-def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_name(tmp_path: Path) -> None:
-    (tmp_path / "gotchas.yaml").write_text(FILE + FILE.replace("rules:\n", "").replace("no-mondays", "model-missing"))
-    rules = {rule.id: rule for rule in rule_files.load((str(tmp_path),)).rules}
-    assert set(rules) == set(RULES) | {"no-mondays"}
-    assert rules["model-missing"].title == "A run that begins on a Monday"
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "gotchas.yaml").write_text("rules: [{id: x}]\n")
-    with pytest.raises(Invalid):
-        rule_files.load((str(tmp_path / "b"),))
+def test_a_machine_tells_who_rents_it_out(name: str, said: bytes, offer: tuple[object, ...]) -> None:
+    known = machine.offer(Facts(host_facts(name, said), "x"))
+    assert tuple(known[each] for each in ("provider", "ssh", "auto_tmux")) == offer
+    assert ("hours_left" in known) == (offer[0] is None), "how long it may be had, only its provider knows"

@@ -1,109 +1,171 @@
-"""Promise: what a step tells its program is found under one name, whatever the way it is told and whatever the tool calls it."""
+"""Settings files: what is in force, where it comes from, and every mistake in its place."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner.advice.tool_settings import Origin, Settings, Unknown, of_inputs, of_tree, of_words, scalar, words
-from runner.language.template import Place
-from runner.planning.step import StepSpec
+from runner import settings
+from runner.errors import Invalid, NotFound
+from runner.paths import shipped
 
-NAMES = {"save_every": ["save_steps", "checkpointing_steps", "save.save_every"], "max_steps": ["max_train_steps"]}
-
-
-def step(run: Any = None, accelerate: Any = None) -> StepSpec:
-    return StepSpec("r@1", "s", {}, run=run, accelerate=accelerate)
+SCHEMA = json.loads((shipped() / "schemas" / "config.schema.json").read_text())
 
 
-def scope(**inputs: Any) -> dict[str, Any]:
-    return {"inputs": inputs, "outputs": {"o": "out"}, "steps": {}, "state": {"c": Place("state/c", {"latest": None})}}
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    path = tmp_path / "user" / "recipe" / "config.toml"
+    path.parent.mkdir(parents=True)
+    return path
 
 
-def told(spec: StepSpec, **inputs: Any) -> Settings:
-    return Settings(of_words(words(spec, scope(**inputs))), NAMES)
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+def loaded(root: Path, user: Path | None = None) -> settings.Config:
+    return settings.load(root, {"XDG_CONFIG_HOME": str(user.parents[1]) if user else "/nowhere"})
+
+
+def problems(root: Path, text: str) -> list[tuple[int, str, str]]:
+    (root / "recipe.toml").write_text(text)
+    with pytest.raises(Invalid) as caught:
+        loaded(root)
+    return [(p.where.line if p.where else 0, p.message, p.fix) for p in caught.value.problems]
+
+
+def test_without_files_nothing_is_set_and_nothing_is_imported(root: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from runner import settings; "
+        f"assert settings.load(Path({str(root)!r}), {{'XDG_CONFIG_HOME': '/nowhere'}}) is settings.NOTHING; "
+        "print(sorted({'tomllib', 'jsonschema', 'fsspec', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=shipped(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_table_of_the_workspace_replaces_the_users_whole(root: Path, user: Path) -> None:
+    user.write_text('store = "mine"\n[stores.mine]\nurl = "/a"\n[stores.team]\nurl = "s3://theirs"\nprofile = "work"\n[drivers.ssh]\nhosts = ["a"]\n')
+    (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://ours/project"\npush = true\n')
+    found = loaded(root, user)
+    assert found.stores["team"] == settings.StoreSettings("team", "s3://ours/project", push=True), "no profile of another address"
+    assert found.stores["mine"].url == "/a"
+    assert found.store == "mine"
+    assert found.driver("ssh") == {"hosts": ["a"]}
+    assert found.driver("local") == {}
+    assert found.origins["stores", "team", "url"] == f"{root}/recipe.toml:2"
+    assert found.origins["store",] == f"{user}:1"
+    assert ("stores", "team", "profile") not in found.origins
+
+
+def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
+    (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://b"\n')
+    found = loaded(root)
+    assert found.store_named(None) is None
+    assert found.store_named("team") == settings.StoreSettings("team", "s3://b")
+    assert found.store_named("./folder") == settings.StoreSettings("./folder", "./folder")
+    with pytest.raises(NotFound) as caught:
+        found.store_named("taem")
+    assert 'did you mean "team"?' in caught.value.fix
 
 
 @pytest.mark.parametrize(
-    "run",
+    ("text", "line", "message", "fix"),
     [
-        ["trl", "sft", "--save-steps", "100"],
-        ["trl", "sft", "--save_steps=100", "--packing"],
-        ["trl", "sft", ["--checkpointing_steps", "{{ inputs.often }}"]],
-        "trl sft \\\n  --save_steps 100 # --save_steps 5\n",
-        'python -m x --save_steps "{{ inputs.often }}"',
-        "python -m x --save_steps={{ inputs.often }} 'quoted words'",
-        ["tool", "save_steps=100"],
-        ["accelerate", "launch", "--save_steps", "100", "train.py", "positional"],
-        ["tool", "--set", '{"save": {"save_every": 100}}'],
+        ("stor = 1\n", 1, 'no setting "stor"', '"store"'),
+        ('store = "x\n', 1, "Illegal character", ""),
+        ('[stores.a]\nurl = "s3://b"\npusch = true\n', 3, "stores.a.pusch", '"push"'),
+        ('[stores.a]\nurl = "s3://b"\nsecret_key = "AKIA"\n', 3, "stores.a.secret_key", "do not belong"),
+        ('[stores.a]\nurl = "s3://b"\nendpoint = "localhost:9000"\n', 3, 'endpoint cannot be "localhost:9000"', "The server"),
+        ('[stores.a]\nregion = "eu"\n', 1, "stores.a says no url", "s3://"),
+        ('[stores.a]\nurl = "s3://b"\nowner = 12\n', 3, "stores.a.owner must be a text", ""),
+        ('[drivers.ssh]\nhosts = ["a", {host = "b", slots = 0}]\n', 2, "must be at least 1", ""),
+        ('[drivers.ssh]\ndeadman = 5\n', 2, "drivers.ssh.deadman must be at least 60", ""),
+        ('[drivers.ssh]\ndeadman = "1h"\n', 2, "drivers.ssh.deadman must be a number", ""),
+        ('[drivers.ssh]\nhosts = "a"\n', 2, "must be a list", ""),
+        ("[drivers.ssh]\nknown_host = 'x'\n", 2, "drivers.ssh.known_host", '"known_hosts"'),
+    ],
+)  # fmt: skip
+def test_every_mistake_has_its_line_and_what_to_do(root: Path, text: str, line: int, message: str, fix: str) -> None:
+    ((at, words, advice),) = problems(root, text)
+    assert at == line
+    assert message in words
+    assert fix in advice
+
+
+def test_all_mistakes_of_both_files_come_at_once(root: Path, user: Path) -> None:
+    user.write_text("a = 1\n")
+    (root / "recipe.toml").write_text("b = 1\nc = 2\n")
+    with pytest.raises(Invalid) as caught:
+        loaded(root, user)
+    assert [p.where.path.rpartition("/")[2] for p in caught.value.problems if p.where] == ["recipe.toml", "recipe.toml", "config.toml"]
+
+
+def test_a_file_that_is_not_text_is_told(root: Path) -> None:
+    (root / "recipe.toml").write_bytes(b'store = "\xff"\n')
+    with pytest.raises(Invalid, match="not UTF-8"):
+        loaded(root)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"stores": {"a": {"url": "x"}}},
+        {"stores": {"a": {"url": ""}}},
+        {"stores": {"a": {}}},
+        {"stores": 3},
+        {"store": True},
+        {"drivers": {"other": {"any": [1]}}},
+        {"drivers": {"other": 1}},
+        {"drivers": {"ssh": {"agent": True, "keepalive": 0.5, "hosts": ["a", {"host": "b"}]}}},
+        {"drivers": {"ssh": {"agent": 3}}},
+        {"drivers": {"ssh": {"keepalive": True}}},
+        {"drivers": {"ssh": {"slots": 1.5}}},
+        {"drivers": {"ssh": {"hosts": [{"host": "b", "nope": 1}]}}},
     ],
 )
-def test_an_option_is_found_however_it_is_written(run: Any) -> None:
-    assert told(step(run), often=100)["save_every"] == 100
+def test_our_reading_of_the_schema_is_that_of_jsonschema(value: dict[str, Any]) -> None:
+    from jsonschema import Draft202012Validator
+
+    assert (settings._check(SCHEMA, SCHEMA, value, ()) == []) == Draft202012Validator(SCHEMA).is_valid(value)
 
 
-def test_an_accelerate_block_is_read_as_it_is_started() -> None:
-    args = {"save-steps": "{{ inputs.often }}", "resume": "{{ state.c.latest }}", "use-ema": True, "quiet": False}
-    found = told(step(accelerate={"script": "train.py", "args": args}), often=7)
-    assert (found["save_every"], found["resume"], found["use_ema"], found["quiet"]) == (7, None, True, None)
-    assert found.told("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
+def test_every_setting_is_described() -> None:
+    def described(part: Any) -> bool:
+        if isinstance(part, list):
+            return all(map(described, part))
+        if not isinstance(part, dict):
+            return True
+        for inner in part.get("properties", {}).values():
+            if "$ref" not in inner and not inner.get("description"):
+                return False
+        return all(map(described, part.values()))
+
+    assert described(SCHEMA)
+    assert not described({"properties": {"a": {"type": "string"}}})
 
 
-def test_what_an_accelerate_block_says_of_precision_is_told() -> None:
-    found = told(step(accelerate={"module": "a.train", "mixed_precision": "{{ inputs.kind }}", "args": ["--lr", "1"]}), kind="fp16")
-    assert (found["mixed_precision"], found["lr"]) == ("fp16", 1)
-    assert found.told("mixed_precision").origin == Origin("input", "kind")  # type: ignore[union-attr]
+@pytest.mark.parametrize(("name", "place"), [("ssh", "drivers.ssh:Ssh"), ("loopback", "drivers.loopback:Loopback")])
+def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> None:
+    from importlib import import_module
+    from inspect import signature
+
+    module, _, attribute = place.partition(":")
+    box = {"container_engine", "engine_args", "container_args"}
+    assert set(SCHEMA["$defs"][name]["properties"]) - box == set(signature(getattr(import_module(module), attribute)).parameters)
 
 
-def test_an_input_that_is_a_mapping_is_found_below_its_name_and_without() -> None:
-    found = Settings(of_inputs({"columns": {"prompt": "question"}}), {})
-    assert found["columns.prompt"] == found["prompt"] == "question"
-
-
-def test_an_optional_argument_that_is_null_is_not_there() -> None:
-    assert told(step(["t", ["--resume", "{{ state.c.latest }}"], "--lr", "1e-4"]))["resume"] is None
-    assert told(step(["t", ["--resume", "{{ state.c.latest }}"], "--lr", "1e-4"]))["lr"] == 1e-4
-
-
-def test_what_a_step_writes_is_no_setting() -> None:
-    assert told(step(["t", "--data", "{{ outputs.o }}", "--lr", "2"]))["data"] is None
-
-
-def test_what_only_the_running_step_knows_is_unknown() -> None:
-    found = told(step(["t", "--gpus", "{{ host.gpus }}"]))
-    with pytest.raises(Unknown, match="the value of --gpus, which only the running step knows"):
-        found["gpus"]
-
-
-def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
-    tree = {"save": {"save_every": "{{ inputs.often }}"}, "datasets": [{"path": "a"}, {"path": "b"}], "model": {"lora": {"rank": 8}}, "off": None}
-    found = Settings(of_tree(tree, scope(often=5), "config.yaml"), NAMES)
-    assert found["save_every"] == 5 and found["datasets.path"] == "a"
-    assert found["model.lora"] == {"rank": None} and found["lora.rank"] == 8 and found["rank"] == 8
-    assert found["off"] is None and found["nothing"] is None
-    assert found.told("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
-    assert found.told("lora.rank").origin == Origin("file", "model.lora.rank", "config.yaml")  # type: ignore[union-attr]
-
-
-def test_what_the_program_is_told_wins_over_what_an_input_is_called() -> None:
-    line = of_words(words(step(["t", "--max_train_steps", "10"]), scope()))
-    found = Settings([*line, *of_inputs({"max_steps": 99, "save_steps": 3, "vae": None, "set": {"a.b": 1}})], NAMES)
-    assert found["max_steps"] == 99, "our own name is looked up first"
-    assert found["save_every"] == 3 and found["vae"] is None and found["a.b"] == 1
-    assert found.place("vae") == Origin("input", "vae") and found.place("nothing") is None
-    line = of_words(words(step(["t", "--max_steps", "10"]), scope()))
-    assert Settings([*line, *of_inputs({"max_steps": 99})], NAMES)["max_steps"] == 10
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e-4", 1e-4), ("16", 16), ("16.0", 16.0), ("true", True), ("None", None), ("bf16", "bf16"), ("[1, 2]", [1, 2]), ("[x", "[x"), ("-3", -3), ("1" * 40, "1" * 40)],
-)  # fmt: skip
-def test_a_word_is_the_value_that_it_most_likely_is(text: str, value: object) -> None:
-    assert scalar(text) == value and type(scalar(text)) is type(value)
-
-
-@pytest.mark.parametrize("run", ["echo 'unclosed\nt --lr 3", "{{ nonsense", "cat <<E\n{{ inputs.often }}\nE\n", "", "$(x) `y` \\"])
-def test_a_script_that_cannot_be_read_is_no_error(run: str) -> None:
-    told(step(run), often=1)
+def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(tmp_path: Path) -> None:
+    stores = {"a": "s3://bucket/team", "b": "s3://bucket/team/deep/", "c": "s3://bucket", "d": "gs://bucket/team", "e": "bucket"}
+    found = settings.Config(stores={name: settings.StoreSettings(name, url) for name, url in stores.items()})
+    asked = ("s3://bucket/team/deep/x", "s3://bucket/team/x", "s3://bucket/other", "gs://bucket/team", "s3://other/team", "s3://bucket")
+    answers = [store.name if (store := found.store_of(address)) is not None else None for address in asked]
+    assert answers == ["b", "a", "c", "d", None, "c"]

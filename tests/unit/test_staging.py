@@ -9,7 +9,8 @@ from runner.hosts.scrap import Scrap
 from runner.hosts.staging import Attempt
 from runner.planning.plan import Node
 from runner.planning.step import DIRECTORY
-from runner.storage.files import Changed, Content, DigestCache
+from runner.storage.digest_cache import DigestCache
+from runner.storage.files import Changed, Content
 from runner.storage.objects import Objects
 
 

@@ -48,15 +48,15 @@ def run(args: argparse.Namespace) -> int:
 def _away(args: argparse.Namespace) -> list[Finding]:
     import asyncio
 
-    from ... import settings as config
     from ...hosts.probe import driver_of, examine
+    from ...settings import load
     from ...storage.store import home
     from .parser import check_driver
 
     name = "ssh" if args.driver == "local" else args.driver  # only one has hosts that are named like this
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
-    settings = config.load(root, os.environ).driver(name)
+    settings = load(root, os.environ).driver(name)
     return asyncio.run(examine(driver_of(name, settings, args.host, home(root, os.environ))))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt, Infrastructure
-from runner.storage import objects as artifacts
-from runner.storage.files import Content, DigestCache, scan
+from runner.storage import files
+from runner.storage.digest_cache import DigestCache
+from runner.storage.files import Content, scan
 from runner.storage.objects import SMALL, SYNCED, Objects, Seal
 
 SIZES = [0, 1, SMALL, SMALL + 1, SYNCED + 3]
@@ -152,10 +154,10 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(root: Path, tmp_p
     seals.update({seal.content: seal for seal in objects.changes()})
     assert sorted(seals) == sorted(made) and objects.changes() == []
     reads: list[str] = []
-    real = artifacts.files._hash
-    monkeypatch.setattr(artifacts.files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1])
+    real = files._hash
+    monkeypatch.setattr(files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1])
     assert all(Objects(root, seals.get).intact(content) for content in made) and not reads
-    monkeypatch.setattr(artifacts, "_boot_id", lambda: "the next boot")
+    monkeypatch.setattr("runner.storage.objects._boot_id", lambda: "the next boot")
     later = Objects(root, seals.get)
     assert all(later.intact(content) for content in made)
     assert [os.path.basename(path) for path in reads] == [made[0][2:], "f.txt", "run"]  # what was synced is believed
@@ -191,7 +193,7 @@ def test_what_was_taken_and_released_is_believed_unread_unless_it_was_edited_mea
     if edited:
         assert not objects.intact(content)
     else:
-        monkeypatch.setattr(artifacts.files, "_hash", None)
+        monkeypatch.setattr(files, "_hash", None)
         assert objects.intact(content)
 
 
@@ -202,7 +204,7 @@ def test_a_tree_that_another_process_puts_at_the_same_moment_stays_and_is_as_goo
     seen: list[int] = []
     put_manifest = Objects._put_manifest
 
-    def late(self: Objects, target: str, manifest: list[artifacts.Entry]) -> None:
+    def late(self: Objects, target: str, manifest: list[files.Entry]) -> None:
         put_manifest(self, target, manifest)
         if self is objects:
             Objects(root).take(others)
@@ -223,7 +225,7 @@ def test_a_tree_gets_its_place_however_often_another_process_is_faster(objects: 
             (target / f"by another {faster.pop()}").mkdir(parents=True)
         rename(source, to)
 
-    monkeypatch.setattr(artifacts.os, "rename", late)
+    monkeypatch.setattr(os, "rename", late)
     objects.copy_to(content, target)
     assert not faster and scan(target) == content and sorted(os.listdir(tmp_path)) == [".recipe", "out", "t"]
 
@@ -240,7 +242,7 @@ def test_a_put_by_copy_leaves_its_source(objects: Objects, tmp_path: Path) -> No
 
 def test_a_file_that_changes_while_it_is_taken_is_refused(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(b"a" * (SMALL + 1))
-    real = artifacts.files.scan
+    real = files.scan
 
     def meddle(path: str) -> Content:
         answer = real(path)
@@ -248,7 +250,7 @@ def test_a_file_that_changes_while_it_is_taken_is_refused(objects: Objects, tmp_
             file.write(b"more")
         return answer
 
-    monkeypatch.setattr(artifacts.files, "scan", meddle)
+    monkeypatch.setattr(files, "scan", meddle)
     with pytest.raises(Corrupt, match="changed while"):
         objects.take(tmp_path / "f")
     assert list(objects.all()) == []
@@ -281,9 +283,9 @@ def test_no_space_is_said_with_the_path_and_what_is_free(objects: Objects, tmp_p
     content = objects.take(tmp_path / "f")
 
     def full(*_: object) -> int:
-        raise OSError(artifacts.errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr(artifacts.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(Infrastructure, match=r"x: No space left on device, \d+ bytes are free"):
         objects.copy_to(content, tmp_path / "x")
 

@@ -1,0 +1,257 @@
+"""Decide where in a shell script a value can stand, and which commands would read it as source.  Knows words, not how they are read.
+
+The reader fills a `Frame` as it goes through a list of commands, and calls `Values` at each expression, word and command.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from .interpreters import INNER, VALUE, Ruling, Word, assignment, evaluated, rulings, source
+from .template import TemplateError, expressions
+
+_SUBSCRIPT = re.compile(r"\{?[A-Za-z_][A-Za-z0-9_]*\[(?!.*\]\+?=)", re.DOTALL)
+_KEY = re.compile(r"\[(?!.*\]\+?=)", re.DOTALL)
+_VARIABLE = re.compile(r"(?<![#A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*")
+_SET_AT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[(.*)\]\+?=", re.DOTALL)
+_KEYED = re.compile(r"\b(?:declare|typeset|local)[ \t]+-[A-Za-z]*A[A-Za-z]*[ \t]+([A-Za-z_][A-Za-z0-9_]*)")
+_QUOTING = re.compile(r"\\\n|[\"']|\\(?=.)|\$(?=[\"'])")
+_EDGE_BEFORE = frozenset(" \t\n;&|(<>`")
+_EDGE_AFTER = frozenset(" \t\n;&|)<>`")
+_DOUBT = "{} may read this value as source, and then runs what it says"
+_ENV_WAY = "give it a name in `env:`, and let what runs there read it: `bash -c 'echo \"$NAME\"'`"
+
+
+class Doubt(NamedTuple):
+    """What in a script is probably not meant."""
+
+    code: str
+    message: str
+    offset: int
+    length: int
+    fix: str = ""
+
+
+def read_as_source(by: str, offset: int, length: int) -> Doubt:
+    """The doubt about a value that `by` reads."""
+    return Doubt("template-in-code", _DOUBT.format(by), offset, length, _ENV_WAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one expression stands.  `quoted`: the script already quotes it; `alone`: it is a whole word, so a list may be several."""
+
+    role: Literal["text", "number", "operand", "comment"]
+    quoted: bool
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All that is known of a script: its expressions in order, and the offsets of its pipes."""
+
+    places: tuple[Place, ...]
+    errors: tuple[TemplateError, ...]
+    warnings: tuple[Doubt, ...]
+    pipes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Compound:
+    """`( )`, `{ }`, `if`, a loop or `case`, from `at` on, in a pipeline that began at `begin`.  `input`: what in it reads its input as source."""
+
+    begin: int
+    at: int
+    input: str = ""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One list of commands: the script, the inside of `$( )`, `<( )` or backticks, or the elements of an array."""
+
+    close: str
+    array: bool = False
+    number: bool = False  # what is read may be arithmetic
+    feeder: int = -1  # where the command began whose output it reads: it is a `>( )`
+    places: set[int] = field(default_factory=set)  # its expressions, without those of frames in it
+    words: list[Word] = field(default_factory=list)  # of the simple command so far
+    word: int = -1  # where the word being read began; -1 between words
+    begin: int = -1  # where the pipeline being read began; -1 between pipelines
+    piped: bool = False  # nothing was read yet behind a `|`
+    redirect: str = ""  # the operator in front of the next word
+    cases: list[str] = field(default_factory=list)  # subject, pattern or body, innermost last
+    depth: int = 0
+    compounds: list[Compound] = field(default_factory=list)  # that are open
+    closed: tuple[Compound, int] | None = None  # the one that was just closed, and where
+    pending: list[tuple[str, bool, bool, int]] = field(default_factory=list)  # here-documents: delimiter, quoted, strips tabs, where
+
+    @property
+    def bare(self) -> bool:
+        """Whether a command is still to come."""
+        return all(word.redirect for word in self.words)
+
+    @property
+    def testing(self) -> bool:
+        """Whether this is the inside of `[[ ]]`."""
+        return not self.bare and self.words[0].text == "[["
+
+
+class Values:
+    """What is known of the expressions of one script, and of what reads them."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.spans: Mapping[int, int] = {each.offset: each.offset + each.length for each in expressions(text)}
+        self.offsets = list(self.spans)
+        self.places: dict[int, Place] = {}
+        self.errors: dict[int, TemplateError] = {}
+        self.sources: list[Ruling] = []  # code, and what other interpreters read
+        self.bodies: list[tuple[int, int, int]] = []  # of here-documents, and where their command named them
+        self.assigned: list[tuple[str, int]] = []  # variables, and values in what they are set to
+        self.keyed = set(_KEYED.findall(text))
+        self.computed: set[str] = set()  # variables whose value a shell evaluates
+
+    def reading(self, pipes: tuple[int, ...]) -> Reading:
+        """What was found, once all of the script is read."""
+        for name, at in self.assigned:
+            if name in self.computed:
+                self._limit(at, "number")
+        # What the reader skipped stands in text it could not make sense of: quoted like a word.
+        places = {at: self.places.get(at, Place("text", False)) for at in self.spans}
+        doubts = self._sourced(places)
+        errors = tuple(error for _, error in sorted(self.errors.items()))
+        return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
+
+    def program(self, start: int, end: int, by: str) -> None:
+        """Note a part of the script that `by` reads as source."""
+        self.sources.append(Ruling("program", start, end, by))
+
+    def comment(self, at: int) -> None:
+        """Note an expression that nothing reads."""
+        self.places[at] = Place("comment", True)
+
+    def body(self, start: int, end: int, named: int) -> None:
+        """Note a here-document, and where its command named it."""
+        self.bodies.append((start, end, named))
+
+    def _sourced(self, places: Mapping[int, Place]) -> list[Doubt]:
+        """Refuse each value that is source for this shell; a warning for one that is source for another interpreter."""
+        stands = [(at, at) for at in self.spans]
+        stands += [(named, at) for start, end, named in self.bodies for at in self._within(start, end)]
+        stands.sort()
+        readers: dict[int, str] = {}
+        for each in self.sources:
+            for _, at in stands[bisect_left(stands, (each.start, 0)) : bisect_left(stands, (each.end, 0))]:
+                if places[at].role == "comment":
+                    continue
+                if each.role == "code":
+                    self.refuse(at, f"a shell reads this value as source, for `{each.by}`", _ENV_WAY)
+                readers.setdefault(at, each.by)
+        return [read_as_source(by, at, self.spans[at] - at) for at, by in readers.items() if at not in self.errors and places[at].role != "number"]
+
+    def _within(self, start: int, end: int) -> list[int]:
+        """The expressions between two offsets."""
+        return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
+
+    def place(self, at: int, frame: Frame, *, quoted: bool) -> int:
+        """Note where the expression at `at` stands; the index behind it."""
+        end = self.spans[at]
+        before, after = self.text[at - 1 : at], self.text[end : end + 1]
+        if before == "\\" and (at - len(self.text[:at].rstrip("\\"))) % 2:
+            self.refuse(at, "a backslash in front of a template does nothing good", "leave it out")
+        elif before == "$" and self.text[at - 2 : at - 1] not in ("$", "\\"):
+            self.refuse(at, "`${{ … }}` is another tool's spelling", "write `{{ … }}`")
+        alone = not quoted and (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
+        frame.places.add(at)
+        so_far = self.text[frame.word : at] if frame.word >= 0 else ""
+        subscript = (_KEY if frame.array else _SUBSCRIPT).match(so_far) is not None
+        self.places[at] = Place("number" if frame.number or subscript else "text", quoted, alone)
+        return end
+
+    def _limit(self, at: int, role: Literal["number", "operand"]) -> None:
+        if self.places[at].role not in ("number", "comment"):
+            self.places[at] = replace(self.places[at], role=role)
+
+    def _rule(self, ruling: Ruling, frame: Frame) -> None:
+        """What a command wants of the values in one of its words."""
+        role = ruling.role
+        if role in ("code", "program"):
+            self.sources.append(ruling)
+            return
+        if role == "number":
+            self.computes(self.text[ruling.start : ruling.end])
+        if role in ("name", "number"):  # what a command inside the word prints is evaluated, too
+            self.sources.append(ruling._replace(role="program"))
+        for at in self._within(ruling.start, ruling.end):
+            if at not in frame.places:
+                continue
+            if role == "name":
+                self.refuse(at, "a variable's name cannot be a value", "use a fixed name")
+            elif role == "one":
+                self.places[at] = replace(self.places[at], alone=False)
+            elif role == "number" or (role == "operand" and not self.text[ruling.start : at].strip("\"'\\\n")):
+                self._limit(at, role)
+
+    def refuse(self, at: int, message: str, fix: str) -> None:
+        """Note that no value can stand at `at`; the first reason counts."""
+        self.errors.setdefault(at, TemplateError(message, at, self.spans[at] - at, fix))
+
+    def plain(self, start: int, end: int, frame: Frame) -> str:
+        """A word without its quotes, with marks for values."""
+        parts: list[str] = []
+        for at in self._within(start, end):
+            parts += [self.text[start:at], VALUE if at in frame.places else INNER]
+            start = self.spans[at]
+        return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
+
+    def assign(self, word: Word, frame: Frame) -> None:
+        """Note which variable a word sets to which values."""
+        found = assignment(word)
+        if found is None:
+            return
+        name, role = found
+        subscript = _SET_AT.match(word.text)
+        if subscript:
+            self.computes(subscript[1], name)
+            if INNER in subscript[1]:
+                self.program(word.start, word.end, "a subscript")
+        self.assigned += [(name, at) for at in self._within(word.start, word.end) if at in frame.places]
+        if role is not None:
+            self._rule(Ruling(role, word.start, word.end, name), frame)
+
+    def computes(self, text: str, array: str = "") -> None:
+        """Note the variables in what a shell computes; a key of an associative array is not computed."""
+        if "$(" not in text and "`" not in text and array not in self.keyed:
+            self.computed.update(_VARIABLE.findall(text))
+
+    def judge(self, at: int, frame: Frame) -> None:
+        """A simple command is complete: what it wants of its values, and what reads them as source."""
+        words, frame.words = frame.words, []
+        closed, frame.closed = frame.closed, None
+        if words and words[0].text in ("for", "select") and len(words) > 3:
+            self.assigned += [(words[1].text, each) for each in self._within(words[2].start, at) if each in frame.places]
+        if words and words[0].text == "case":
+            return
+        for ruling in rulings(words):
+            self._rule(ruling, frame)
+        self.computed.update(evaluated(words))
+        found = source(words)
+        self.sources += [Ruling("program", word.start, word.end, found.by) for word in found.words]
+        if found.input:
+            self._reads_input(found.by, frame.begin, at, frame)
+        if closed and closed[0].input:
+            self._reads_input(closed[0].input, closed[0].begin, closed[0].at, frame)
+            self._reads_input(closed[0].input, closed[1], at, frame)
+
+    def _reads_input(self, by: str, start: int, end: int, frame: Frame) -> None:
+        """Something reads as source what the commands in front of it print, and what is redirected into it."""
+        self.program(start, end, by)
+        for compound in frame.compounds:
+            compound.input = by
+        if frame.feeder >= 0:
+            line_end = self.text.find("\n", end)
+            self.program(frame.feeder, len(self.text) if line_end < 0 else line_end, by)

@@ -1,0 +1,180 @@
+"""Remember what the files and trees of a workspace hold, so that only what changed is read again.
+
+A digest is remembered with the identity (device, inode, size, mtime, ctime) that the file had *before* it was read, and only when that identity was
+already old: a change in the same tick of the file system's clock would not show in it.  The digests of a large tree are in its listing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import (
+    Content,
+    Entry,
+    FileRow,
+    Progress,
+    Sight,
+    Unhashable,
+    content_id,
+    hash_all,
+    identity_of,
+    read_manifest,
+    regular,
+    see,
+    settled,
+    slack,
+    stat_of,
+    tree_id,
+    unreadable,
+)
+
+if TYPE_CHECKING:
+    from .listings import Listings
+
+FEW = 1000  # files; a tree of more has a listing instead of a row for each
+_SQLITE_MAX = 1 << 63
+
+
+class DigestCache:
+    """What the files of a workspace hold.  Paths are relative to `root`, or absolute, and are remembered as they were given.
+
+    `rows` are those of the store's `files` table, `listings` is the folder in which the listings of large trees are; without it they are forgotten.
+    """
+
+    told: Progress | None
+    """Hears how far hashing is."""
+
+    def __init__(self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None) -> None:
+        self._prefix = str(root).rstrip("/") + "/"
+        self._rows: dict[str, FileRow] = {row[0]: row for row in rows}
+        self._new: dict[str, FileRow] = {}
+        self._folder = None if listings is None else str(listings)
+        self._listings: Listings | None = None
+        self.told: Progress | None = None
+
+    def content_of(self, path: str) -> Content | None:
+        """What `path` holds, hashed only in doubt; None when there is nothing."""
+        return self.contents((path,))[path]
+
+    def contents(self, paths: Iterable[str]) -> dict[str, Content | None]:
+        """What each of `paths` holds.  Doubtful files are hashed together, large ones on two threads."""
+        answer: dict[str, Content | None] = {}
+        doubtful: list[tuple[str, os.stat_result]] = []
+        known, prefix, look, is_dir = self._rows.get, self._prefix, os.stat, stat.S_ISDIR
+        for path in paths:
+            try:
+                found = look(path if path[:1] == "/" else prefix + path)
+            except OSError as error:
+                self._absent(path, error)
+                answer[path] = None
+                continue
+            row = known(path)
+            if (
+                row is not None
+                and row[5] == found.st_ctime_ns
+                and row[4] == found.st_mtime_ns
+                and row[2] == found.st_ino
+                and row[3] == found.st_size
+                and row[1] == found.st_dev
+            ):
+                answer[path] = Content(row[6])
+            elif is_dir(found.st_mode):
+                answer[path] = self._tree(path)
+            else:
+                doubtful.append((path, found))
+        if doubtful:
+            begun = time.time_ns()
+            digests = hash_all([(self._full(path), regular(self._full(path), found)) for path, found in doubtful], self.told)
+            for (path, _), (found, value) in zip(doubtful, digests, strict=True):
+                answer[path] = self._remember(path, found, content_id(found, value), begun)
+        return answer
+
+    def entries(self, path: str) -> list[Entry]:
+        """The manifest of the tree at `path`; its files are remembered."""
+        sight = see(self._full(path))
+        return self._rowed(path, sight) if sight.files <= FEW else self._large().entries(path, self._full(path), sight, self.told)
+
+    def note(self, path: str, content: Content) -> None:
+        """Remember the file we have just put at `path`.
+
+        A file of our making carries an mtime older than the tick in which it appeared (`objects` dates it back), so that any later write shows;
+        without that it is too young to be believed, and is read when somebody asks.
+        """
+        found = stat_of(self._full(path))
+        if found is not None and stat.S_ISREG(found.st_mode):
+            self._note(path, found, content)
+
+    def note_tree(self, path: str, manifest: Sequence[Entry]) -> None:
+        """Remember the files of a tree we have just put at `path`."""
+        if len(manifest) <= FEW:
+            for entry in manifest:
+                if entry.kind in "fx":
+                    self.note(f"{path}/{entry.path}", Content(f"{entry.kind}:{entry.value}"))
+            return
+        try:
+            sight = see(self._full(path))
+        except Unhashable:
+            return  # somebody was quick; whoever asks for it will hear
+        self._large().note(path, sight, manifest)
+
+    def changes(self) -> list[FileRow]:
+        """What was learned since the last call, for the store's `files` table.  Listings are written by this."""
+        rows = [row for row in self._new.values() if row[2] < _SQLITE_MAX and row[1] < _SQLITE_MAX and row[0].isprintable()]
+        self._new = {}
+        if self._listings is not None:
+            self._listings.save()
+        return rows
+
+    def _tree(self, path: str) -> Content:
+        """The content of the tree at `path`, without its manifest where it looks as it did."""
+        sight = see(self._full(path))
+        if sight.files <= FEW:
+            return tree_id(self._rowed(path, sight))
+        return self._large().content(path, self._full(path), sight, self.told)
+
+    def _rowed(self, path: str, sight: Sight) -> list[Entry]:
+        """The manifest of a tree with a row for each file."""
+        known: dict[str, list[str]] = {}
+        recall = self._rows.get
+        for folder, seen in sight.folders.items():
+            prefix = f"{path}/{folder}/" if folder else f"{path}/"
+            known[folder] = column = []
+            for name, now in zip(seen.names, seen.rows, strict=True):
+                row = recall(prefix + name)
+                column.append(row[6][2:] if row is not None and row[1:6] == now[:5] else "")
+        manifest, reads, begun = read_manifest(self._full(path), sight, known, self.told)
+        for folder, n, found, value in reads:
+            name = sight.folders[folder].names[n]
+            self._remember(f"{path}/{folder}/{name}" if folder else f"{path}/{name}", found, content_id(found, value), begun)
+        return manifest
+
+    def _large(self) -> Listings:
+        """The listings, once a tree is met that has one."""
+        if self._listings is None:
+            from .listings import Listings
+
+            self._listings = Listings(self._folder)
+        return self._listings
+
+    def _note(self, path: str, found: os.stat_result, content: Content) -> None:
+        if found.st_ctime_ns - found.st_mtime_ns > slack(found.st_mtime_ns):
+            self._rows[path] = self._new[path] = (path, *identity_of(found), content)
+        else:
+            self._rows.pop(path, None)
+
+    def _remember(self, path: str, found: os.stat_result, content: Content, begun: int) -> Content:
+        if settled(identity_of(found), begun):
+            self._rows[path] = self._new[path] = (path, *identity_of(found), content)
+        return content
+
+    def _absent(self, path: str, error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise unreadable(path, error) from error
+
+    def _full(self, path: str) -> str:
+        return path if path[:1] == "/" else self._prefix + path

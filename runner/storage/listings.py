@@ -1,0 +1,214 @@
+"""Keep the digests of a large tree in a file of its own, the listing.
+
+Who does not look at that tree does not pay for it, and a tree that looks the same costs its walk and nothing per file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import starmap
+from pathlib import Path
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+from .files import Content, Entry, Progress, Sight, identity_of, read_manifest, settled, slack, tree_id
+
+_STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, 64 if executable
+_UNKNOWN = bytes(32)
+_UNKNOWN_HEX = _UNKNOWN.hex()
+_HEAD = "recipe-listing 1"
+
+_Packed: TypeAlias = "tuple[bytes, bytes]"
+"""The files of a directory: names with NUL between them, and as many records of `_STATS`."""
+
+
+class _Listing(NamedTuple):
+    """What is remembered of a large tree: `digests` has 32 bytes for each file of a folder, zeros where none may be believed.
+
+    `content` is the tree's, where it is known and every file of it is."""
+
+    content: str
+    folders: dict[str, _Packed]
+    links: dict[str, str]
+    empty: set[str]
+    digests: dict[str, bytes]
+
+
+class Listings:
+    """The listings of the large trees of a workspace, in a folder; without one they are forgotten."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self._listings: dict[str, _Listing] = {}
+        self._unsaved: set[str] = set()
+
+    def content(self, path: str, full: str, sight: Sight, told: Progress | None) -> Content:
+        """The content of the tree at `full`, without its manifest where it looks as it did; it is remembered as `path`."""
+        listing = self._listing(path)
+        if listing is not None and listing.content and _shows(listing, sight, _packed(sight)):
+            return Content(listing.content)
+        content = tree_id(self.entries(path, full, sight, told))
+        listing = self._listings[path]
+        if not any(_UNKNOWN in column for column in listing.digests.values()):
+            self._keep(path, listing._replace(content=content))
+        return content
+
+    def entries(self, path: str, full: str, sight: Sight, told: Progress | None) -> list[Entry]:
+        """The manifest of a tree, whose listing is brought up to date."""
+        old, packed = self._listing(path), _packed(sight)
+        digests = {folder: _recalled(old, folder, seen) for folder, seen in packed.items()}
+        manifest, reads, begun = read_manifest(full, sight, {folder: _hexes(column) for folder, column in digests.items()}, told)
+        columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
+        for folder, n, found, value in reads:
+            now = identity_of(found)
+            if settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
+                columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
+        if reads or old is None or not _shows(old, sight, packed):
+            digests |= {folder: bytes(column) for folder, column in columns.items()}
+            self._keep(path, _Listing("", packed, sight.links, sight.empty, digests))
+        return manifest
+
+    def note(self, path: str, sight: Sight, manifest: Sequence[Entry]) -> None:
+        """Remember the files of a tree that we have just put at `path`."""
+        values = {entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"}
+        digests: dict[str, bytes] = {}
+        for folder, seen in sight.folders.items():
+            prefix = f"{folder}/" if folder else ""
+            rows = zip(seen.names, seen.rows, strict=True)
+            # Dated back, as `DigestCache.note` demands, or not believed.
+            digests[folder] = b"".join(values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN for name, row in rows)
+        self._keep(path, _Listing("", _packed(sight), sight.links, sight.empty, digests))
+
+    def save(self) -> None:
+        """Write what was learned since the last call."""
+        if self._folder is not None:
+            for path in self._unsaved:
+                _save_listing(self._folder, path, self._listings[path])
+        self._unsaved = set()
+
+    def _listing(self, path: str) -> _Listing | None:
+        listing = self._listings.get(path)
+        if listing is None and self._folder is not None:
+            listing = _load_listing(self._folder, path)
+            if listing is not None:
+                self._listings[path] = listing
+        return listing
+
+    def _keep(self, path: str, listing: _Listing) -> None:
+        self._listings[path] = listing
+        self._unsaved.add(path)
+
+
+def _packed(sight: Sight) -> dict[str, _Packed]:
+    pack = _STATS.pack
+    return {
+        folder: ("\0".join(names).encode("utf-8", "surrogateescape"), b"".join(starmap(pack, rows)))
+        for folder, (names, rows) in sight.folders.items()
+    }
+
+
+def _shows(listing: _Listing, sight: Sight, packed: dict[str, _Packed]) -> bool:
+    """Whether the tree looks exactly as it did: no file of it was touched in between."""
+    return listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
+
+
+def _recalled(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
+    """The digests of the files of a folder, zeros for those that do not look as they did."""
+    before = listing.folders.get(folder) if listing is not None else None
+    if listing is None or before is None:
+        return _UNKNOWN * (len(seen[1]) // _STATS.size)
+    column = listing.digests[folder]
+    if before == seen:
+        return column
+    known = {row: column[32 * n : 32 * n + 32] for n, row in enumerate(_files(before))}
+    return b"".join(known.get(row, _UNKNOWN) for row in _files(seen))
+
+
+def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
+    """Name and record of each file."""
+    names, stats = seen
+    return zip(names.split(b"\0"), (stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)), strict=True)
+
+
+def _hexes(column: bytes) -> list[str]:
+    """The digests of a folder as text; empty for those that are not believed."""
+    text = column.hex()
+    values = [text[at : at + 64] for at in range(0, len(text), 64)]
+    return ["" if value == _UNKNOWN_HEX else value for value in values] if _UNKNOWN in column else values
+
+
+def _listing_path(folder: str, path: str) -> str:
+    return f"{folder}/{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def _save_listing(folder: str, path: str, listing: _Listing) -> None:
+    """Write it whole or not at all.  It is only a memory: a disk that is full makes the next look slow and nothing wrong."""
+    table = [[name, len(names), len(stats)] for name, (names, stats) in listing.folders.items()]
+    about = {"path": path, "content": listing.content, "links": listing.links, "empty": sorted(listing.empty), "folders": table}
+    parts = [json.dumps(about).encode(), b"\n"]
+    for name, seen in listing.folders.items():
+        parts += [*seen, listing.digests[name]]
+    body = b"".join(parts)
+    target = _listing_path(folder, path)
+    temporary = f"{target}.{os.getpid()}.new"
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(f"{_HEAD} {zlib.crc32(body):08x}\n".encode())
+            file.write(body)
+        os.replace(temporary, target)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+
+
+def _load_listing(folder: str, path: str) -> _Listing | None:
+    """What was saved; None when that was nothing, or is damaged."""
+    try:
+        with open(_listing_path(folder, path), "rb") as file:
+            data = file.read()
+        head, about, at = _listing_head(data)
+        if head != f"{_HEAD} {zlib.crc32(memoryview(data)[len(head) + 1 :]):08x}" or about["path"] != path:
+            return None
+        folders: dict[str, _Packed] = {}
+        digests: dict[str, bytes] = {}
+        for name, names, stats in about["folders"]:
+            end = at + names + stats
+            folders[name] = data[at : at + names], data[at + names : end]
+            at = end + 32 * (stats // _STATS.size)
+            digests[name] = data[end:at]
+        return _Listing(about["content"], folders, about["links"], set(about["empty"]), digests)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listing_head(data: bytes) -> tuple[str, Any, int]:
+    first = data.index(b"\n")
+    second = data.index(b"\n", first + 1)
+    return data[:first].decode(), json.loads(data[first + 1 : second]), second + 1
+
+
+def forget_listings(folder: str | Path, root: str | Path) -> None:
+    """Remove the listings of trees that are not there any more.  Paths are relative to `root`."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            with open(f"{folder}/{name}", "rb") as file:
+                _, about, _ = _listing_head(file.readline() + file.readline())
+            gone = not os.path.isdir(os.path.join(root, about["path"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            gone = True
+        if gone:
+            try:
+                os.unlink(f"{folder}/{name}")
+            except OSError:
+                pass

@@ -1,0 +1,157 @@
+"""Promise: every rule of the library fires on its case and is silent on the other; what is unknown is neither; what is said is whole sentences."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs import rulebook
+from runner.advice import rule_files, rules
+from runner.advice.rules import Verdict
+from runner.errors import Invalid
+from runner.language import document
+from runner.paths import shipped
+
+HOME = shipped()
+RULES = {rule.id: rule for rule in rule_files.load().rules}
+ASKED = ("recipe", "inputs", "settings", "step", "item")
+
+
+@cache
+def cases() -> dict[str, Any]:
+    value = document.read(HOME / "fixtures" / "gotchas" / "cases.yaml").value
+    assert isinstance(value, dict)
+    return value
+
+
+def judged(id: str, facts: dict[str, Any]) -> Verdict:
+    return rules.judge([RULES[id]], rules.world(facts), "train")
+
+
+def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
+    assert set(cases()) == set(RULES)
+    assert all(set(case) == {"fires", "silent"} for case in cases().values())
+
+
+@pytest.mark.parametrize("id", RULES)
+def test_the_rule_fires_on_its_case_and_says_what_to_do(id: str) -> None:
+    verdict = judged(id, cases()[id]["fires"])
+    assert [finding.rule.id for finding in verdict.findings] == [id] and verdict.unchecked == ()
+    finding = verdict.findings[0]
+    assert finding.message != RULES[id].title, "the message reads a fact that its case does not tell"
+    for text in (finding.message, finding.remedy):
+        assert len(text) > 10 and "None" not in text and "null" not in text
+    for values in finding.fix.values():
+        assert all(value is not None for value in values.values())
+
+
+@pytest.mark.parametrize("id", RULES)
+def test_the_rule_is_silent_on_the_other_case(id: str) -> None:
+    assert judged(id, cases()[id]["silent"]) == Verdict()
+
+
+@pytest.mark.parametrize("id", [id for id in RULES if set(cases().get(id, {}).get("fires", {})) - set(ASKED)])
+def test_without_what_is_hard_to_know_the_rule_is_not_checked_and_says_what_it_needs(id: str) -> None:
+    known = {name: value for name, value in cases()[id]["fires"].items() if name in ASKED}
+    verdict = judged(id, known)
+    assert verdict.findings == ()
+    assert next(each.why for each in verdict.unchecked).startswith("needs ")
+
+
+@pytest.mark.parametrize("id", RULES)
+def test_a_setting_of_another_kind_is_no_crash(id: str) -> None:
+    facts = cases()[id]["fires"]
+    odd = {name: "odd" if isinstance(value, (int, float)) else 3 for name, value in facts.get("settings", {}).items()}
+    judged(id, {**facts, "settings": odd})
+
+
+def test_the_rules_are_what_the_schema_says() -> None:
+    assert rule_files.faults(document.read(HOME / "recipes" / "gotchas.yaml")) == []
+    assert len(RULES) >= 52
+
+
+def test_every_key_of_the_schema_is_described_and_used() -> None:
+    import json
+
+    schema = json.loads((HOME / "schemas" / "gotchas.schema.json").read_text())
+    properties = {**schema["properties"], **schema["$defs"]["rule"]["properties"]}
+    properties |= schema["$defs"]["rule"]["properties"]["fix"]["properties"]
+    assert all(part.get("description") for part in properties.values())
+    text = (HOME / "recipes" / "gotchas.yaml").read_text()
+    assert [name for name in properties if not re.search(rf"\b{name}:", text)] == []
+
+
+def test_the_page_of_rules_is_what_the_rules_say() -> None:
+    page = (HOME / "docs" / "preflight.md").read_text("utf-8")
+    assert rulebook.refreshed(page) == page, "write it anew: python -m docs.generate"
+
+
+def test_the_page_tells_every_name_that_a_rule_may_ask_for() -> None:
+    page = (HOME / "docs" / "preflight.md").read_text("utf-8")
+    for namespace, fields in rules.FIELDS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{namespace}` |"))
+        assert [name for name in fields if f"`{name}`" not in row] == [], namespace
+
+
+def test_a_finding_of_several_steps_is_said_once() -> None:
+    one = judged("rendezvous-ports", {"step": {"nodes": 2}})
+    assert len(rules.together([one, one]).findings) == 1
+    errors_first = rules.together([one, judged("resume-true", cases()["resume-true"]["fires"])])
+    assert [finding.rule.severity for finding in errors_first.findings] == ["error", "note"]
+
+
+def test_a_rule_that_fired_for_one_step_is_not_unchecked_because_of_another() -> None:
+    fired = judged("small-shm", cases()["small-shm"]["fires"])
+    asked = judged("small-shm", {"step": {"processes": 2}})
+    assert rules.together([asked, fired]).unchecked == ()
+
+
+FILE = """\
+rules:
+  - id: no-mondays
+    severity: error
+    title: A run that begins on a Monday
+    when: "{{ settings.day == 'monday' }}"
+    message: it is {{ settings.day }}
+    remedy: wait for a day
+    evidence: ["everybody knows"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("severity: error", "severity: fatal", "rules.0.severity must be one of error, warning, note"),
+        ("    remedy: wait for a day\n", "", "rules.0 says no remedy"),
+        ("settings.day == 'monday'", "setting.day == 'monday'", "there is no `setting`"),
+        ("settings.day == 'monday'", "settings.day ==", "not an expression"),
+        ("settings.day == 'monday'", "step.gpu_count == 1", "`step` has no `gpu_count`"),
+        ("    remedy:", "    given: [setting.day]\n    remedy:", "there is no `setting`"),
+        ("    remedy:", "    given: [model.vocab]\n    remedy:", "`model` has no `vocab`"),
+        ("    remedy:", "    fix: {settings: {day: '{{ data.colums }}'}}\n    remedy:", "`data` has no `colums`"),
+        ("settings.day == 'monday' }}", "settings.day }} x", "this must be one expression"),
+        ("    evidence: [", "    proof: [", 'has no key "proof"'),
+        ("no-mondays", "No Mondays", "rules.0.id cannot be"),
+        ("rules:", "rule:", 'the file has no key "rule"'),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_rules_is_told_with_its_line(old: str, new: str, words: str) -> None:
+    assert rule_files.faults(document.parse(FILE, "gotchas.yaml")) == []
+    found = rule_files.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
+    assert any(words in problem.message for problem in found), [str(problem) for problem in found]
+    assert all(problem.where is not None for problem in found)
+
+
+def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_name(tmp_path: Path) -> None:
+    (tmp_path / "gotchas.yaml").write_text(FILE + FILE.replace("rules:\n", "").replace("no-mondays", "model-missing"))
+    found = {rule.id: rule for rule in rule_files.load((str(tmp_path),)).rules}
+    assert set(found) == set(RULES) | {"no-mondays"}
+    assert found["model-missing"].title == "A run that begins on a Monday"
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "gotchas.yaml").write_text("rules: [{id: x}]\n")
+    with pytest.raises(Invalid):
+        rule_files.load((str(tmp_path / "b"),))
