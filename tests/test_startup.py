@@ -55,10 +55,25 @@ def test_what_only_lists_imports_no_engine(space: Path, words: tuple[str, ...]) 
     assert imported(space, *words) & (HEAVY | {"sqlite3", "runner.survey.survey", "runner.language.document"}) == set()
 
 
-@pytest.mark.parametrize("words", [("run", "./two.yaml"), ("plan", "-q", "./two.yaml"), ("run", "./two.yaml", "word=hello")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "./two.yaml"),
+        ("plan", "-q", "./two.yaml"),
+        ("run", "./two.yaml", "word=hello"),
+        ("run", "./two.yaml", "--until", "b"),
+    ],
+    ids=" ".join,
+)
 def test_a_run_in_which_nothing_is_to_be_done_imports_nothing_heavy(space: Path, words: tuple[str, ...]) -> None:
     imported(space, *words)  # inputs spelled otherwise are planned once
     assert imported(space, *words) & HEAVY == set()
+
+
+def test_a_run_of_a_plan_that_is_kept_imports_no_graphs(space: Path) -> None:
+    """Its steps are kept in order: what comes after one, and which to start first, is one pass along them."""
+    found = imported(space, "run", "./two.yaml", "--from", "a")
+    assert "asyncio" in found and "networkx" not in found
 
 
 def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> None:

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -99,8 +99,8 @@ def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
     found = survey(ws, request, forced=frozenset(choice.again) | ({choice.begin} if choice.begin else frozenset()), all=choice.all)
     _check_ids(found, [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)])
     if choice.begin:
-        later = _after(found, choice.begin)
-        found = survey(ws, request, forced=frozenset(choice.again) | later)
+        later = found.plan.after(_named(found, choice.begin))
+        found = survey(ws, request, forced=frozenset(choice.again) | {found.plan.nodes[n].id for n in later})
     if choice.only or choice.until:
         _restrict(found, choice)
     demand(ws, found)
@@ -437,23 +437,10 @@ def _named(found: Survey, id: str) -> set[int]:
     return {n for n, node in enumerate(found.plan.nodes) if node.id == id or node.id.startswith((id + "[", id + "/"))}
 
 
-def _after(found: Survey, id: str) -> frozenset[str]:
-    chosen = _named(found, id)
-    for n in range(len(found.plan.nodes)):
-        if found.plan.needs(n) & chosen:
-            chosen.add(n)
-    return frozenset(found.plan.nodes[n].id for n in chosen)
-
-
 def _restrict(found: Survey, choice: Choice) -> None:
     """Leave alone what was not asked for."""
     asked = _named(found, choice.only or choice.until or "")
-    wanted: Collection[int] = set(asked)
-    if choice.until:
-        wanted = set(asked)
-        for n in range(len(found.plan.nodes) - 1, -1, -1):
-            if n in wanted:
-                wanted |= found.plan.needs(n)
+    wanted = found.plan.before(asked) if choice.until else asked
     for n, verdict in enumerate(found.verdicts):
         if choice.only and n not in wanted and any(n in found.plan.needs(a) for a in asked) and verdict.answer in (RUN, MAYBE):
             raise CannotRun(f"{found.plan.nodes[n].id}, which {choice.only} needs, is not fresh", fix=f"run it first, or use --until {choice.only}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from ..errors import Invalid
 from ..paths import heads
 from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
+from .graph import as_written, circle, dag
 from .plan import SELECT, SKIP, Node, Plan
 from .step import TEMPORARY, LateValue, OutputSpec, Publication, Source, Upstream
 
@@ -24,9 +24,9 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
     """The plan of `recipe`, whose own limits `replaced` may replace.  Raises Invalid with every problem of the sketch, and those found here."""
     _collisions(sketch)
     publish = _publish(sketch, recipe)
-    drafts = _sorted(sketch)
     if sketch.problems:
         raise Invalid(sketch.problems)
+    drafts = _sorted(sketch)
     _skip(drafts)
     publish = [item for item in publish if not item[0].flags & SKIP]
     nodes = []
@@ -154,36 +154,22 @@ def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Dra
 
 
 def _sorted(sketch: Sketch) -> list[Draft]:
-    """Topological order, otherwise as written."""
-    waiting = {id(d): {id(p) for p in producers(d)} for d in sketch.drafts}
-    above: dict[int, list[Draft]] = {}
-    for d in sketch.drafts:
-        for p in waiting[id(d)]:
-            above.setdefault(p, []).append(d)
-    heap = [(d.order, d) for d in sketch.drafts if not waiting[id(d)]]
-    heapq.heapify(heap)
-    out: list[Draft] = []
-    while heap:
-        _, d = heapq.heappop(heap)
-        d.number = len(out)
-        out.append(d)
-        for consumer in above.get(id(d), ()):
-            left = waiting[id(consumer)]
-            left.discard(id(d))
-            if not left:
-                heapq.heappush(heap, (consumer.order, consumer))
-    if len(out) < len(sketch.drafts) and not sketch.problems:
-        stuck = [d for d in sketch.drafts if waiting[id(d)]]
-        loop = _loop({d.id: [p.id for p in producers(d) if waiting[id(p)]] for d in stuck})
+    """Topological order, otherwise as written.  Raises Invalid where steps need each other."""
+    graph = dag({draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts})
+    if loop := [sketch.drafts[place] for place in circle(graph)]:
         sketch.problem(
-            stuck[0].recipe,
+            loop[0].recipe,
             "cycle",
-            f"steps need each other: {' -> '.join(loop)}",
-            stuck[0].step.origin,
+            f"steps need each other: {' -> '.join(draft.id for draft in loop)}",
+            loop[0].step.origin,
             fix="remove one of these mentions, `deps` or `needs`",
             key=True,
         )
-    return out
+        raise Invalid(sketch.problems)
+    drafts = [sketch.drafts[place] for place in as_written(graph)]
+    for number, draft in enumerate(drafts):
+        draft.number = number
+    return drafts
 
 
 def _skip(drafts: Iterable[Draft]) -> None:
@@ -194,15 +180,6 @@ def _skip(drafts: Iterable[Draft]) -> None:
             groups.setdefault(id(producer.step), []).append(producer)
         if not draft.flags & SKIP and any(all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]):
             draft.flags |= SKIP
-
-
-def _loop(edges: Mapping[str, list[str]]) -> list[str]:
-    at = next(iter(edges))
-    trail: list[str] = []
-    while at not in trail:
-        trail.append(at)
-        at = edges[at][0]
-    return [*trail[trail.index(at) :], at]
 
 
 def _apart(upstream: dict[str, tuple[Draft, str, str]]) -> dict[str, tuple[Draft, str, str]]:

@@ -122,10 +122,12 @@ def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
 
 
 def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
-    """Step ids, each after what it mentions, and the cycles if there are any.
+    """Step ids, each after what it mentions, or a cycle if there are any.
 
     Which step makes what a dep names is certain only when every path is rendered: edges that may be are followed where they close no circle.
     """
+    from .graph import circle, dag, needs_first
+
     makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
     literal = {path: id for path, id in makers if "{{" not in path}
     rendered = [(path, id) for path, id in makers if "{{" in path]
@@ -150,34 +152,12 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
                 found += [id for path, id in literal.items() if str(axis.get("glob", "")).startswith(path + "/")]
         edges[step.id] = found
         likely[step.id] = [*found, *maybe]
-    order, loops = walked(likely)
-    return (order, loops) if not loops else walked(edges)
-
-
-def walked(edges: Mapping[str, list[str]]) -> tuple[list[str], list[list[str]]]:
-    """The keys of `edges`, each after what it leads to; or the first circle."""
-    order: list[str] = []
-    done: dict[str, bool] = {}
-    for root in edges:
-        stack = [(root, iter(edges[root]))]
-        if root in done:
-            continue
-        done[root] = False
-        while stack:
-            id, rest = stack[-1]
-            for need in rest:
-                if need not in done:
-                    done[need] = False
-                    stack.append((need, iter(edges[need])))
-                    break
-                if not done[need]:
-                    trail = [i for i, _ in stack]
-                    return order, [[*trail[trail.index(need) :], need]]
-            else:
-                stack.pop()
-                done[id] = True
-                order.append(id)
-    return order, []
+    for needs in (likely, edges):
+        graph = dag(needs)
+        loop = circle(graph)
+        if not loop:
+            return needs_first(graph), []
+    return [], [loop]
 
 
 def may_make(output: str, dep: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -86,17 +86,34 @@ class Plan:
         node = self.nodes[n]
         return {each.producer for each in node.upstream} | {each.producer for each in node.late} | set(node.after)
 
+    def before(self, chosen: Iterable[int]) -> set[int]:
+        """These nodes and all that they need, directly or not.
+
+        One pass along `nodes`, which are in order: a run with nothing to do asks this, too, and imports no networkx.
+        """
+        found = set(chosen)
+        for n in range(max(found, default=-1), -1, -1):
+            if n in found:
+                found |= self.needs(n)
+        return found
+
+    def after(self, chosen: Iterable[int]) -> set[int]:
+        """These nodes and all that need them, directly or not."""
+        found = set(chosen)
+        for n in range(min(found, default=len(self.nodes)), len(self.nodes)):
+            if not found.isdisjoint(self.needs(n)):
+                found.add(n)
+        return found
+
     @property
     def graph(self) -> networkx.DiGraph[str]:
         """The DAG: nodes are step ids (attribute `node`), an edge points from what is needed to what needs it."""
-        import networkx
+        from .graph import dag
 
-        graph: networkx.DiGraph[str] = networkx.DiGraph(recipe=self.recipe)
+        graph = dag({node.id: [self.nodes[need].id for need in sorted(self.needs(n))] for n, node in enumerate(self.nodes)})
+        graph.graph["recipe"] = self.recipe
         for node in self.nodes:
-            graph.add_node(node.id, node=node)
-        for n, node in enumerate(self.nodes):
-            for need in self.needs(n):
-                graph.add_edge(self.nodes[need].id, node.id)
+            graph.nodes[node.id]["node"] = node
         return graph
 
     def dump(self) -> Iterator[str]:

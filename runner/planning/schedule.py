@@ -12,7 +12,7 @@ all of it, alone: whether that can work at all is for preflight to say.  A pool 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple, TypeAlias
@@ -125,28 +125,19 @@ def backoff(attempt: int) -> float:
     return min(300.0, 0.5 * 2.0 ** min(attempt - 1, 30))
 
 
-def priorities(tasks: Iterable[Task], seconds: Mapping[str, float]) -> dict[str, float]:
-    """The length of the longest way from the start of each step to the end of the run.  A step of unknown length counts one second."""
-    tasks = list(tasks)
-    above = {task.id: tuple(dict.fromkeys(task.needs + task.after)) for task in tasks}
-    open_below = dict.fromkeys(above, 0)
-    for needs in above.values():
-        for need in needs:
-            open_below[need] += 1
-    longest_below = dict.fromkeys(above, 0.0)
+def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, float]:
+    """The length of the longest way from the start of each step to the end of the run.  A step of unknown length counts one second.
+
+    `tasks` are in topological order, so one pass from the last to the first is enough, and a run imports no networkx.
+    """
     lengths: dict[str, float] = {}
-    work = [id for id, count in open_below.items() if not count]
-    while work:
-        id = work.pop()
-        lengths[id] = length = longest_below[id] + seconds.get(id, 1.0)
-        for need in above[id]:
-            if longest_below[need] < length:
-                longest_below[need] = length
-            open_below[need] -= 1
-            if not open_below[need]:
-                work.append(need)
-    if len(lengths) != len(tasks):
-        raise AssertionError(f"BUG: a plan with a cycle through {min(above.keys() - lengths.keys())} reached the scheduler")
+    rest: dict[str, float] = {}  # the longest way from the end of a step to the end of the run
+    for task in reversed(tasks):
+        lengths[task.id] = length = rest.get(task.id, 0.0) + seconds.get(task.id, 1.0)
+        for need in task.needs + task.after:
+            if need in lengths:
+                raise AssertionError(f"BUG: a plan with a cycle through {need} reached the scheduler")
+            rest[need] = max(rest.get(need, 0.0), length)
     return lengths
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -57,28 +58,21 @@ class Box:
 
 def draw(found: Survey) -> dict[str, Box]:
     """The plan as boxes, by id, in its order; matrices of more than ten instances are one box each."""
-    nodes = found.plan.nodes
-    instances: dict[str, list[int]] = {}
-    for n, node in enumerate(nodes):
-        instances.setdefault(_family(node.id), []).append(n)
-    name = {n: (node.id if len(instances[_family(node.id)]) <= COLLAPSED else f"{_family(node.id)}[…]") for n, node in enumerate(nodes)}
-    members: dict[str, list[int]] = {}
-    for n, id in name.items():
-        members.setdefault(id, []).append(n)
+    steps = found.plan.graph
+    answer = dict(zip(steps, (verdict.answer for verdict in found.verdicts), strict=True))
+    instances = Counter(map(_family, steps))
+    name = {id: id if instances[_family(id)] <= COLLAPSED else f"{_family(id)}[…]" for id in steps}
+    members: dict[str, list[str]] = {}
+    for id in steps:
+        members.setdefault(name[id], []).append(id)
     boxes = {}
-    for id, numbers in members.items():
-        answers: dict[str, int] = {}
-        needs: dict[str, None] = {}
-        for n in numbers:
-            answer = found.verdicts[n].answer
-            answers[answer] = answers.get(answer, 0) + 1
-            needs |= dict.fromkeys(name[need] for need in sorted(found.plan.needs(n)) if name[need] != id)
-        words = next(iter(answers)) if len(numbers) == 1 else f"{len(numbers)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
+    for id, ids in members.items():
+        answers = Counter(answer[each] for each in ids)
+        needs = dict.fromkeys(name[need] for each in ids for need in steps.pred[each] if name[need] != id)
+        words = next(iter(answers)) if len(ids) == 1 else f"{len(ids)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
         boxes[id] = Box(words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs))
     for pending in found.plan.pending:
-        boxes[f"{pending.step}[…]"] = Box(
-            f"one for each {pending.pattern} that {pending.producer} makes", "maybe", (name[found.plan.index[pending.producer]],)
-        )
+        boxes[f"{pending.step}[…]"] = Box(f"one for each {pending.pattern} that {pending.producer} makes", "maybe", (name[pending.producer],))
     return boxes
 
 
@@ -137,7 +131,7 @@ def as_json(found: Survey) -> dict[str, Any]:
         }
         for n, node in enumerate(plan.nodes)
     ]
-    edges = [[plan.nodes[need].id, node.id] for n, node in enumerate(plan.nodes) for need in sorted(plan.needs(n))]
+    edges = [[need, id] for id, needs in plan.graph.pred.items() for need in needs]
     pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in plan.pending]
     return {"recipe": plan.recipe, "nodes": nodes, "edges": edges, "pending": pending}
 

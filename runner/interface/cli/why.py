@@ -158,14 +158,7 @@ def unremembered(row: AttemptRow) -> str:
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
     """The steps that run for certain, of all that this one waits for: they are why it may."""
-    above: set[int] = set()
-    waiting = [n]
-    while waiting:
-        for need in found.plan.needs(waiting.pop()):
-            if need not in above:
-                above.add(need)
-                waiting.append(need)
-    running = sorted(need for need in above if found.verdicts[need].answer == "run")[:MANY]
+    running = sorted(need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run")[:MANY]
     nodes = found.plan.nodes
     rows = ws.store.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
     causes = []
