@@ -201,6 +201,52 @@ class Driver(Protocol):
         ...
 
 
+# --- what only some drivers and hosts have: the runner asks with isinstance
+
+
+@runtime_checkable
+class Skipping(Driver, Protocol):
+    """A driver of several machines that offers the others when some cannot be asked."""
+
+    left_out: Mapping[str, str]
+    """Machines that the last `offers` could not ask -> why, as a sentence.  Empty when all were asked."""
+
+
+@runtime_checkable
+class Visiting(Driver, Protocol):
+    """A driver whose hosts can be looked at without a lease; others are rented for a look."""
+
+    def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
+        """Every machine by name: a Host to ask and close, or why it cannot be asked."""
+        ...
+
+
+@runtime_checkable
+class Waking(Driver, Protocol):
+    """A driver that can begin early what its first job needs."""
+
+    def wake(self) -> None:
+        """Begin it and return at once.  Never raises: the first start meets what is wrong."""
+        ...
+
+
+@runtime_checkable
+class Closing(Driver, Protocol):
+    """A driver with connections of its own, beside those of its hosts."""
+
+    async def aclose(self) -> None:
+        """Close all connections; leases and jobs stay.  Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Rooted(Host, Protocol):
+    """A host that keeps files of its own in one folder."""
+
+    root: str
+    """That folder, absolute or below the login's home."""
+
+
 class DriverError(Exception):
     """Each class says what to do next; one that may have cost money carries its lease."""
 

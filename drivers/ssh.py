@@ -127,18 +127,18 @@ class Ssh:
             self._machines[str(route)] = _Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
         self._deadman = None if deadman is None else timedelta(seconds=deadman)
         self._hosts: dict[str, SshHost] = {}
-        self.left_out: dict[str, str] = {}
+        self.left_out: Mapping[str, str] = {}
         """Servers that the last `offers` could not ask -> why."""
 
     async def offers(self, need: Resources) -> Sequence[Offer]:
         """The servers that do for `need`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
         machines = list(self._machines.values())
         answers = await asyncio.gather(*(each.facts() for each in machines), return_exceptions=True)
-        self.left_out = {}
+        left_out: dict[str, str] = {}
         found: list[tuple[tuple[float, ...], Offer]] = []
         for each, answer in zip(machines, answers, strict=True):
             if isinstance(answer, DriverError):
-                self.left_out[str(each.route)] = str(answer)
+                left_out[str(each.route)] = str(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
@@ -155,9 +155,10 @@ class Ssh:
                     found.append((rank, Offer("ssh", str(each.route), have, data=each.data(answer))))
                 elif not any(host.machine is each for host in self._hosts.values()):
                     await each.link.aclose()
-        if self.left_out and len(self.left_out) == len(machines):
+        self.left_out = left_out
+        if left_out and len(left_out) == len(machines):
             kind = Denied if any(isinstance(answer, Denied) for answer in answers) else Unreachable
-            raise kind("\n".join(self.left_out.values()))
+            raise kind("\n".join(left_out.values()))
         return [offer for _, offer in sorted(found, key=lambda pair: pair[0])]
 
     async def acquire(self, order: Order) -> Lease:

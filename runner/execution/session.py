@@ -162,11 +162,11 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     import asyncio
 
     from drivers import load
-    from drivers.base import DriverError
+    from drivers.base import DriverError, Waking
 
     local = load("local")(ws.home / "local")
-    if (wake := getattr(local, "wake", None)) is not None:
-        wake()  # what it takes to begin a supervisor passes while the rest is being prepared
+    if isinstance(local, Waking):
+        local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
     from ..hosts.leases import Fleet
     from ..planning.schedule import Move

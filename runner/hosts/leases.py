@@ -16,7 +16,22 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from drivers import devices, load
-from drivers.base import Denied, Driver, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled
+from drivers.base import (
+    Closing,
+    Denied,
+    Driver,
+    DriverError,
+    Host,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Resources,
+    Skipping,
+    Throttled,
+)
 from drivers.devices import Card
 
 from .. import extensions
@@ -166,9 +181,8 @@ class Fleet:
             except DriverError as error:
                 self.say(f"{leased.place} could not be given back: {error}")
         self._leased = []
-        closing = getattr(self._driver, "aclose", None)
-        if closing is not None:
-            await closing()
+        if isinstance(self._driver, Closing):
+            await self._driver.aclose()
         if self._here is not None:
             await self.here.host.aclose()
             await self.local.release(self._here)
@@ -196,8 +210,9 @@ class Fleet:
     async def _offers(self) -> Sequence[Offer]:
         driver = self._of()
         offers = await driver.offers(Resources())
-        for host, why in getattr(driver, "left_out", {}).items():
-            self.say(f"{host} is left out: {why}")
+        if isinstance(driver, Skipping):
+            for host, why in driver.left_out.items():
+                self.say(f"{host} is left out: {why}")
         if not offers:
             raise Infrastructure(f"the driver {self.name} offers no host", fix=f"`recipe doctor --driver {self.name}` says what there is")
         return offers

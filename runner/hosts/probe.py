@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from drivers import devices, load, machine
-from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Unreachable
+from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Rooted, Unreachable, Visiting
 from drivers.devices import Device
 
 from .. import extensions
@@ -121,7 +121,8 @@ async def examine(driver: Driver) -> list[Finding]:
                 found.append(_refused(host)._replace(host=name))
                 continue
             try:
-                said = b"".join([data async for data in host.call(machine.question(str(getattr(host, "root", ".recipe-host")), _SCRIPT))])
+                root = host.root if isinstance(host, Rooted) else ".recipe-host"
+                said = b"".join([data async for data in host.call(machine.question(root, _SCRIPT))])
                 found += [finding._replace(host=name) for finding in findings(said)]
             except DriverError as error:
                 found.append(_refused(error)._replace(host=name))
@@ -134,9 +135,8 @@ async def examine(driver: Driver) -> list[Finding]:
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
     """Every host, or why there is none.  A driver that lets its hosts be visited is not asked for a place on them."""
-    visit = getattr(driver, "visit", None)
-    if visit is not None:
-        async for name, host in visit():
+    if isinstance(driver, Visiting):
+        async for name, host in driver.visit():
             yield name, host
         return
     for offer in await driver.offers(Resources()):

@@ -3,6 +3,8 @@
 class TestLocal(DriverContract):
     def make(self, place):
         return Local(place)
+
+What only some drivers have is tested by a class of its own, which the test of such a driver inherits, too: `PARTS` names them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,23 @@ from pathlib import Path
 
 import pytest
 
-from drivers.base import Command, Driver, Exit, Host, HostLost, Job, Order, Rejected, Resources
+from drivers.base import (
+    Closing,
+    Command,
+    Driver,
+    DriverError,
+    Exit,
+    Host,
+    HostLost,
+    Job,
+    Order,
+    Rejected,
+    Resources,
+    Rooted,
+    Skipping,
+    Visiting,
+    Waking,
+)
 
 AT_ONCE = timedelta(0)
 LONG = timedelta(seconds=60)
@@ -152,6 +170,14 @@ class DriverContract:
 
     def test_nothing_is_offered_to_a_need_that_nothing_satisfies(self, place: Path) -> None:
         assert not asyncio.run(self.make(place).offers(Resources(cpus=1e9)))
+
+    def test_an_optional_member_has_its_part_of_this_suite(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            parts = {part for part in PARTS if isinstance(self, part)}
+            assert parts == {part for part, has in PARTS.items() if isinstance(driver, has) or isinstance(host, has)}
+
+        driver = self.make(place)
+        self.on_host(place, act)
 
     # --- running
 
@@ -556,6 +582,111 @@ class DriverContract:
 
         self.on_host(place, act)
         assert caplog.text == ""
+
+
+class SkippingContract(DriverContract):
+    def make_with_a_dead_machine(self, place: Path) -> tuple[Driver, str]:
+        """The driver with one machine more, which cannot be asked, and that machine's name."""
+        raise NotImplementedError
+
+    def test_a_machine_that_cannot_be_asked_is_left_out_with_the_reason(self, place: Path) -> None:
+        async def ask() -> None:
+            whole = self.make(place)
+            assert isinstance(whole, Skipping) and await whole.offers(Resources()) and not whole.left_out
+            driver, dead = self.make_with_a_dead_machine(place)
+            assert isinstance(driver, Skipping)
+            assert dead not in {offer.id for offer in await driver.offers(Resources())}
+            assert list(driver.left_out) == [dead] and driver.left_out[dead]
+            for each in (whole, driver):
+                if isinstance(each, Closing):
+                    await each.aclose()
+
+        asyncio.run(ask())
+
+
+class VisitingContract(DriverContract):
+    def test_hosts_are_visited_without_a_lease(self, place: Path) -> None:
+        async def look() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Visiting)
+            names = []
+            async for name, host in driver.visit():
+                assert not isinstance(host, DriverError)
+                names.append(name)
+                assert await gathered(host.call((SH, "-c", "echo here"))) == b"here\n"
+                assert not await driver.leases()
+                await host.aclose()
+            assert names and len(names) == len(set(names))
+
+        asyncio.run(look())
+
+
+class WakingContract(DriverContract):
+    def test_a_driver_that_was_woken_twice_runs_a_job_as_any_other(self, place: Path) -> None:
+        driver = self.make(place)
+        assert isinstance(driver, Waking)
+        driver.wake()
+        driver.wake()
+
+        async def act() -> None:
+            host = await self.host(driver)
+            assert (await over(host, await host.start(self.command("exit 3", place), "early"))).code == 3
+            await host.aclose()
+
+        asyncio.run(act())
+
+    def test_what_keeps_a_driver_from_waking_is_met_by_the_first_start(self, place: Path) -> None:
+        elsewhere = place / "file"
+        elsewhere.write_text("no folder")
+        driver = self.make(elsewhere)
+        assert isinstance(driver, Waking)
+        driver.wake()
+
+        async def act() -> None:
+            host = await self.host(driver)
+            await over(host, await host.start(self.command("exit 0", place), "never"))
+
+        with pytest.raises(DriverError):
+            asyncio.run(act())
+
+
+class ClosingContract(DriverContract):
+    def test_closing_a_driver_leaves_leases_and_jobs(self, place: Path) -> None:
+        async def act() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Closing)
+            job = await self.begun(await self.host(driver), self.command("echo begun; read line < gate; exit 5", place), "long")
+            before = await driver.leases()
+            await driver.aclose()
+            await driver.aclose()
+            again = self.make(place)
+            assert isinstance(again, Closing) and await again.leases() == before
+            host = await self.host(again)
+            release(place)
+            assert (await over(host, job)).code == 5
+            await again.aclose()
+
+        asyncio.run(act())
+
+
+class RootedContract(DriverContract):
+    def test_what_a_host_keeps_lies_below_its_root(self, place: Path) -> None:
+        async def act(host: Host) -> None:
+            assert isinstance(host, Rooted)
+            await over(host, await host.start(self.command("exit 0", place), "kept"))
+            assert await gathered(host.call((SH, "-c", 'cd && ls -d "$1"/*', "sh", host.root)))
+
+        self.on_host(place, act)
+
+
+PARTS: dict[type[DriverContract], type] = {
+    SkippingContract: Skipping,
+    VisitingContract: Visiting,
+    WakingContract: Waking,
+    ClosingContract: Closing,
+    RootedContract: Rooted,
+}
+"""What only some drivers and hosts have: its part of this suite -> its Protocol.  A Host, too, has an `aclose`, and is no driver."""
 
 
 async def over(host: Host, job: Job) -> Exit:

@@ -9,14 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import DriverContract
+from driver_contract import WakingContract
 
 import drivers
 from drivers.base import DriverError, Exit, Host, Rejected
 from drivers.local import Local, LocalHost
 
 
-class TestLocal(DriverContract):
+class TestLocal(WakingContract):
     def make(self, place: Path) -> Local:
         return Local(place / "root")
 

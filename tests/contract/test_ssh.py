@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import DriverContract
+from driver_contract import ClosingContract, RootedContract, SkippingContract, VisitingContract
 
 import drivers
 from drivers.ssh import Ssh
@@ -20,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         yield sshd
 
 
-class TestSsh(DriverContract):
+class TestSsh(SkippingContract, VisitingContract, ClosingContract, RootedContract):
     measures_memory = False
     tick = 1.0  # busybox and others count whole seconds
 
@@ -30,6 +31,12 @@ class TestSsh(DriverContract):
 
     def make(self, place: Path) -> Ssh:
         return Ssh(**json.loads((place / "settings.json").read_text()))
+
+    def make_with_a_dead_machine(self, place: Path) -> tuple[Ssh, str]:
+        settings = json.loads((place / "settings.json").read_text())
+        with socket.create_server(("127.0.0.1", 0)) as was:
+            dead = f"nobody@127.0.0.1:{was.getsockname()[1]}"
+        return Ssh(**{**settings, "hosts": [*settings["hosts"], dead]}), dead
 
 
 def test_the_driver_is_loaded_by_its_name() -> None:
