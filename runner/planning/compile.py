@@ -9,53 +9,37 @@ uses                the other recipe's steps, ids `outer/inner`, keys as if it h
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from ..digest import Digest, of_value
-from ..errors import Invalid, Problem
+from ..digest import Digest
 from ..language.recipe import GitCode, Resources
 from ..paths import escapes, heads
 from . import constants
 from .assemble import assemble
-from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
-from .mentions import Makes, Misnamed, Near, excluded, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
+from .axes import Axes, Found, instance_id
+from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, output_flags, output_of, plain_value, resource_spec
+from .mentions import Makes, Near, excluded, is_glob, may_make, ordered, reaches, spelled, steps_of, templates
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
-from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Pending, Plan
+from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
+from .selection import add_select
 from .step import (
     DIRECTORY,
-    NONEMPTY,
-    OPTIONAL,
     TEMPORARY,
     GitSpec,
     MetricsSpec,
     Names,
-    ResourceSpec,
     SecretSpec,
-    SelectSpec,
     StateSpec,
     StepSpec,
     SyncSpec,
 )
+from .uses import UsedRecipes
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Uses
+    from ..language.recipe import Glob, Input, Recipe, State, Step
     from ..language.values import Tree, Where
-
-MOST_STEPS: Final = 100_000
-"""Steps of one plan."""
-LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "run": ("id", "recipe"),
-    "step": ("id", "key"),
-    "node": ("rank",),
-    "nodes": ("count", "addresses"),
-    "host": ("gpus", "cpus"),
-}
 
 
 def compile_plan(
@@ -74,12 +58,12 @@ def compile_plan(
     `used` has each recipe named by a `uses`, by the name written there; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
     pattern below an output (`step/output:pattern`) known so far; `bind` and `kind_of` are `language.inputs`'.  Raises Invalid with every problem.
     """
-    left_out: dict[str, _Found] = {}
+    left_out: dict[str, Found] = {}
     while True:
         compiler = _Compiler(used, globs, bind, kind_of, left_out)
         compiler.add(recipe, values, prefix="", preset=preset)
         makes = compiler.makes()
-        if not (more := {path: found for path, found in compiler.found.items() if makes.meets(path)}):
+        if not (more := {path: found for path, found in compiler.axes.found.items() if makes.meets(path)}):
             break
         left_out |= more  # it only grows, and no output comes with a match that goes: this ends
     for path, (there, axis, where) in left_out.items():
@@ -94,14 +78,6 @@ _NOTHING: Final[dict[str, Any]] = {}
 _UNSAID: Final = Resources()
 
 
-class _Found(NamedTuple):
-    """Where a match comes from: an axis of a recipe, and the place of its pattern."""
-
-    recipe: Recipe
-    axis: str
-    where: Where
-
-
 class _Compiler:
     def __init__(
         self,
@@ -111,15 +87,15 @@ class _Compiler:
         kind_of: Callable[[str], str],
         left_out: Collection[str],
     ) -> None:
-        self.used, self.globs, self.bind, self.kind_of, self.left_out = used, globs, bind, kind_of, left_out
-        self.full = False  # there are more steps than a plan may have
-        self.found: dict[str, _Found] = {}  # workspace paths that became values of an axis
+        self.used, self.kind_of, self.left_out = used, kind_of, left_out
         self.sketch = Sketch()
+        self.axes = Axes(self.sketch, globs, left_out)
         self.depth: list[str] = []
+        self.uses = UsedRecipes(self.sketch, self.axes, used, bind, self.depth, self.add)
 
     def makes(self) -> Makes:
         """Every path that a step makes, if there is a match that may be one."""
-        return Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values()) if self.found or self.left_out else Makes(())
+        return Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values()) if self.axes.found or self.left_out else Makes(())
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
 
@@ -191,9 +167,9 @@ class _Compiler:
 
     def _step(self, scope: Scope, step: Step, chosen: Any, preset: str | None) -> None:
         if step.uses:
-            self._uses(scope, step, step.uses, preset)
+            self.uses.add(scope, step, step.uses, preset)
         elif step.select:
-            self._select(scope, step)
+            add_select(self.sketch, self.used, scope, step)
         else:
             self._plain(scope, step, chosen)
 
@@ -211,14 +187,14 @@ class _Compiler:
             self._shell_variables(recipe, step)
         waits = [name for name in steps_of(step) if name in scope.pending]
         waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.reads)]
-        axes = self._combinations(scope, step)
+        axes = self.axes.combinations(scope, step)
         if waits or axes is None:
             scope.pending.add(step.id)
             return
         drafts = []
         for combination in axes:
             draft = Draft(
-                self._name(scope, step.id, combination),
+                instance_id(scope, step.id, combination),
                 step,
                 recipe,
                 scope.home,
@@ -234,100 +210,9 @@ class _Compiler:
         scope.groups[step.id] = drafts
         if step.matrix is not None:
             scope.many.add(step.id)
-            scope.results[step.id] = {o.name: [self._made(d, o.name) for d in drafts if not d.flags & SKIP] for o in step.outputs}
+            scope.results[step.id] = {o.name: [output_of(d, o.name) for d in drafts if not d.flags & SKIP] for o in step.outputs}
         else:
-            scope.results[step.id] = {o.name: self._made(drafts[0], o.name) for o in step.outputs}
-
-    def _name(self, scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
-        return f"{scope.prefix}{id}" + (f"[{','.join(f'{k}={_encoded(v)}' for k, v in combination.items())}]" if combination else "")
-
-    def _made(self, draft: Draft, output: str) -> PathValue:
-        return PathValue(draft.outputs[output][0], "step", (draft, output))
-
-    def _combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
-        """Every combination of the matrix, one empty one without; None while an axis is not known, or when there are too many."""
-        axes = self._axes(scope, step)
-        return None if axes is None else [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-    def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
-        """The values of each axis; one without any where there is a problem."""
-        axes: dict[str, list[Any]] = {}
-        for name, axis in (step.matrix or {}).items():
-            where = (*step.origin, "matrix", name)
-            if isinstance(axis, dict):
-                values = self._glob(scope, step, name, axis, where)
-                if values is None:
-                    return None
-            else:
-                unread = len(self.sketch.problems)
-                value = self.sketch.evaluate(scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where)
-                if not isinstance(value, list):
-                    if len(self.sketch.problems) > unread:
-                        return {name: []}
-                    self.sketch.problem(
-                        scope.recipe,
-                        "matrix-axis",
-                        f'axis "{name}" of "{step.id}" is not a list',
-                        where,
-                        fix="give a list, or an expression that is one",
-                    )
-                    return {name: []}
-                values = value
-            if len({_encoded(v) for v in values}) < len(values):
-                self.sketch.problem(
-                    scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where, fix="values must differ as text"
-                )
-                return {name: []}
-            axes[name] = values
-        return axes if self._fits(scope, step, axes) else None
-
-    def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
-        """Whether a plan can hold all instances of a step; a problem, the first time that it cannot."""
-        if len(self.sketch.drafts) + math.prod(map(len, axes.values())) <= MOST_STEPS:
-            return True
-        if not self.full:
-            self.full = True
-            product = " × ".join(f"{len(values):,}" for values in axes.values())
-            message = f"the plan would have more than {MOST_STEPS:,} steps" + (f': the matrix of "{step.id}" has {product}' if axes else "")
-            where = (*step.origin, "matrix") if axes else step.origin
-            fix = "try fewer values, or let one step work through many of them"
-            self.sketch.problem(scope.recipe, "too-many-steps", message, where, fix=fix, key=True)
-        return False
-
-    def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where) -> list[Any] | None:
-        maker = None
-        names = {"inputs": scope.inputs, "steps": Results(scope)}
-        exclude = [str(each) for each in self.sketch.evaluate(scope, given.get("exclude", []), names, (*where, "exclude"))]
-        where = (*where, "glob")
-        value = self.sketch.evaluate(scope, given["glob"], names, where)
-        text = str(value) if value is not None else ""
-        for path, (id, output) in scope.makers.items():
-            if text.startswith(path + "/"):
-                maker = (id, output, text[len(path) + 1 :], path)
-        if maker is None:
-            if escapes(text):
-                if text != given["glob"]:
-                    self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix=WORKSPACE)
-                return []
-            matches = [match for match in self.globs.get(text, ()) if match not in self.left_out and not excluded(match, exclude)]
-            self.found |= dict.fromkeys(matches, _Found(scope.recipe, axis, where))
-            return [PathValue(match, "dep", match) for match in matches]
-        id, output, below, path = maker
-        if id in scope.pending or len(scope.groups.get(id, ())) != 1:
-            self.sketch.problem(
-                scope.recipe,
-                "matrix-axis",
-                f'the axis "{axis}" looks below an output of "{id}", which is itself a matrix',
-                where,
-                fix="look below the output of a step without a matrix",
-            )
-            return []
-        producer = scope.groups[id][0]
-        known = self.globs.get(f"{producer.id}/{output}:{below}")
-        if known is None:
-            self.sketch.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
-            return None
-        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known if not excluded(f"{path}/{match}", exclude)]
+            scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
 
     def _outputs(self, scope: Scope, draft: Draft) -> None:
         step = draft.step
@@ -354,7 +239,7 @@ class _Compiler:
                 if value != raw:  # as it is written it was looked at already
                     self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" {wrong}', where, fix=BELOW)
                 path = f"invalid/{step.id}/{n}"
-            draft.outputs[output.name] = (path, _output_flags(output))
+            draft.outputs[output.name] = (path, output_flags(output))
             scope.makers[path] = (step.id, output.name)
 
     def _state(self, scope: Scope, step: Step, state: State, places: Mapping[str, Any]) -> str:
@@ -377,7 +262,7 @@ class _Compiler:
             image, python = chosen.image or image, chosen.python or python
         secrets = step.secrets if step.secrets is not None else recipe.secrets
         code = step.code if step.code is not None else recipe.code
-        author: dict[str, Any] = {"outputs": {o.name: [o.path, _output_flags(o) & ~TEMPORARY] for o in step.outputs}}
+        author: dict[str, Any] = {"outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}}
         if isinstance(step.run, list):
             author["run"] = step.run
         elif step.run is not None:
@@ -390,7 +275,7 @@ class _Compiler:
         if step.metrics:
             author["metrics"] = [step.metrics.file, step.metrics.pattern]
         if resources.key:
-            author["resources"] = _resources(resources).asked
+            author["resources"] = resource_spec(resources).asked
         if not step.outputs:
             # Whoever has no outputs is there for its effect: two steps that say the same are two effects.
             assert self.sketch.top is not None
@@ -437,7 +322,7 @@ class _Compiler:
             recipe=recipe.id,
             step=step.id,
             author=author,
-            resources=_resources(resources),
+            resources=resource_spec(resources),
             run=step.run,
             accelerate=dict(step.accelerate) if step.accelerate is not None else None,
             shell=step.shell,
@@ -682,242 +567,16 @@ class _Compiler:
         if any(ref.path[0] == "steps" and ref.path[2:3] == ("metrics",) for ref in self.sketch.references(scope, step.when, where)):
             draft.flags |= WHEN_LATE
             return
-        if self._condition(scope, step, names) is False:
+        if self.sketch.condition(scope, step, names) is False:
             draft.flags |= SKIP
-
-    def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """The value of a `when` that is known by now; None with a problem."""
-        where = (*step.origin, "when")
-        unread = len(self.sketch.problems)
-        value = self.sketch.evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
-        if isinstance(value, bool):
-            return value
-        if len(self.sketch.problems) == unread:
-            self.sketch.problem(
-                scope.recipe,
-                "when",
-                f'`when` of "{step.id}" is {json.dumps(plain_value(value))}, not true or false',
-                where,
-                fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
-            )
-        return None
 
     def _unkeyed(self, recipe: Recipe, name: str) -> bool:
         root, _, rest = name.partition(".")
         spec = recipe.inputs.get(rest) if root == "inputs" else None
         return spec is not None and not spec.key
 
-    # -- select and uses -------------------------------------------------------------------------------------------------------------------------
-
-    def _select(self, scope: Scope, step: Step) -> None:
-        assert step.select is not None
-        if step.select.source in scope.pending:
-            scope.pending.add(step.id)
-            return
-        scope.results[step.id] = {}
-        compared = selected(scope.recipe, self.used, step.select.step)
-        if isinstance(compared, Misnamed):
-            self.sketch.problem(scope.recipe, compared.code, compared.message, (*step.origin, "select"), fix=compared.fix)
-        if compared is None or isinstance(compared, Misnamed):
-            return
-        source = scope.instances(step.select.step)
-        draft = Draft(
-            f"{scope.prefix}{step.id}", step, scope.recipe, scope.home, scope.prefix, scope.inputs, {}, flags=SELECT, order=len(self.sketch.drafts)
-        )
-        self.sketch.drafts.append(draft)
-        scope.groups[step.id] = [draft]
-        made = {name: flags for name, (_, flags) in source[0].outputs.items()} if source else {o.name: _output_flags(o) for o in compared.outputs}
-        for name, flags in made.items():
-            suffixes = {posixpath.splitext(d.outputs[name][0])[1] for d in source}
-            suffix = suffixes.pop() if len(suffixes) == 1 else ""
-            draft.outputs[name] = (f"{step.id}/{name}{suffix}", flags)
-            for d in source:
-                if not d.flags & SKIP:
-                    draft.upstream[f"{d.id}/{name}"] = (d, name, "")
-        for d in source:
-            if not d.flags & SKIP:
-                draft.late[(d.id, step.select.metric)] = d
-        draft.after = [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
-        draft.wants = [*([source] if source else ()), *([d] for d in draft.after)]
-        if step.when is not None and self._condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)}) is False:
-            draft.flags |= SKIP
-        draft.author = {"select": [step.select.metric, step.select.best]}
-        draft.spec = StepSpec(
-            recipe=scope.recipe.id,
-            step=step.id,
-            author=draft.author,
-            resources=_resources(step.resources),
-            select=SelectSpec(step.select.metric, step.select.best),
-        )
-        scope.results[step.id] = {name: self._made(draft, name) for name in draft.outputs}
-
-    def _uses(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
-        recipe = scope.recipe
-        other = self.used.get(uses.recipe)
-        where = (*step.origin, "uses")
-        scope.results[step.id] = {}
-        if other is None:
-            return  # reported by whoever looked for it
-        if other.id in self.depth:
-            self.sketch.problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
-            return
-        if not self.sketch.mentions_known(scope, step):
-            return
-        axes = self._combinations(scope, step)
-        if axes is None or any(name in scope.pending for name in steps_of(step)):
-            scope.pending.add(step.id)
-            return
-        inner_preset = uses.preset or (preset if preset in other.presets else None)
-        results: list[dict[str, Any]] = []
-        below: list[Draft] = []
-        for combination in axes:
-            names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
-            given: dict[str, Any] = {}
-            variables: dict[str, str] = {}
-            for name, leaf in uses.given.items():
-                spec = other.inputs.get(name)
-                place = (*step.origin, "with", name)
-                if spec is not None and spec.type == "secret":
-                    variables |= self._handed(scope, name, leaf, place)
-                    continue
-                for ref in self.sketch.references(scope, leaf, place):
-                    if (ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)) or ref.path[0] in LATE_NAMES:
-                        self.sketch.problem(
-                            recipe,
-                            "late-name",
-                            f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
-                            place,
-                            offset=ref.offset,
-                            length=ref.length,
-                            fix="use it in a step of this recipe",
-                        )
-                given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
-                addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
-                if addresses and not is_path_value(value) and self._names_paths(scope, leaf, names, place):
-                    self.sketch.problem(
-                        recipe,
-                        "path-in-text",
-                        f'"{name}" takes a whole output or input, not a place inside one',
-                        place,
-                        fix="hand on the whole, and let a step of that recipe look inside; or make this an output of its own",
-                    )
-            when: bool | None = True
-            if step.when is not None:
-                late = [
-                    r
-                    for r in self.sketch.references(scope, step.when, (*step.origin, "when"))
-                    if r.path[0] == "steps" and r.path[2:3] == ("metrics",)
-                ]
-                for ref in late:
-                    self.sketch.problem(
-                        recipe,
-                        "late-name",
-                        f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
-                        (*step.origin, "when"),
-                        offset=ref.offset,
-                        length=ref.length,
-                        fix="use it in the `when` of a step with a command",
-                    )
-                when = None if late else self._condition(scope, step, names)
-            if self.sketch.problems:
-                return
-            try:
-                values = self.bind(other, given, preset=inner_preset)
-            except Invalid as error:
-                self.sketch.problems += [
-                    Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or recipe.document.locate((*step.origin, "with")), p.fix)
-                    for p in error.problems
-                ]
-                return
-            start = len(self.sketch.drafts)
-            inner = self.add(
-                other,
-                {**values, **{k: v for k, v in given.items() if is_path_value(v)}},
-                prefix=self._name(scope, step.id, combination) + "/",
-                preset=inner_preset,
-                variables=variables,
-                asked=step.resources.over(scope.asked),
-                named=uses.preset is not None,
-            )
-            mine = self.sketch.drafts[start:]
-            below += mine
-            for draft in mine:
-                if when is False:
-                    draft.flags |= SKIP
-                draft.after += [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
-                draft.wants += [found for id in steps_of(step) if (found := scope.groups.get(id) or scope.inner.get(id))]
-            if inner.pending:
-                scope.pending.add(step.id)
-            results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
-        scope.inner[step.id] = below
-        if step.matrix is None:
-            scope.results[step.id] = results[0] if results else {}
-        else:
-            scope.many.add(step.id)
-            scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
-
-    def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
-        """Whether a leaf mentions a path in the attempt directory."""
-        for _, text in walk(leaf, where):
-            for ref in self.sketch.references(scope, text, where):
-                value: Any = names
-                for part in ref.path:
-                    value = value.get(part) if isinstance(value, Mapping) else None
-                if is_path_value(value):
-                    return True
-        return False
-
-    def _handed(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
-        """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
-        refs = self.sketch.references(scope, leaf, where)
-        if len(refs) == 1 and refs[0].path[0] == "inputs" and len(refs[0].path) == 2 and refs[0].path[1] in scope.variables:
-            return {name: scope.variables[refs[0].path[1]]}
-        self.sketch.problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
-        return {}
-
-    def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
-        """A used recipe's outputs, found by the outer recipe below `prefix`."""
-        found: dict[str, Any] = {}
-        if other.outputs is None:
-            for made in inner.results.values():
-                found |= made
-        else:
-            for name, leaf in other.outputs.items():
-                value = self.sketch.evaluate(inner, leaf, {"inputs": inner.inputs, "steps": Results(inner)}, ("outputs", name))
-                if value is not None:
-                    found[name] = value
-        moved: dict[str, Any] = {}
-        for name, value in found.items():
-            if isinstance(value, PathValue):
-                moved[name] = PathValue(prefix + value.name, value.kind, value.address)
-            elif isinstance(value, list):
-                moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
-        return moved
-
 
 def _last(path: str) -> str:
     """The last name in a path; empty where it has none."""
     name = posixpath.basename(posixpath.normpath(path))
     return "" if name in (".", "..") else name
-
-
-def _output_flags(output: Output) -> int:
-    return (
-        (OPTIONAL if output.optional else 0)
-        | (NONEMPTY if output.nonempty else 0)
-        | (TEMPORARY if output.temporary else 0)
-        | (DIRECTORY if output.directory else 0)
-    )
-
-
-def _resources(asked: Resources) -> ResourceSpec:
-    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools) or _NOTHING)
-
-
-def _encoded(value: Any) -> str:
-    """One axis value in a step id: percent-encoded, long ones cut with a hash of the whole."""
-    from ..language.template import text_of
-
-    plain = plain_value(value)
-    text = quote(text_of(plain) if isinstance(plain, (str, int, float, bool)) else json.dumps(plain, sort_keys=True), safe="")
-    return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -9,16 +10,26 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import Problem, did_you_mean
 from .mentions import templates
 from .plan import bare
-from .step import NOTHING, StepSpec
+from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, ResourceSpec, StepSpec
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Resources, Step
+    from ..language.recipe import Output, Recipe, Resources, Step
     from ..language.values import Where
     from .plan import Pending
 
 
 UNCOMPILED: Final = StepSpec("", "", NOTHING)
 """What a draft does before it is compiled."""
+
+
+LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "run": ("id", "recipe"),
+    "step": ("id", "key"),
+    "node": ("rank",),
+    "nodes": ("count", "addresses"),
+    "host": ("gpus", "cpus"),
+}
+"""What only an attempt knows, by its first name."""
 
 
 class PathValue(str):
@@ -146,6 +157,23 @@ class Sketch:
             self.template_problem(scope, error, where)
             return None
 
+    def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
+        """The value of a `when` that is known by now; None with a problem."""
+        where = (*step.origin, "when")
+        unread = len(self.problems)
+        value = self.evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
+        if isinstance(value, bool):
+            return value
+        if len(self.problems) == unread:
+            self.problem(
+                scope.recipe,
+                "when",
+                f'`when` of "{step.id}" is {json.dumps(plain_value(value))}, not true or false',
+                where,
+                fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
+            )
+        return None
+
     def mentions_known(self, scope: Scope, step: Step) -> bool:
         """Every step and output that a step mentions exists."""
         good = True
@@ -235,3 +263,23 @@ def plain_value(value: Any) -> Any:
 def is_path_value(value: Any) -> bool:
     """Whether a value is a path of an attempt directory, or a list with one."""
     return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))
+
+
+def output_of(draft: Draft, output: str) -> PathValue:
+    """An output as templates of later steps see it."""
+    return PathValue(draft.outputs[output][0], "step", (draft, output))
+
+
+def output_flags(output: Output) -> int:
+    """What an output may be, as a number."""
+    return (
+        (OPTIONAL if output.optional else 0)
+        | (NONEMPTY if output.nonempty else 0)
+        | (TEMPORARY if output.temporary else 0)
+        | (DIRECTORY if output.directory else 0)
+    )
+
+
+def resource_spec(asked: Resources) -> ResourceSpec:
+    """What a step asks for, as its spec has it."""
+    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools))

@@ -10,7 +10,7 @@ import pytest
 
 import runner
 from runner.errors import NotFound
-from runner.planning import compile
+from runner.planning import axes
 from runner.survey import validation
 from tests.support import Space
 
@@ -25,7 +25,7 @@ def test_a_matrix_of_a_million_is_refused_before_it_is_expanded(space: Space) ->
 
 
 def test_all_steps_count_also_those_of_recipes_that_are_used(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "MOST_STEPS", 6)
+    monkeypatch.setattr(axes, "MOST_STEPS", 6)
     space.recipe("recipe: inner@1\nsummary: x\nsteps: {a: {run: 'true'}, b: {run: 'true'}}", name="inner.yaml")
     space.recipe({"steps": {"u": {"uses": "./inner.yaml", "matrix": {"n": [1, 2, 3]}}}})
     assert len(space.answers()) == 6

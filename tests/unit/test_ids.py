@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.planning.compile import _encoded
+from runner.planning.axes import encoded
 from runner.planning.ids import readable, stored
 
 
@@ -15,7 +15,7 @@ from runner.planning.ids import readable, stored
 @example(["a=b", "c,d]%2F[ e"])
 @example(["ü" * 80, "\x1b]0;t\x07"])
 def test_what_people_read_is_what_they_can_type(values: list[str]) -> None:
-    id = f"group/train[{','.join(f'axis{n}={_encoded(value)}' for n, value in enumerate(values))}]/inner"
+    id = f"group/train[{','.join(f'axis{n}={encoded(value)}' for n, value in enumerate(values))}]/inner"
     seen = readable(id)
     assert stored(seen) == id == stored(id)
     assert seen.isprintable()

@@ -1,0 +1,181 @@
+"""A recipe inside a recipe: the steps that `uses` brings, and what they take and give.
+
+Their ids are `outer/inner`, and their keys as if that recipe had been run alone; only publishing knows the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Invalid, Problem
+from .axes import Axes, instance_id
+from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, is_path_value
+from .mentions import steps_of, walk
+from .plan import SKIP
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Step, Uses
+    from ..language.values import Tree, Where
+
+
+class UsedRecipes:
+    """The recipes that the steps of one plan use, by the names written there.
+
+    `depth` are the recipes being compiled, outermost first; `compile_recipe` adds the steps of one more and returns its names.
+    """
+
+    def __init__(
+        self,
+        sketch: Sketch,
+        axes: Axes,
+        used: Mapping[str, Recipe],
+        bind: Callable[..., dict[str, Tree]],
+        depth: Sequence[str],
+        compile_recipe: Callable[..., Scope],
+    ) -> None:
+        self.sketch, self.axes, self.used, self.bind, self.depth, self.compile_recipe = sketch, axes, used, bind, depth, compile_recipe
+
+    def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
+        """Add the steps of the recipe that a step uses, once for each of its instances."""
+        recipe = scope.recipe
+        other = self.used.get(uses.recipe)
+        where = (*step.origin, "uses")
+        scope.results[step.id] = {}
+        if other is None:
+            return  # reported by whoever looked for it
+        if other.id in self.depth:
+            self.sketch.problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
+            return
+        if not self.sketch.mentions_known(scope, step):
+            return
+        axes = self.axes.combinations(scope, step)
+        if axes is None or any(name in scope.pending for name in steps_of(step)):
+            scope.pending.add(step.id)
+            return
+        inner_preset = uses.preset or (preset if preset in other.presets else None)
+        results: list[dict[str, Any]] = []
+        below: list[Draft] = []
+        for combination in axes:
+            names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
+            given: dict[str, Any] = {}
+            variables: dict[str, str] = {}
+            for name, leaf in uses.given.items():
+                spec = other.inputs.get(name)
+                place = (*step.origin, "with", name)
+                if spec is not None and spec.type == "secret":
+                    variables |= self._handed(scope, name, leaf, place)
+                    continue
+                for ref in self.sketch.references(scope, leaf, place):
+                    if (ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)) or ref.path[0] in LATE_NAMES:
+                        self.sketch.problem(
+                            recipe,
+                            "late-name",
+                            f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
+                            place,
+                            offset=ref.offset,
+                            length=ref.length,
+                            fix="use it in a step of this recipe",
+                        )
+                given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
+                addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
+                if addresses and not is_path_value(value) and self._names_paths(scope, leaf, names, place):
+                    self.sketch.problem(
+                        recipe,
+                        "path-in-text",
+                        f'"{name}" takes a whole output or input, not a place inside one',
+                        place,
+                        fix="hand on the whole, and let a step of that recipe look inside; or make this an output of its own",
+                    )
+            when: bool | None = True
+            if step.when is not None:
+                late = [
+                    r
+                    for r in self.sketch.references(scope, step.when, (*step.origin, "when"))
+                    if r.path[0] == "steps" and r.path[2:3] == ("metrics",)
+                ]
+                for ref in late:
+                    self.sketch.problem(
+                        recipe,
+                        "late-name",
+                        f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
+                        (*step.origin, "when"),
+                        offset=ref.offset,
+                        length=ref.length,
+                        fix="use it in the `when` of a step with a command",
+                    )
+                when = None if late else self.sketch.condition(scope, step, names)
+            if self.sketch.problems:
+                return
+            try:
+                values = self.bind(other, given, preset=inner_preset)
+            except Invalid as error:
+                self.sketch.problems += [
+                    Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or recipe.document.locate((*step.origin, "with")), p.fix)
+                    for p in error.problems
+                ]
+                return
+            start = len(self.sketch.drafts)
+            inner = self.compile_recipe(
+                other,
+                {**values, **{k: v for k, v in given.items() if is_path_value(v)}},
+                prefix=instance_id(scope, step.id, combination) + "/",
+                preset=inner_preset,
+                variables=variables,
+                asked=step.resources.over(scope.asked),
+                named=uses.preset is not None,
+            )
+            mine = self.sketch.drafts[start:]
+            below += mine
+            for draft in mine:
+                if when is False:
+                    draft.flags |= SKIP
+                draft.after += [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
+                draft.wants += [found for id in steps_of(step) if (found := scope.groups.get(id) or scope.inner.get(id))]
+            if inner.pending:
+                scope.pending.add(step.id)
+            results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
+        scope.inner[step.id] = below
+        if step.matrix is None:
+            scope.results[step.id] = results[0] if results else {}
+        else:
+            scope.many.add(step.id)
+            scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
+
+    def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
+        """Whether a leaf mentions a path in the attempt directory."""
+        for _, text in walk(leaf, where):
+            for ref in self.sketch.references(scope, text, where):
+                value: Any = names
+                for part in ref.path:
+                    value = value.get(part) if isinstance(value, Mapping) else None
+                if is_path_value(value):
+                    return True
+        return False
+
+    def _handed(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
+        """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
+        refs = self.sketch.references(scope, leaf, where)
+        if len(refs) == 1 and refs[0].path[0] == "inputs" and len(refs[0].path) == 2 and refs[0].path[1] in scope.variables:
+            return {name: scope.variables[refs[0].path[1]]}
+        self.sketch.problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
+        return {}
+
+    def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
+        """A used recipe's outputs, found by the outer recipe below `prefix`."""
+        found: dict[str, Any] = {}
+        if other.outputs is None:
+            for made in inner.results.values():
+                found |= made
+        else:
+            for name, leaf in other.outputs.items():
+                value = self.sketch.evaluate(inner, leaf, {"inputs": inner.inputs, "steps": Results(inner)}, ("outputs", name))
+                if value is not None:
+                    found[name] = value
+        moved: dict[str, Any] = {}
+        for name, value in found.items():
+            if isinstance(value, PathValue):
+                moved[name] = PathValue(prefix + value.name, value.kind, value.address)
+            elif isinstance(value, list):
+                moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
+        return moved
