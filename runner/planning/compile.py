@@ -23,16 +23,19 @@ from ..language.recipe import GitCode, Resources
 from ..paths import escapes, heads
 from . import constants
 from .assemble import assemble
-from .drafts import Draft, PathValue, Results, Scope, Sketch, is_path_value, plain_value
+from .drafts import Draft, Namespaces, PathValue, Results, Scope, Sketch, is_path_value, plain_value
 from .mentions import Makes, Misnamed, Near, excluded, is_glob, may_make, ordered, reaches, selected, spelled, steps_of, templates, walk
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Pending, Plan
 from .step import (
     DIRECTORY,
     NONEMPTY,
+    NOTHING,
     OPTIONAL,
     TEMPORARY,
+    Author,
     GitSpec,
+    MetricAsked,
     MetricsSpec,
     Names,
     ResourceSpec,
@@ -44,7 +47,7 @@ from .step import (
 )
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Output, Recipe, State, Step, Uses
+    from ..language.recipe import Glob, Input, Output, Preset, Recipe, State, Step, Uses
     from ..language.values import Tree, Where
 
 MOST_STEPS: Final = 100_000
@@ -90,7 +93,6 @@ def compile_plan(
 
 
 _NONE: Final[list[Any]] = []
-_NOTHING: Final[dict[str, Any]] = {}
 _UNSAID: Final = Resources()
 
 
@@ -100,6 +102,13 @@ class _Found(NamedTuple):
     recipe: Recipe
     axis: str
     where: Where
+
+
+class _Mentioned(NamedTuple):
+    """What one step mentions of others, by their ids."""
+
+    outputs: dict[str, dict[str, Tree]]
+    metrics: dict[str, list[MetricAsked]]
 
 
 class _Compiler:
@@ -161,9 +170,9 @@ class _Compiler:
         self.depth.pop()
         return scope
 
-    def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Any]:
+    def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Tree]:
         """Input values as templates see them: files, datasets and models become the names under which an attempt finds them."""
-        seen: dict[str, Any] = {}
+        seen: dict[str, Tree] = {}
         for name, spec in recipe.inputs.items():
             if spec.type == "secret":
                 continue
@@ -175,7 +184,7 @@ class _Compiler:
                 seen[name] = self._named(value, f"inputs/{name}", spec, spec.type)
         return seen
 
-    def _named(self, value: Any, folder: str, spec: Input, type: str) -> Any:
+    def _named(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
@@ -189,7 +198,7 @@ class _Compiler:
         whole = value if kind == "path" else value.split("@")[0]
         return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only))
 
-    def _step(self, scope: Scope, step: Step, chosen: Any, preset: str | None) -> None:
+    def _step(self, scope: Scope, step: Step, chosen: Preset | None, preset: str | None) -> None:
         if step.uses:
             self._uses(scope, step, step.uses, preset)
         elif step.select:
@@ -199,7 +208,7 @@ class _Compiler:
 
     # -- steps with a command --------------------------------------------------------------------------------------------------------------------
 
-    def _plain(self, scope: Scope, step: Step, chosen: Any) -> None:
+    def _plain(self, scope: Scope, step: Step, chosen: Preset | None) -> None:
         recipe = scope.recipe
         known = self.sketch.mentions_known(scope, step)
         if isinstance(step.run, str) and "{{" in step.run:
@@ -238,20 +247,20 @@ class _Compiler:
         else:
             scope.results[step.id] = {o.name: self._made(drafts[0], o.name) for o in step.outputs}
 
-    def _name(self, scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
+    def _name(self, scope: Scope, id: str, combination: Mapping[str, Tree]) -> str:
         return f"{scope.prefix}{id}" + (f"[{','.join(f'{k}={_encoded(v)}' for k, v in combination.items())}]" if combination else "")
 
     def _made(self, draft: Draft, output: str) -> PathValue:
         return PathValue(draft.outputs[output][0], "step", (draft, output))
 
-    def _combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
+    def _combinations(self, scope: Scope, step: Step) -> list[dict[str, Tree]] | None:
         """Every combination of the matrix, one empty one without; None while an axis is not known, or when there are too many."""
         axes = self._axes(scope, step)
         return None if axes is None else [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
-    def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
+    def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Tree]] | None:
         """The values of each axis; one without any where there is a problem."""
-        axes: dict[str, list[Any]] = {}
+        axes: dict[str, list[Tree]] = {}
         for name, axis in (step.matrix or {}).items():
             where = (*step.origin, "matrix", name)
             if isinstance(axis, dict):
@@ -281,7 +290,7 @@ class _Compiler:
             axes[name] = values
         return axes if self._fits(scope, step, axes) else None
 
-    def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
+    def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Tree]]) -> bool:
         """Whether a plan can hold all instances of a step; a problem, the first time that it cannot."""
         if len(self.sketch.drafts) + math.prod(map(len, axes.values())) <= MOST_STEPS:
             return True
@@ -294,7 +303,7 @@ class _Compiler:
             self.sketch.problem(scope.recipe, "too-many-steps", message, where, fix=fix, key=True)
         return False
 
-    def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where) -> list[Any] | None:
+    def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Tree], where: Where) -> list[Tree] | None:
         maker = None
         names = {"inputs": scope.inputs, "steps": Results(scope)}
         exclude = [str(each) for each in self.sketch.evaluate(scope, given.get("exclude", []), names, (*where, "exclude"))]
@@ -357,7 +366,7 @@ class _Compiler:
             draft.outputs[output.name] = (path, _output_flags(output))
             scope.makers[path] = (step.id, output.name)
 
-    def _state(self, scope: Scope, step: Step, state: State, places: Mapping[str, Any]) -> str:
+    def _state(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
         """The path of a state."""
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
@@ -365,7 +374,7 @@ class _Compiler:
             self.sketch.problem(scope.recipe, "path-escape", f'state "{state.name}" of "{step.id}" {wrong}', where, fix=BELOW)
         return str(value)
 
-    def _fill(self, scope: Scope, draft: Draft, chosen: Any, *, known: bool) -> None:
+    def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
         resources = step.resources.over(recipe.resources)
         preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
@@ -377,16 +386,23 @@ class _Compiler:
             image, python = chosen.image or image, chosen.python or python
         secrets = step.secrets if step.secrets is not None else recipe.secrets
         code = step.code if step.code is not None else recipe.code
-        author: dict[str, Any] = {"outputs": {o.name: [o.path, _output_flags(o) & ~TEMPORARY] for o in step.outputs}}
+        author: Author = {"outputs": {o.name: [o.path, _output_flags(o) & ~TEMPORARY] for o in step.outputs}}
         if isinstance(step.run, list):
             author["run"] = step.run
         elif step.run is not None:
             author["script"], author["shell"] = step.run, step.shell
         else:
             author["accelerate"] = dict(step.accelerate or {})
-        for name, value in (("files", dict(step.files)), ("env", env), ("secrets", list(secrets)), ("image", image), ("setup", list(recipe.setup))):
-            if value:
-                author[name] = value
+        if step.files:
+            author["files"] = dict(step.files)
+        if env:
+            author["env"] = env
+        if secrets:
+            author["secrets"] = list(secrets)
+        if image:
+            author["image"] = image
+        if recipe.setup:
+            author["setup"] = list(recipe.setup)
         if step.metrics:
             author["metrics"] = [step.metrics.file, step.metrics.pattern]
         if resources.key:
@@ -401,15 +417,16 @@ class _Compiler:
         if git:
             author["git"] = [list(each) for each in git]
 
-        names: dict[str, Any] = {
+        outputs = {n: p for n, (p, _) in draft.outputs.items()}
+        names: Namespaces = {
             "inputs": draft.inputs,
             "steps": Results(scope),
-            "outputs": {n: p for n, (p, _) in draft.outputs.items()},
+            "outputs": outputs,
             "state": {n: {"latest": None} for n in state},
             "matrix": draft.matrix,
         }
-        reads: dict[str, Any] = {}
-        mentioned: dict[str, dict[str, Any]] = {}
+        reads: dict[str, Tree] = {}
+        mentioned = _Mentioned({}, {})
         late = False
         leaves = templates(step, env)
         for where, leaf in leaves:
@@ -441,25 +458,26 @@ class _Compiler:
             run=step.run,
             accelerate=dict(step.accelerate) if step.accelerate is not None else None,
             shell=step.shell,
-            files=dict(step.files) or _NOTHING,
-            env=env or _NOTHING,
+            files=dict(step.files) or NOTHING,
+            env=env or NOTHING,
             pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
             secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in secrets] or _NONE,
             image=image,
             git=git or _NONE,
             names=Names(
-                inputs={k: plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
-                steps=mentioned or _NOTHING,
-                outputs=names["outputs"] or _NOTHING,
-                matrix={k: plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
+                inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
+                steps=mentioned.outputs or NOTHING,
+                outputs=outputs or NOTHING,
+                matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
             ),
             sync=[SyncSpec(output.name, output.sync) for output in step.outputs if output.sync is not None] or _NONE,
             state=[StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep) for s in step.state] or _NONE,
-            continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or _NOTHING,
+            continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or NOTHING,
             retries=step.retries,
             preemptions=step.preemptions,
             timeout=step.timeout,
             idle_timeout=step.idle_timeout,
+            asks=mentioned.metrics or NOTHING,
             metrics=MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=step.nodes,
@@ -471,9 +489,9 @@ class _Compiler:
         draft: Draft,
         leaf: str,
         where: Where,
-        names: dict[str, Any],
-        reads: dict[str, Any],
-        mentioned: dict[str, dict[str, Any]],
+        names: Namespaces,
+        reads: dict[str, Tree],
+        mentioned: _Mentioned,
         state: Mapping[str, str],
     ) -> bool:
         """Note what a leaf mentions and reads.  True when it can only be rendered in an attempt."""
@@ -543,7 +561,7 @@ class _Compiler:
                         message = f"a shell reads {name} as source: no value can stand there"
                         self.sketch.problem(recipe, "template", message, (*origin, name), fix="give it another name")
 
-    def _nulls(self, scope: Scope, draft: Draft, names: Mapping[str, Any], leaves: Iterable[tuple[Where, str]]) -> None:
+    def _nulls(self, scope: Scope, draft: Draft, names: Namespaces, leaves: Iterable[tuple[Where, str]]) -> None:
         """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
         from ..language import shell
         from ..language.template import Place, TemplateError, evaluate
@@ -577,8 +595,8 @@ class _Compiler:
         scope: Scope,
         draft: Draft,
         rest: tuple[str, ...],
-        reads: dict[str, Any],
-        mentioned: dict[str, dict[str, Any]],
+        reads: dict[str, Tree],
+        mentioned: _Mentioned,
         *,
         keyed: bool,
     ) -> bool:
@@ -590,11 +608,11 @@ class _Compiler:
                 (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
             if keyed and id in scope.many:
                 reads[f"steps.{id}.metrics.{metric}"] = [producer.id[len(scope.prefix) :] for producer in producers]
-            mentioned.setdefault(id, {}).setdefault("metrics", []).append([metric, id in scope.many])
+            mentioned.metrics.setdefault(id, []).append(MetricAsked(metric, id in scope.many))
             return True
         value = scope.results.get(id, {}).get(name)
         if value is not None:
-            mentioned.setdefault(id, {})[name] = plain_value(value)
+            mentioned.outputs.setdefault(id, {})[name] = plain_value(value)
             if keyed:
                 # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
                 reads[f"steps.{id}.{name}"] = value
@@ -603,7 +621,7 @@ class _Compiler:
                 draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         return False
 
-    def _world(self, draft: Draft, value: Any) -> None:
+    def _world(self, draft: Draft, value: Tree) -> None:
         if isinstance(value, list):
             for item in value:
                 self._world(draft, item)
@@ -674,7 +692,7 @@ class _Compiler:
         exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
         return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [str(each) for each in exclude]
 
-    def _when(self, scope: Scope, draft: Draft, names: dict[str, Any]) -> None:
+    def _when(self, scope: Scope, draft: Draft, names: Namespaces) -> None:
         step = draft.step
         if step.when is None:
             return
@@ -685,7 +703,7 @@ class _Compiler:
         if self._condition(scope, step, names) is False:
             draft.flags |= SKIP
 
-    def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
+    def _condition(self, scope: Scope, step: Step, names: Namespaces) -> bool | None:
         """The value of a `when` that is known by now; None with a problem."""
         where = (*step.origin, "when")
         unread = len(self.sketch.problems)
@@ -768,11 +786,11 @@ class _Compiler:
             scope.pending.add(step.id)
             return
         inner_preset = uses.preset or (preset if preset in other.presets else None)
-        results: list[dict[str, Any]] = []
+        results: list[dict[str, Tree]] = []
         below: list[Draft] = []
         for combination in axes:
-            names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
-            given: dict[str, Any] = {}
+            names: Namespaces = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
+            given: dict[str, Tree] = {}
             variables: dict[str, str] = {}
             for name, leaf in uses.given.items():
                 spec = other.inputs.get(name)
@@ -856,18 +874,18 @@ class _Compiler:
             scope.many.add(step.id)
             scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
 
-    def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
+    def _names_paths(self, scope: Scope, leaf: Tree, names: Namespaces, where: Where) -> bool:
         """Whether a leaf mentions a path in the attempt directory."""
         for _, text in walk(leaf, where):
             for ref in self.sketch.references(scope, text, where):
-                value: Any = names
+                value: object = names
                 for part in ref.path:
                     value = value.get(part) if isinstance(value, Mapping) else None
                 if is_path_value(value):
                     return True
         return False
 
-    def _handed(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
+    def _handed(self, scope: Scope, name: str, leaf: Tree, where: Where) -> dict[str, str]:
         """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
         refs = self.sketch.references(scope, leaf, where)
         if len(refs) == 1 and refs[0].path[0] == "inputs" and len(refs[0].path) == 2 and refs[0].path[1] in scope.variables:
@@ -875,9 +893,9 @@ class _Compiler:
         self.sketch.problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
         return {}
 
-    def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
+    def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Tree]:
         """A used recipe's outputs, found by the outer recipe below `prefix`."""
-        found: dict[str, Any] = {}
+        found: dict[str, Tree] = {}
         if other.outputs is None:
             for made in inner.results.values():
                 found |= made
@@ -886,12 +904,12 @@ class _Compiler:
                 value = self.sketch.evaluate(inner, leaf, {"inputs": inner.inputs, "steps": Results(inner)}, ("outputs", name))
                 if value is not None:
                     found[name] = value
-        moved: dict[str, Any] = {}
+        moved: dict[str, Tree] = {}
         for name, value in found.items():
             if isinstance(value, PathValue):
                 moved[name] = PathValue(prefix + value.name, value.kind, value.address)
             elif isinstance(value, list):
-                moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
+                moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value if isinstance(v, PathValue)]
         return moved
 
 
@@ -911,10 +929,10 @@ def _output_flags(output: Output) -> int:
 
 
 def _resources(asked: Resources) -> ResourceSpec:
-    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools) or _NOTHING)
+    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools) or NOTHING)
 
 
-def _encoded(value: Any) -> str:
+def _encoded(value: Tree) -> str:
     """One axis value in a step id: percent-encoded, long ones cut with a hash of the whole."""
     from ..language.template import text_of
 
