@@ -127,7 +127,7 @@ class _Looks:
         return self._sources[prefix]
 
     def _recipe(self) -> dict[str, object]:
-        limit = (self._found.plan.settings.get("limits") or {}).get("time")
+        limit = self._found.plan.settings.limits.time
         return {"id": self._found.plan.recipe, "hours": limit / 3600 if limit else None}
 
     def _step(
@@ -291,7 +291,7 @@ def _tail(log: Path) -> str | None:
         return None
 
 
-def _scope(spec: StepSpec, id: str) -> dict[str, Any]:
+def _scope(spec: StepSpec, id: str) -> dict[str, object]:
     """What templates of a step read, before it runs: no checkpoint yet, and nothing of the host."""
     from ..language.template import Place
 

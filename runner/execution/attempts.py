@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivers.base import Command, DriverError, Job
 
@@ -201,7 +201,7 @@ class Attempts:
         node, attempt, site, gpus = running.node, running.attempt, running.site, spec.resources.gpus
         paths = site.paths(attempt)
         attempt.prepare_outputs(node.outputs)  # after the state, below which some may lie
-        scope: dict[str, Any] = {}
+        scope: dict[str, object] = {}
         if not launch.plain(spec):
             last = {each.name: f"{each.path}/{name}" if (name := restored[each.name].name) else None for each in spec.state}
             scope = judging.scope_of(spec, self.survey.plan, running.number, self.made)

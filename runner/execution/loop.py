@@ -164,7 +164,7 @@ class Executor:
         """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
         with self._signals():
             looks: list[asyncio.Task[None]] = []
-            limit = self.plan.settings["limits"]["time"]
+            limit = self.plan.settings.limits.time
             clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
             try:
                 await self._set_up()
@@ -237,7 +237,7 @@ class Executor:
 
     def _look_after(self) -> list[asyncio.Task[None]]:
         """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
-        health = self.plan.settings.get("health")
+        health = self.plan.settings.health
         looks = [self._watch(*health)] if health else []
         if any(self.plan.nodes[self.plan.index[id]].flags & STATEFUL for id in self.todo):
             looks.append(self._care())
@@ -606,7 +606,7 @@ class Executor:
                 self.ledger.release_after_flush(key)
             trouble = no_space(error, error.filename or name) if isinstance(error, OSError) else error
             if self._out_of_time:
-                self._fail(id, LIMIT, f"stopped: the whole run may take {self.plan.settings['limits']['time']:g} s (`limits.time`)")
+                self._fail(id, LIMIT, f"stopped: the whole run may take {self.plan.settings.limits.time:g} s (`limits.time`)")
             elif self._interrupts and isinstance(error, CannotRun):  # an install that we ended ourselves has not failed
                 self._fail(id, "stopped", "interrupted")
             else:
@@ -936,7 +936,7 @@ class Executor:
             elif exit.reason == "withdrawn":
                 self._failed(id, running, spec, "lost", "an earlier run, which is gone, had prepared it and never began it")
             elif exit.reason == "stopped" and self._out_of_time:
-                limit = self.plan.settings["limits"]["time"]
+                limit = self.plan.settings.limits.time
                 self._failed(id, running, spec, LIMIT, f"stopped: the whole run may take {limit:g} s (`limits.time`)")
             elif exit.reason == "stopped" and id in self._sick:
                 self._sick.discard(id)

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from drivers.base import Command, Exit, Job
 
 from ..digest import of_value
 from ..errors import CannotRun
 from ..language.values import Tree
-from ..planning.step import StepSpec
+from ..planning.step import RunSettings, StepSpec
 from . import launch
 from .sites import Site
 
@@ -34,7 +33,7 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 class Chores:
     """The chores of one run in one site."""
 
-    def __init__(self, site: Site, run: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    def __init__(self, site: Site, run: str, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
         self.site, self._run, self._settings = site, run, settings
         self._scope = {"inputs": inputs, "host": site.seen(None)}
         self._doing: dict[str, Job] = {}
@@ -43,7 +42,7 @@ class Chores:
 
     async def setup(self) -> None:
         """Do what has to be done once.  Raises CannotRun with the end of what it printed."""
-        commands = self._settings.get("setup") or ()
+        commands = self._settings.setup
         if not commands:
             return
         digest = of_value("setup", commands)
@@ -62,7 +61,7 @@ class Chores:
     async def cleanup(self) -> list[str]:
         """Do what is always done at the end; what failed is told, not raised."""
         problems = []
-        for command in self._settings.get("cleanup") or ():
+        for command in self._settings.cleanup:
             try:
                 exit, said = await self.do("cleanup", command)
             except CannotRun as error:

@@ -13,7 +13,7 @@ from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .graph import as_written, circle, dag
 from .plan import SELECT, SKIP, Node, Plan
-from .step import TEMPORARY, LateValue, OutputSpec, Publication, Source, Upstream
+from .step import TEMPORARY, HealthSpec, LateValue, LimitSpec, OutputSpec, Publication, RunSettings, Source, Upstream
 
 if TYPE_CHECKING:
     from ..language.recipe import Limits, Recipe
@@ -52,16 +52,12 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
             )
         )
     specs = [d.spec for d in drafts]
-    limits = {
-        "time": recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
-        "cost": recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
-    }
-    settings = {
-        "setup": list(recipe.setup),
-        "cleanup": list(recipe.cleanup),
-        "limits": limits,
-        "health": [recipe.health.run, recipe.health.every] if recipe.health else None,
-    }
+    limits = LimitSpec(
+        recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
+        recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
+    )
+    health = HealthSpec(recipe.health.run, recipe.health.every) if recipe.health else None
+    settings = RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
     shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
     return Plan(
         recipe.id,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
 from ..language.recipe import GitCode, Resources
@@ -19,15 +19,30 @@ from ..paths import escapes, heads
 from . import constants
 from .assemble import assemble
 from .axes import Axes, Found, instance_id
-from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, output_flags, output_of, plain_value, resource_spec
+from .drafts import (
+    LATE_NAMES,
+    Draft,
+    Namespaces,
+    PathValue,
+    Results,
+    Scope,
+    Sketch,
+    output_flags,
+    output_of,
+    plain_value,
+    resource_spec,
+)
 from .mentions import Makes, Near, excluded, is_glob, may_make, ordered, reaches, spelled, steps_of, templates
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
 from .step import (
     DIRECTORY,
+    NOTHING,
     TEMPORARY,
+    Author,
     GitSpec,
+    MetricAsked,
     MetricsSpec,
     Names,
     SecretSpec,
@@ -38,7 +53,7 @@ from .step import (
 from .uses import UsedRecipes
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Recipe, State, Step
+    from ..language.recipe import Glob, Input, Preset, Recipe, State, Step
     from ..language.values import Tree, Where
 
 
@@ -74,8 +89,14 @@ def compile_plan(
 
 
 _NONE: Final[list[Any]] = []
-_NOTHING: Final[dict[str, Any]] = {}
 _UNSAID: Final = Resources()
+
+
+class _Mentioned(NamedTuple):
+    """What one step mentions of others, by their ids."""
+
+    outputs: dict[str, dict[str, Tree]]
+    metrics: dict[str, list[MetricAsked]]
 
 
 class _Compiler:
@@ -137,9 +158,9 @@ class _Compiler:
         self.depth.pop()
         return scope
 
-    def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Any]:
+    def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Tree]:
         """Input values as templates see them: files, datasets and models become the names under which an attempt finds them."""
-        seen: dict[str, Any] = {}
+        seen: dict[str, Tree] = {}
         for name, spec in recipe.inputs.items():
             if spec.type == "secret":
                 continue
@@ -151,7 +172,7 @@ class _Compiler:
                 seen[name] = self._named(value, f"inputs/{name}", spec, spec.type)
         return seen
 
-    def _named(self, value: Any, folder: str, spec: Input, type: str) -> Any:
+    def _named(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
@@ -165,7 +186,7 @@ class _Compiler:
         whole = value if kind == "path" else value.split("@")[0]
         return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only))
 
-    def _step(self, scope: Scope, step: Step, chosen: Any, preset: str | None) -> None:
+    def _step(self, scope: Scope, step: Step, chosen: Preset | None, preset: str | None) -> None:
         if step.uses:
             self.uses.add(scope, step, step.uses, preset)
         elif step.select:
@@ -175,7 +196,7 @@ class _Compiler:
 
     # -- steps with a command --------------------------------------------------------------------------------------------------------------------
 
-    def _plain(self, scope: Scope, step: Step, chosen: Any) -> None:
+    def _plain(self, scope: Scope, step: Step, chosen: Preset | None) -> None:
         recipe = scope.recipe
         known = self.sketch.mentions_known(scope, step)
         if isinstance(step.run, str) and "{{" in step.run:
@@ -242,7 +263,7 @@ class _Compiler:
             draft.outputs[output.name] = (path, output_flags(output))
             scope.makers[path] = (step.id, output.name)
 
-    def _state(self, scope: Scope, step: Step, state: State, places: Mapping[str, Any]) -> str:
+    def _state(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
         """The path of a state."""
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
@@ -250,7 +271,7 @@ class _Compiler:
             self.sketch.problem(scope.recipe, "path-escape", f'state "{state.name}" of "{step.id}" {wrong}', where, fix=BELOW)
         return str(value)
 
-    def _fill(self, scope: Scope, draft: Draft, chosen: Any, *, known: bool) -> None:
+    def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
         resources = step.resources.over(recipe.resources)
         preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
@@ -262,16 +283,23 @@ class _Compiler:
             image, python = chosen.image or image, chosen.python or python
         secrets = step.secrets if step.secrets is not None else recipe.secrets
         code = step.code if step.code is not None else recipe.code
-        author: dict[str, Any] = {"outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}}
+        author: Author = {"outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}}
         if isinstance(step.run, list):
             author["run"] = step.run
         elif step.run is not None:
             author["script"], author["shell"] = step.run, step.shell
         else:
             author["accelerate"] = dict(step.accelerate or {})
-        for name, value in (("files", dict(step.files)), ("env", env), ("secrets", list(secrets)), ("image", image), ("setup", list(recipe.setup))):
-            if value:
-                author[name] = value
+        if step.files:
+            author["files"] = dict(step.files)
+        if env:
+            author["env"] = env
+        if secrets:
+            author["secrets"] = list(secrets)
+        if image:
+            author["image"] = image
+        if recipe.setup:
+            author["setup"] = list(recipe.setup)
         if step.metrics:
             author["metrics"] = [step.metrics.file, step.metrics.pattern]
         if resources.key:
@@ -286,15 +314,16 @@ class _Compiler:
         if git:
             author["git"] = [list(each) for each in git]
 
-        names: dict[str, Any] = {
+        outputs = {n: p for n, (p, _) in draft.outputs.items()}
+        names: Namespaces = {
             "inputs": draft.inputs,
             "steps": Results(scope),
-            "outputs": {n: p for n, (p, _) in draft.outputs.items()},
+            "outputs": outputs,
             "state": {n: {"latest": None} for n in state},
             "matrix": draft.matrix,
         }
-        reads: dict[str, Any] = {}
-        mentioned: dict[str, dict[str, Any]] = {}
+        reads: dict[str, Tree] = {}
+        mentioned = _Mentioned({}, {})
         late = False
         leaves = templates(step, env)
         for where, leaf in leaves:
@@ -326,25 +355,26 @@ class _Compiler:
             run=step.run,
             accelerate=dict(step.accelerate) if step.accelerate is not None else None,
             shell=step.shell,
-            files=dict(step.files) or _NOTHING,
-            env=env or _NOTHING,
+            files=dict(step.files) or NOTHING,
+            env=env or NOTHING,
             pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
             secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in secrets] or _NONE,
             image=image,
             git=git or _NONE,
             names=Names(
-                inputs={k: plain_value(v) for k, v in draft.inputs.items()} or _NOTHING,
-                steps=mentioned or _NOTHING,
-                outputs=names["outputs"] or _NOTHING,
-                matrix={k: plain_value(v) for k, v in draft.matrix.items()} or _NOTHING,
+                inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
+                steps=mentioned.outputs or NOTHING,
+                outputs=outputs or NOTHING,
+                matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
             ),
             sync=[SyncSpec(output.name, output.sync) for output in step.outputs if output.sync is not None] or _NONE,
             state=[StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep) for s in step.state] or _NONE,
-            continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or _NOTHING,
+            continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or NOTHING,
             retries=step.retries,
             preemptions=step.preemptions,
             timeout=step.timeout,
             idle_timeout=step.idle_timeout,
+            asks=mentioned.metrics or NOTHING,
             metrics=MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=step.nodes,
@@ -356,9 +386,9 @@ class _Compiler:
         draft: Draft,
         leaf: str,
         where: Where,
-        names: dict[str, Any],
-        reads: dict[str, Any],
-        mentioned: dict[str, dict[str, Any]],
+        names: Namespaces,
+        reads: dict[str, Tree],
+        mentioned: _Mentioned,
         state: Mapping[str, str],
     ) -> bool:
         """Note what a leaf mentions and reads.  True when it can only be rendered in an attempt."""
@@ -428,7 +458,7 @@ class _Compiler:
                         message = f"a shell reads {name} as source: no value can stand there"
                         self.sketch.problem(recipe, "template", message, (*origin, name), fix="give it another name")
 
-    def _nulls(self, scope: Scope, draft: Draft, names: Mapping[str, Any], leaves: Iterable[tuple[Where, str]]) -> None:
+    def _nulls(self, scope: Scope, draft: Draft, names: Namespaces, leaves: Iterable[tuple[Where, str]]) -> None:
         """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
         from ..language import shell
         from ..language.template import Place, TemplateError, evaluate
@@ -462,8 +492,8 @@ class _Compiler:
         scope: Scope,
         draft: Draft,
         rest: tuple[str, ...],
-        reads: dict[str, Any],
-        mentioned: dict[str, dict[str, Any]],
+        reads: dict[str, Tree],
+        mentioned: _Mentioned,
         *,
         keyed: bool,
     ) -> bool:
@@ -475,11 +505,11 @@ class _Compiler:
                 (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
             if keyed and id in scope.many:
                 reads[f"steps.{id}.metrics.{metric}"] = [producer.id[len(scope.prefix) :] for producer in producers]
-            mentioned.setdefault(id, {}).setdefault("metrics", []).append([metric, id in scope.many])
+            mentioned.metrics.setdefault(id, []).append(MetricAsked(metric, id in scope.many))
             return True
         value = scope.results.get(id, {}).get(name)
         if value is not None:
-            mentioned.setdefault(id, {})[name] = plain_value(value)
+            mentioned.outputs.setdefault(id, {})[name] = plain_value(value)
             if keyed:
                 # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
                 reads[f"steps.{id}.{name}"] = value
@@ -488,7 +518,7 @@ class _Compiler:
                 draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         return False
 
-    def _world(self, draft: Draft, value: Any) -> None:
+    def _world(self, draft: Draft, value: Tree) -> None:
         if isinstance(value, list):
             for item in value:
                 self._world(draft, item)
@@ -559,7 +589,7 @@ class _Compiler:
         exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
         return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [str(each) for each in exclude]
 
-    def _when(self, scope: Scope, draft: Draft, names: dict[str, Any]) -> None:
+    def _when(self, scope: Scope, draft: Draft, names: Namespaces) -> None:
         step = draft.step
         if step.when is None:
             return

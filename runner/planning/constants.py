@@ -9,10 +9,11 @@ from .mentions import is_template, walk
 
 if TYPE_CHECKING:
     from ..language.recipe import Step
+    from ..language.template import TemplateError
     from ..language.values import Where
 
 
-def faults(step: Step, env: Mapping[str, Any]) -> Iterator[tuple[Where, Exception]]:
+def faults(step: Step, env: Mapping[str, Any]) -> Iterator[tuple[Where, TemplateError]]:
     """The place and the TemplateError of every constant that no attempt can use."""
     if isinstance(step.run, list):
         yield from _argv(step.run, (*step.origin, "run"))
@@ -23,7 +24,7 @@ def faults(step: Step, env: Mapping[str, Any]) -> Iterator[tuple[Where, Exceptio
             yield from _arguments([leaf], where)[1]
 
 
-def _argv(items: Sequence[Any], where: Where) -> Iterator[tuple[Where, Exception]]:
+def _argv(items: Sequence[Any], where: Where) -> Iterator[tuple[Where, TemplateError]]:
     """Faults of the items; and that there is no word in a command whose items are all constant."""
     count = 0
     for n, item in enumerate(items):
@@ -41,7 +42,7 @@ def _argv(items: Sequence[Any], where: Where) -> Iterator[tuple[Where, Exception
         yield where, TemplateError("this command has no words: every item is null or empty", 0, 0, "name the program to run")
 
 
-def _arguments(items: list[Any], where: Where) -> tuple[int, list[tuple[Where, Exception]]]:
+def _arguments(items: list[Any], where: Where) -> tuple[int, list[tuple[Where, TemplateError]]]:
     from ..language.template import TemplateError, argv
 
     try:
@@ -50,7 +51,7 @@ def _arguments(items: list[Any], where: Where) -> tuple[int, list[tuple[Where, E
         return 0, [(where, error)]
 
 
-def _script(text: str, bash: bool, where: Where) -> Iterator[tuple[Where, Exception]]:
+def _script(text: str, bash: bool, where: Where) -> Iterator[tuple[Where, TemplateError]]:
     from ..language.shell import script
     from ..language.template import TemplateError
 

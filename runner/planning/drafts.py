@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import Problem, did_you_mean
 from .mentions import templates
 from .plan import bare
-from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, ResourceSpec, StepSpec
+from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, Author, ResourceSpec, StepSpec
 
 if TYPE_CHECKING:
     from ..language.recipe import Output, Recipe, Resources, Step
-    from ..language.values import Where
+    from ..language.template import Reference, TemplateError
+    from ..language.values import Tree, Where
     from .plan import Pending
 
 
-UNCOMPILED: Final = StepSpec("", "", NOTHING)
+Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
+"""What a template can mention while a plan is compiled: `inputs`, `steps`, `matrix` and so on, each with its names."""
+UNCOMPILED: Final = StepSpec("", "", {})
 """What a draft does before it is compiled."""
 
 
@@ -54,8 +57,8 @@ class Draft:
     recipe: Recipe
     home: int
     prefix: str
-    inputs: dict[str, Any]
-    matrix: dict[str, Any]
+    inputs: dict[str, Tree]
+    matrix: dict[str, Tree]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
     upstream: dict[str, tuple[Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
     takes: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class Draft:
     asked: dict[tuple[str, str], Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
     after: list[Draft] = field(default_factory=list)
     wants: list[list[Draft]] = field(default_factory=list)  # each a step that it mentions or needs: one skipped whole skips this too
-    author: dict[str, Any] = field(default_factory=dict)
+    author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
@@ -76,12 +79,12 @@ class Draft:
 class Scope:
     """The namespace of one recipe while it is compiled: what `steps.x` means there."""
 
-    def __init__(self, recipe: Recipe, inputs: dict[str, Any], prefix: str, home: int, asked: Resources, named: bool) -> None:
+    def __init__(self, recipe: Recipe, inputs: dict[str, Tree], prefix: str, home: int, asked: Resources, named: bool) -> None:
         self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
         self.asked = asked  # resources that stand beside `uses`
         self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
         self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
-        self.results: dict[str, dict[str, Any]] = {}  # step id -> output name -> PathValue or list of them
+        self.results: dict[str, dict[str, Tree]] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
         self.many: set[str] = set()
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
@@ -122,14 +125,14 @@ class Sketch:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def template_problem(self, scope: Scope, error: Any, where: Where) -> None:
+    def template_problem(self, scope: Scope, error: TemplateError, where: Where) -> None:
         self.problem(scope.recipe, "template", str(error), where, fix=error.fix, offset=error.offset, length=error.length)
 
-    def unknown(self, scope: Scope, name: str, known: list[str], where: Where, ref: Any) -> None:
+    def unknown(self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference) -> None:
         fix = did_you_mean(name, known) or (f"known here: {', '.join(sorted(known)[:8])}" if known else "")
         self.problem(scope.recipe, "unknown-name", f'nothing is called "{name}" here', where, fix=fix, offset=ref.offset, length=ref.length)
 
-    def references(self, scope: Scope, leaf: Any, where: Where) -> tuple[Any, ...]:
+    def references(self, scope: Scope, leaf: object, where: Where) -> tuple[Reference, ...]:
         """What a leaf mentions; nothing, and a problem, when it is no template."""
         from ..language.template import TemplateError, references
 
@@ -141,7 +144,7 @@ class Sketch:
             self.template_problem(scope, error, where)
             return ()
 
-    def evaluate(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> Any:
+    def evaluate(self, scope: Scope, leaf: Tree, names: Namespaces, where: Where) -> Any:
         """The value of a leaf, or of all in a list or mapping; None, and a problem, where there is none."""
         if isinstance(leaf, list):
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
@@ -182,7 +185,7 @@ class Sketch:
                 good &= self.step_name(scope, ref, where)
         return good
 
-    def step_name(self, scope: Scope, ref: Any, where: Where) -> bool:
+    def step_name(self, scope: Scope, ref: Reference, where: Where) -> bool:
         """Whether a mention, if it is of a step, is of one that exists and of something that it makes."""
         if ref.path[0] != "steps":
             return True
@@ -228,16 +231,16 @@ class Sketch:
         return False
 
 
-class Results(Mapping[str, Any]):
+class Results(Mapping[str, "dict[str, Tree]"]):
     """`steps` as templates see it."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
-    def __getitem__(self, id: str) -> Any:
+    def __getitem__(self, id: str) -> dict[str, Tree]:
         return self._scope.results[id]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._scope.results)
 
     def __len__(self) -> int:
@@ -249,7 +252,7 @@ def producers(draft: Draft) -> list[Draft]:
     return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.asked.values(), *draft.after]
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Tree) -> Tree:
     """The same as JSON has it: a path is its name."""
     if isinstance(value, PathValue):
         return str(value)
@@ -260,7 +263,7 @@ def plain_value(value: Any) -> Any:
     return value
 
 
-def is_path_value(value: Any) -> bool:
+def is_path_value(value: object) -> bool:
     """Whether a value is a path of an attempt directory, or a list with one."""
     return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))
 
@@ -282,4 +285,4 @@ def output_flags(output: Output) -> int:
 
 def resource_spec(asked: Resources) -> ResourceSpec:
     """What a step asks for, as its spec has it."""
-    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools))
+    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools) or NOTHING)

@@ -14,7 +14,7 @@ from ..digest import Digest
 from . import fingerprint
 from .mentions import unspelled
 from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, bare
-from .step import StepSpec
+from .step import MetricAsked, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered
@@ -203,26 +203,26 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
     return value
 
 
-def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, Any]:
+def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
     """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
     node = plan.nodes[n]
     lost = {each.name for each in node.upstream if each.producer in made and not made[each.producer].ok}
-    steps: dict[str, Any] = {}
+    steps: dict[str, dict[str, object]] = {}
     for id, names in spec.names.steps.items():
-        kept: dict[str, Any] = {}
+        kept: dict[str, object] = {}
         for name, value in names.items():
-            if name == "metrics":
-                kept["metrics"] = _metrics(value, node, plan, made, id)
-            elif isinstance(value, list):
+            if isinstance(value, list):
                 kept[name] = [item for item in value if item not in lost]
             else:
                 kept[name] = value
         steps[id] = kept
+    for id, wanted in spec.asks.items():
+        steps.setdefault(id, {})["metrics"] = _metrics(wanted, node, plan, made, id)
     return {**spec.names._asdict(), "steps": steps}
 
 
-def _metrics(wanted: Sequence[Sequence[Any]], node: Node, plan: Plan, made: Mapping[int, Made], step: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _metrics(wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made], step: str) -> dict[str, object]:
+    found: dict[str, object] = {}
     head = node.prefix + step
     for metric, many in wanted:
         values = []

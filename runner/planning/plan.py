@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..digest import Digest
-from .step import LateValue, OutputSpec, Publication, Source, StepSpec, Upstream
+from .step import LateValue, OutputSpec, Publication, RunSettings, Source, StepSpec, Upstream
 
 if TYPE_CHECKING:
     import networkx
 
+    from ..language.values import Tree
+
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 7
+COMPILER: Final = 8
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
@@ -69,9 +71,9 @@ class Plan:
     nodes: list[Node]
     publish: list[Publication]
     pending: list[Pending]
-    inputs: dict[str, Any]
+    inputs: dict[str, Tree]
     specs: Callable[[], list[StepSpec]]
-    settings: dict[str, Any] = field(default_factory=dict)  # setup, cleanup, health, limits
+    settings: RunSettings
     _index: dict[str, int] | None = None
 
     @property
@@ -146,9 +148,8 @@ class Plan:
             return cell[0]
 
         published = [Publication._make(row) for row in publish]
-        return Plan(
-            recipe, digest, homes, [_node(*row) for row in nodes], published, [Pending(*p) for p in pending], inputs, specs, settings=settings
-        )
+        waiting = [Pending(*row) for row in pending]
+        return Plan(recipe, digest, homes, [_node(*row) for row in nodes], published, waiting, inputs, specs, RunSettings.load(settings))
 
 
 def _node(

@@ -7,12 +7,12 @@ Templates in a StepSpec stay unrendered until an attempt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, TypedDict
 
 if TYPE_CHECKING:
     from ..language.values import Leaf, Tree
 
-NOTHING: Final[dict[str, Any]] = {}
+NOTHING: Final[Mapping[str, Never]] = {}
 """The default of every mapping below; never written to."""
 
 # Flags of an output.
@@ -101,6 +101,13 @@ class GitSpec(NamedTuple):
     at: str  # the folder in the attempt
 
 
+class MetricAsked(NamedTuple):
+    """A metric of another step that a template reads."""
+
+    metric: str
+    many: bool  # the step has a matrix: a list with a value for each instance
+
+
 class MetricsSpec(NamedTuple):
     """Where a step reports its metrics: a file, or a pattern over its log; neither: the file that $RECIPE_METRICS names."""
 
@@ -138,17 +145,63 @@ class ResourceSpec(NamedTuple):
         return {name: float(amount) for name, amount in takes if amount}
 
 
+class LimitSpec(NamedTuple):
+    """What a whole run may take; None: it does not say."""
+
+    time: float | None = None  # seconds
+    cost: float | None = None  # USD
+
+
+class HealthSpec(NamedTuple):
+    """How a host is asked whether it is well."""
+
+    run: str | Sequence[Tree]
+    every: float  # seconds
+
+
+class RunSettings(NamedTuple):
+    """What a recipe says of a whole run: commands around its steps, and limits."""
+
+    setup: Sequence[str | Sequence[Tree]] = ()
+    cleanup: Sequence[str | Sequence[Tree]] = ()
+    limits: LimitSpec = LimitSpec()
+    health: HealthSpec | None = None
+
+    @classmethod
+    def load(cls, row: Sequence[Any]) -> RunSettings:
+        """From its JSON array."""
+        setup, cleanup, limits, health = row
+        return cls(setup, cleanup, LimitSpec._make(limits), HealthSpec._make(health) if health else None)
+
+
 class Names(NamedTuple):
     """What the templates of a step may read, before an attempt: by namespace."""
 
-    inputs: Mapping[str, Any]
-    steps: Mapping[str, Mapping[str, Any]]
+    inputs: Mapping[str, Tree]
+    steps: Mapping[str, Mapping[str, Tree]]  # paths of outputs
     outputs: Mapping[str, str]
-    matrix: Mapping[str, Any]
+    matrix: Mapping[str, Tree]
 
 
-Author: TypeAlias = "Mapping[str, Any]"
-"""The author's half of a key, before it is hashed: what the recipe says of a step."""
+class Author(TypedDict, total=False):
+    """The author's half of a key, before it is hashed: what the recipe says of a step, its templates unrendered, and the values that they read."""
+
+    id: list[str]  # of a step without outputs: the recipe's name and its own
+    run: list[Tree]
+    script: str
+    shell: str
+    accelerate: dict[str, Tree]
+    select: list[str]
+    outputs: dict[str, list[str | int]]  # a path and flags
+    files: dict[str, Tree]
+    env: dict[str, Leaf]
+    secrets: list[str]
+    image: str
+    setup: list[list[Tree] | str]
+    metrics: list[str | None]
+    resources: dict[str, object]
+    git: list[list[str]]
+    reads: dict[str, Tree]
 
 
 class StepSpec(NamedTuple):
@@ -171,11 +224,12 @@ class StepSpec(NamedTuple):
     names: Names = Names({}, {}, {}, {})
     sync: Sequence[SyncSpec] = ()
     state: Sequence[StateSpec] = ()
-    continues: Mapping[str, Any] = NOTHING
+    continues: Mapping[str, Tree] = NOTHING
     retries: int = 0
     preemptions: int = 0
     timeout: float | None = None
     idle_timeout: float | None = None
+    asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # by step: metrics that its templates read
     metrics: MetricsSpec | None = None
     when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
     nodes: int | str = 1
@@ -192,5 +246,6 @@ class StepSpec(NamedTuple):
             names=Names._make(spec.names),
             sync=[SyncSpec._make(each) for each in spec.sync],
             state=[StateSpec._make(each) for each in spec.state],
+            asks={step: [MetricAsked._make(each) for each in asked] for step, asked in spec.asks.items()},
             metrics=MetricsSpec._make(spec.metrics) if spec.metrics else None,
         )

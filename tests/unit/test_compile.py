@@ -276,8 +276,8 @@ def test_null_is_no_mistake_where_it_has_a_meaning_or_does_not_run(step: str) ->
 
 def test_a_preset_replaces_the_limits_it_names() -> None:
     text = "limits: {time: 6h, cost: 5 USD}\npresets: {p: {limits: {time: 2s}}}\nsteps: {a: {run: 'true'}}\n"
-    assert plan(text).settings["limits"]["time"] == 21600
-    assert plan(text, preset="p").settings["limits"] == {**plan(text).settings["limits"], "time": 2}
+    assert plan(text).settings.limits.time == 21600
+    assert plan(text, preset="p").settings.limits == plan(text).settings.limits._replace(time=2)
 
 
 def test_a_secret_cannot_be_mentioned() -> None:

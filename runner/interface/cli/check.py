@@ -88,7 +88,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     elif verdict.unchecked and not args.quiet:
         count = len(verdict.unchecked)
         print(f"{count} rule{'s' if count > 1 else ''} could not be asked: -v says what they need")
-    cost = found.plan.settings["limits"]["cost"]
+    cost = found.plan.settings.limits.cost
     if cost is not None and not args.quiet:
         print(f"limits: cost {cost_limit_text(cost)}")
     if not verdict.findings and not args.quiet:

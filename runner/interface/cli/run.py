@@ -120,7 +120,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         for answer, word in (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
         if answer in counts
     )
-    cost = found.plan.settings["limits"]["cost"]
+    cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {cost_limit_text(cost)}")
     lines.append(f"{found.plan.recipe}: {total}")
