@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drivers import devices, load
@@ -30,7 +31,6 @@ from drivers.base import (
     Rejected,
     Resources,
     Skipping,
-    Throttled,
 )
 from drivers.devices import Card
 
@@ -38,8 +38,9 @@ from .. import extensions
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
 from ..extensions import packages
+from ..retry import retry_async
 from ..storage.workspace import Workspace
-from .sites import Away, Site
+from .sites import Away, Site, throttled
 
 if TYPE_CHECKING:
     from .wire import Progress
@@ -230,7 +231,7 @@ class Fleet:
         for number in range(want):
             order = Order(offer, f"{self.run}.{offer.id}.{number}", datetime.now(UTC) + TERM)
             try:
-                lease = await _patiently(lambda order=order: driver.acquire(order))  # type: ignore[misc]
+                lease = await retry_async(partial(driver.acquire, order), throttled)
             except NoCapacity:
                 break
             taken.append(_Leased(lease, order, f"{self.name} {offer.id}"))
@@ -340,12 +341,3 @@ class _Told:
             left = f", {progress.eta:.0f} s left" if progress.eta is not None else ""
             share = f"{progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB"
             self._say(f"{progress.what}: {share}, {progress.rate / 1e6:.0f} MB/s{left}")
-
-
-async def _patiently(acquire: Callable[[], Any]) -> Lease:
-    while True:
-        try:
-            lease: Lease = await acquire()
-            return lease
-        except Throttled as error:
-            await asyncio.sleep(error.after.total_seconds())
