@@ -38,6 +38,7 @@ from .. import extensions
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
 from ..extensions import packages
+from ..logs import Log
 from ..retry import retry_async
 from ..storage.workspace import Workspace
 from .sites import Away, Site, throttled
@@ -80,6 +81,9 @@ _PACKAGES = (
     "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
 )
 _NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
+
+
+_log = Log("hosts")
 
 
 @dataclass(slots=True)
@@ -145,6 +149,7 @@ class Fleet:
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any."""
         self.lost.append(f"{lost.name}: {lost.lost}")
+        _log.info("%s lost: %s", lost.name, lost.lost)
         for leased in [leased for leased in self._leased if leased.place == lost.name]:
             self._leased.remove(leased)
             with contextlib.suppress(DriverError):
@@ -179,6 +184,7 @@ class Fleet:
         for leased in self._leased:
             try:
                 await self._of().release(leased.lease)
+                _log.info("%s released: %s", leased.place, leased.lease.id)
             except DriverError as error:
                 self.say(f"{leased.place} could not be given back: {error}")
         self._leased = []
@@ -234,6 +240,7 @@ class Fleet:
                 lease = await retry_async(partial(driver.acquire, order), throttled)
             except NoCapacity:
                 break
+            _log.info("%s %s acquired: %s", self.name, offer.id, lease.id)
             taken.append(_Leased(lease, order, f"{self.name} {offer.id}"))
         if not taken:
             return None

@@ -19,6 +19,7 @@ from drivers.base import NOTHING, Host, Rejected, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
+from ..logs import Log
 from ..retry import pause, retry_async
 from ..storage.files import Changed
 from . import hostwork as work
@@ -29,6 +30,7 @@ TRIES = 8
 _T = TypeVar("_T")
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
 _count = itertools.count(1)
+_log = Log("hosts")
 
 
 def rest(failures: int) -> float:
@@ -115,7 +117,7 @@ class Wire:
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
         try:
-            return await retry_async(what, _again)
+            return await retry_async(what, _again, told=lambda error: _log.info("%s is asked again: %s", self.name, error))
         except Garbled as error:
             raise Corrupt(f"the answers of {self.name} do not arrive whole", fix="look at the connection to it") from error
 
@@ -133,7 +135,9 @@ class Wire:
     def measured(self, what: str, total: int) -> Iterator[Meter]:
         """A transfer of so many bytes, told of while it goes on."""
         meter = Meter(what, total, self._progress)
+        begun = time.monotonic()
         yield meter
+        _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - begun)
         meter.done = meter.total
         meter.tell()
 

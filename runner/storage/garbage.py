@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..logs import Log
 from . import objects as artifacts
 from .files import Content, forget_listings
 from .objects import Objects
@@ -87,6 +88,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     for name in plan.attempts:
         artifacts.delete_whole(store.root / "attempts" / name)
     objects.sweep(before=plan.before)
+    Log("storage").info("%d objects and %d traces removed, %d bytes", len(gone), len(plan.traces), freed)
     return freed
 
 
