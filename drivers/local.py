@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import sys
@@ -422,6 +423,7 @@ def _dial(root: Path) -> socket.socket | None:
 
 def _begin(root: Path, lock: int) -> socket.socket:
     """Make the socket, hand it and the lock to a new process, and talk to it right away: what we write waits while it comes up."""
+    logging.getLogger("drivers.local").debug("beginning a supervisor of %s", root)
     _make_private(root / "logs")
     with suppress(FileNotFoundError):
         (root / "socket").unlink()

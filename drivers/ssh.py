@@ -10,6 +10,7 @@ import asyncio
 import getpass
 import hashlib
 import json
+import logging
 import os
 import re
 import time
@@ -166,6 +167,7 @@ class Ssh:
         each = self._machine(order.offer.id)
         told = await each.facts()
         lease = Lease("ssh", _id(order.key), order.key, each.data(told))
+        logging.getLogger("drivers.ssh").debug("asking %s for a place", each.route)
         each.forget()
         took = await each.places("take", lease.id, str(int(order.until.timestamp() - time.time())), str(each.slots), _written(lease))
         if not took:

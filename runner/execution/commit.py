@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from drivers.base import Exit
 
 from ..errors import Infrastructure
+from ..logs import Log
 from ..planning.plan import Node
 from ..planning.schedule import Move
 from ..secrets import Masker
@@ -85,6 +86,9 @@ class _Group:
     state: tuple[str, str] | None = None  # the run's own
     last: int = 0  # number of its last event
     at: float = 0.0
+
+
+_log = Log("storage")
 
 
 class Ledger:
@@ -252,6 +256,7 @@ class Ledger:
         group.logs += logs
         if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
             steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
+            begun = time.monotonic()
             group.last = self.ws.store.group(
                 self.run,
                 self.fence,
@@ -266,6 +271,7 @@ class Ledger:
                 run_state=state,
                 landed=landed,
             )
+            _log.debug("group of %d moves, %d traces: %.1f ms", len(group.moves), len(group.traces), 1000 * (time.monotonic() - begun))
         group.at, self._next = time.time(), _Group()
         return group
 

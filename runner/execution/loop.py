@@ -32,6 +32,7 @@ from ..hosts.scrap import Scrap
 from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
 from ..hosts.staging import Attempt, OutputProblem, undeclared
 from ..language.values import Tree
+from ..logs import Log
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
@@ -105,6 +106,9 @@ class Report:
 
 class _Taken(Exception):
     """The GPUs that there seemed to be are another run's by now."""
+
+
+_log = Log("loop")
 
 
 class Executor:
@@ -331,6 +335,7 @@ class Executor:
         if not self.ledger.size:
             self._dirty = time.monotonic()
         for move in moves:
+            _log.debug("%s: %s → %s %s", move.id, move.before, move.after, move.reason)
             self.ledger.move(move)
 
     # -- judging ---------------------------------------------------------------------------------------------------------------------------------
@@ -917,6 +922,8 @@ class Executor:
             self._succeed(self._next, id, exit)
             self._next.brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         running = self.running.pop(id)
+        if isinstance(exit, Exit):
+            _log.info("%s ended on %s: %s %s after %.3f s", id, running.site.name, exit.reason, exit.code, exit.ended - exit.started)
         running.site.leave(running.wants, running.devices)
         spec = self.plan.specs()[self.plan.index[id]]
         image = self.attempts.image(spec)

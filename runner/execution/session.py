@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
+from ..logs import Log, mask
 from ..paths import shipped
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..planning.step import StepSpec
@@ -55,6 +56,9 @@ class Overview(NamedTuple):
     """Takes the run's secrets out of what a step prints."""
     command: Callable[[str], str] = lambda id: ""
     """A step's command as it would be typed, by the step's id."""
+
+
+_log = Log("session")
 
 
 class Summary(NamedTuple):
@@ -145,6 +149,7 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     before = ws.store.version()
     found = look(ws, request, choice)
     todo = found.todo
+    _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), time.monotonic() - begun, len(todo))
     total = sum(1 for verdict in found.verdicts if verdict.answer != SKIPPED)
     fresh = sum(1 for verdict in found.verdicts if verdict.answer == FRESH)
     if not todo:
@@ -164,6 +169,10 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     from drivers import load
     from drivers.base import DriverError, Waking
 
+    from ..planning.secret_values import all_given, of_addresses
+
+    masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
+    mask(masker)
     local = load("local")(ws.home / "local")
     if isinstance(local, Waking):
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
@@ -184,7 +193,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
             if found.request.current_python:
                 await fleet.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in fleet.sites) if fleet.away else len(os.sched_getaffinity(0)))
-            ledger = _submitted(ws, found, id, jobs, listener, total, fresh)
+            ledger = _submitted(ws, found, id, jobs, listener, total, fresh, masker)
             contended = ws.store.version() != before
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
             executor = Executor(ws, found, ledger, fleet, options, listener.tick)
@@ -236,10 +245,9 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     return summary
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int) -> Ledger:
+def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> Ledger:
     """The run, stored and claimed."""
     from ..planning.schedule import Move
-    from ..planning.secret_values import all_given, of_addresses
     from ..storage.crash import crashpoint
     from ..storage.store import RunRow
     from ..survey.input_manifests import remember
@@ -254,7 +262,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     remember(ws, found)
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
-    masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
+    _log.info("run %s submitted: %d steps, %d at once", id, len(ids), jobs)
     ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
     listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
     _tell(ws, listener)

@@ -26,6 +26,7 @@ from drivers.base import DriverError, Host, Rejected, Unreachable
 
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
+from ..retry import backoff, retry_async
 from ..storage import checkpoints
 from ..storage.checkpoint_layouts import TEMPORARY
 from ..storage.checkpoints import Newest
@@ -170,19 +171,13 @@ class Keeper:
         began = time.monotonic()
         doing = _Doing(state.name)
         async with self._seen[state.name].lock:
-            for left in reversed(range(tries)):
-                doing.problem = ""
-                try:
-                    await self._bring(state, doing, over=over)
-                except (DriverError, RecipeError, OSError) as error:
-                    doing.problem = f"what was saved there is not all here: {_words(error)}"
-                    if not isinstance(error, DriverError):
-                        with contextlib.suppress(OSError, RecipeError):
-                            await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
-                    if left and isinstance(error, Unreachable):
-                        await self._pause(2.0 ** (tries - left - 1))
-                        continue
-                break
+            try:
+                await retry_async(lambda: self._bring(state, doing, over=over), backoff(Unreachable, tries, 1.0, 30.0), self._pause)
+            except (DriverError, RecipeError, OSError) as error:
+                doing.problem = f"what was saved there is not all here: {_words(error)}"
+                if not isinstance(error, DriverError):
+                    with contextlib.suppress(OSError, RecipeError):
+                        await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
         self._tell(doing.told(time.monotonic() - began))
 
     async def _restore(self, state: Kept) -> Newest:

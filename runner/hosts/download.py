@@ -21,7 +21,7 @@ from ..storage.files import Entry, no_space
 from . import hostwork as work
 from .hostwork import Garbled, folders, names
 from .read_range import BLOCK, chunks, digest
-from .wire import TRIES, Meter, Source, Wire
+from .wire import TRIES, Meter, Source, Wire, rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class Fetch:
                 raise trouble
             if idle >= TRIES:
                 raise self._changed(self._missing[0]) from trouble
-            if idle > 1:
-                await asyncio.sleep(0.05 * 2**idle)
+            await asyncio.sleep(rest(idle))
 
     def _owed(self) -> int:
         """Bytes that are still to come, and a little for each file so that an empty one counts."""

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drivers import devices, load
@@ -30,7 +31,6 @@ from drivers.base import (
     Rejected,
     Resources,
     Skipping,
-    Throttled,
 )
 from drivers.devices import Card
 
@@ -38,8 +38,10 @@ from .. import extensions
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
 from ..extensions import packages
+from ..logs import Log
+from ..retry import retry_async
 from ..storage.workspace import Workspace
-from .sites import Away, Site
+from .sites import Away, Site, throttled
 
 if TYPE_CHECKING:
     from .wire import Progress
@@ -79,6 +81,9 @@ _PACKAGES = (
     "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
 )
 _NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
+
+
+_log = Log("hosts")
 
 
 @dataclass(slots=True)
@@ -144,6 +149,7 @@ class Fleet:
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any."""
         self.lost.append(f"{lost.name}: {lost.lost}")
+        _log.info("%s lost: %s", lost.name, lost.lost)
         for leased in [leased for leased in self._leased if leased.place == lost.name]:
             self._leased.remove(leased)
             with contextlib.suppress(DriverError):
@@ -178,6 +184,7 @@ class Fleet:
         for leased in self._leased:
             try:
                 await self._of().release(leased.lease)
+                _log.info("%s released: %s", leased.place, leased.lease.id)
             except DriverError as error:
                 self.say(f"{leased.place} could not be given back: {error}")
         self._leased = []
@@ -230,9 +237,10 @@ class Fleet:
         for number in range(want):
             order = Order(offer, f"{self.run}.{offer.id}.{number}", datetime.now(UTC) + TERM)
             try:
-                lease = await _patiently(lambda order=order: driver.acquire(order))  # type: ignore[misc]
+                lease = await retry_async(partial(driver.acquire, order), throttled)
             except NoCapacity:
                 break
+            _log.info("%s %s acquired: %s", self.name, offer.id, lease.id)
             taken.append(_Leased(lease, order, f"{self.name} {offer.id}"))
         if not taken:
             return None
@@ -340,12 +348,3 @@ class _Told:
             left = f", {progress.eta:.0f} s left" if progress.eta is not None else ""
             share = f"{progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB"
             self._say(f"{progress.what}: {share}, {progress.rate / 1e6:.0f} MB/s{left}")
-
-
-async def _patiently(acquire: Callable[[], Any]) -> Lease:
-    while True:
-        try:
-            lease: Lease = await acquire()
-            return lease
-        except Throttled as error:
-            await asyncio.sleep(error.after.total_seconds())

@@ -23,6 +23,7 @@ from drivers.base import Command, Denied, DriverError, Exit, Host, HostLost, Job
 
 from ..errors import RecipeError
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, MetricsSpec, OutputSpec
+from ..retry import pause, retry_async
 from ..storage.crash import crashpoint
 from ..storage.files import Content, Entry
 from ..storage.objects import delete
@@ -552,26 +553,37 @@ class Away(Site):
 
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again while the host cannot be seen: unreachable is not failed.  Raises HostLost when that takes too long."""
-        pause = 0.5
-        while True:
+
+        async def once() -> _T:
             try:
                 answer = await ask()
-            except Throttled as error:
-                await asyncio.sleep(error.after.total_seconds())
             except Unreachable as error:
-                now = time.monotonic()
-                if not self.silent:
-                    self.silent, self._silent_since = True, now
-                    self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
-                if now - self._silent_since > OUT_OF_SIGHT:
-                    raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
-                await asyncio.sleep(pause)
-                pause = min(30.0, pause * 2)
-            else:
-                if self.silent:
-                    self._say(f"{self.name} answers again")
-                    self.silent = False
-                return answer
+                self._unseen(error)
+                raise
+            if self.silent:
+                self._say(f"{self.name} answers again")
+                self.silent = False
+            return answer
+
+        return await retry_async(once, _until_seen)
+
+    def _unseen(self, error: Unreachable) -> None:
+        """The host could not be reached.  Raises HostLost when that takes too long."""
+        now = time.monotonic()
+        if not self.silent:
+            self.silent, self._silent_since = True, now
+            self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
+        if now - self._silent_since > OUT_OF_SIGHT:
+            raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+
+
+def throttled(error: Exception, _tried: int) -> float | None:
+    """A policy: a provider that was asked too often says how long to wait."""
+    return error.after.total_seconds() if isinstance(error, Throttled) else None
+
+
+def _until_seen(error: Exception, tried: int) -> float | None:
+    return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) else throttled(error, tried)
 
 
 def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from drivers.base import DriverError, Unreachable
 
 from ..errors import Corrupt, Infrastructure
+from ..retry import backoff, retry_async
 from ..storage import files, tar
 from ..storage.files import Changed, Entry
 from . import hostwork as work
 from .hostwork import Garbled, folders, free_of, lines, name_of, names, place_of
 from .read_range import chunks, digest, part
-from .wire import TRIES, Meter, Wire, process, started
+from .wire import TRIES, Meter, Wire, process, rest, started
 
 CHUNK = 8 << 20
 """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
@@ -109,15 +110,11 @@ class Sender:
             _sending.add(self._wire.sender)
             turns.callback(_sending.discard, self._wire.sender)
             turns.callback(asyncio.create_task(self._live()).cancel)
-            for tries in itertools.count(1):
-                try:
-                    await self._send(sources, manifests or {})
-                    return
-                except _Gone:
-                    if tries == TRIES:
-                        raise Infrastructure(
-                            f"{self._wire.name}: what is being sent disappears there", fix=f"see who deletes files below {self._wire.root}"
-                        ) from None
+            try:
+                await retry_async(lambda: self._send(sources, manifests or {}), backoff(_Gone, TRIES, 0.0, 0.0))
+            except _Gone:
+                fix = f"see who deletes files below {self._wire.root}"
+                raise Infrastructure(f"{self._wire.name}: what is being sent disappears there", fix=fix) from None
 
     async def _live(self) -> None:
         """Be heard of there while a large file is under way."""
@@ -297,8 +294,7 @@ class Sender:
             idle = 0 if (cargo.owed(), len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
                 self._give_up(cargo, trouble)
-            if idle > 1:
-                await asyncio.sleep(min(5.0, 0.05 * 2**idle))
+            await asyncio.sleep(rest(idle))
 
     def _give_up(self, cargo: _Cargo, trouble: BaseException | None) -> None:
         if isinstance(trouble, Unreachable):

@@ -5,7 +5,6 @@ A connection may break at any byte, and bytes may come wrong: an answer counts w
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -20,6 +19,8 @@ from drivers.base import NOTHING, Host, Rejected, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
+from ..logs import Log
+from ..retry import pause, retry_async
 from ..storage.files import Changed
 from . import hostwork as work
 from .hostwork import Garbled
@@ -29,6 +30,16 @@ TRIES = 8
 _T = TypeVar("_T")
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
 _count = itertools.count(1)
+_log = Log("hosts")
+
+
+def rest(failures: int) -> float:
+    """Seconds to wait after so many failures without progress: a connection that broke once is made anew at once."""
+    return pause(failures - 1, 0.2, 6.4) if failures > 1 else 0.0
+
+
+def _again(error: Exception, tried: int) -> float | None:
+    return rest(tried) if tried < TRIES and isinstance(error, (Unreachable, Garbled)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +116,10 @@ class Wire:
 
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
-        for tries in itertools.count(1):
-            try:
-                return await what()
-            except Unreachable:
-                if tries == TRIES:
-                    raise
-            except Garbled as error:
-                if tries == TRIES:
-                    raise Corrupt(f"the answers of {self.name} do not arrive whole", fix="look at the connection to it") from error
-            if tries > 1:
-                await asyncio.sleep(0.05 * 2**tries)
-        raise AssertionError
+        try:
+            return await retry_async(what, _again, told=lambda error: _log.info("%s is asked again: %s", self.name, error))
+        except Garbled as error:
+            raise Corrupt(f"the answers of {self.name} do not arrive whole", fix="look at the connection to it") from error
 
     def complain(self, words: str) -> None:
         """A disk that is full there has words of its own."""
@@ -132,7 +135,9 @@ class Wire:
     def measured(self, what: str, total: int) -> Iterator[Meter]:
         """A transfer of so many bytes, told of while it goes on."""
         meter = Meter(what, total, self._progress)
+        begun = time.monotonic()
         yield meter
+        _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - begun)
         meter.done = meter.total
         meter.tell()
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
@@ -182,6 +183,7 @@ class Live:
         self._forecast = _Forecast((), {})
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
+        self._logged: deque[str] = deque()  # from any thread
         self._drawn: list[int] = []  # columns of each line of the display on the screen
         self._frame = ""
         self._dirty = False
@@ -207,8 +209,17 @@ class Live:
         self._dirty = True
         self._refresh(now)
 
+    def log(self, text: str) -> None:
+        """A line of the logs, from any thread: shown above the display when that is drawn next."""
+        self._logged.append(text)
+
     def tick(self) -> None:
+        self._dirty |= bool(self._logged)
         self._refresh(self._clock())
+
+    def _take_logs(self) -> None:
+        while self._logged:
+            self._above += [(named(line), "dim") for line in self._logged.popleft().splitlines()]
 
     def say(self, text: str) -> None:
         self._above.append((named(text), "bold"))
@@ -216,6 +227,7 @@ class Live:
 
     def end(self, summary: Summary) -> None:
         columns, _ = self._size()
+        self._take_logs()
         told = [*self._above, *self._story.failures(summary), *self._story.sum(summary)]
         self._err.write(self._home(columns) + ("\x1b[J" if self._drawn else "") + "".join(self._paint(text, style) + "\r\n" for text, style in told))
         self._above, self._drawn = [], []
@@ -236,6 +248,7 @@ class Live:
 
     def _draw(self, now: float) -> None:
         columns, height = self._size()
+        self._take_logs()
         room = max(columns - 1, 1)  # a full line would leave the cursor in doubt
         rows = [self._paint_row(segments, room) for segments in self._display(now, room, height)]
         frame = "".join(f"{text}\x1b[K\r\n" for text, _ in rows)

@@ -17,6 +17,8 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple, TypeAlias
 
+from ..retry import pause
+
 
 class State(StrEnum):
     """Where a step stands."""
@@ -122,7 +124,7 @@ def spent(reasons: Iterable[str]) -> Spent:
 
 def backoff(attempt: int) -> float:
     """Seconds to wait before try number `attempt` + 1: half a second, doubled each time, at most five minutes."""
-    return min(300.0, 0.5 * 2.0 ** min(attempt - 1, 30))
+    return pause(attempt, 0.5, 300.0)
 
 
 def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, float]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ..errors import Infrastructure
+from ..retry import Policy, backoff, retry
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.2  # seconds; doubled each time, up to
@@ -112,22 +112,20 @@ class Again(Exception):
     """Something that may go right next time; `__cause__` is what went wrong."""
 
 
-class Retry:
-    """Do something until it works or has failed too often, waiting longer each time, and never as long as anybody else."""
+def tries(count: int = ATTEMPTS) -> Policy:
+    """A request is made so often, with longer and longer pauses, each of a random part."""
+    from random import random
 
-    def __init__(self, attempts: int = ATTEMPTS, sleep: Callable[[float], object] = time.sleep, chance: Callable[[], float] = random.random) -> None:
-        self._attempts, self._sleep, self._chance = attempts, sleep, chance
+    return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
 
-    def __call__(self, do: Callable[[], T]) -> T:
-        """The answer of `do`.  Raises the last Again that it raised."""
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return do()
-            except Again:
-                if attempt == self._attempts:
-                    raise
-            self._sleep(min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1)) * (0.5 + self._chance() / 2))
-        raise AssertionError("BUG: no attempt was made")
+
+def answered(do: Callable[[], T], policy: Policy, where: str) -> T:
+    """The answer to a request, which is made again as long as it raises Again and the policy says so.  Raises Unreachable."""
+    try:
+        return retry(do, policy)
+    except Again as error:
+        why = error.__cause__ or error
+        raise Unreachable(f"{where} does not answer as it should: {words_of(why)}", fix="look at the network and the address, and try again") from why
 
 
 class Exists(Exception):

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..logs import Log
 from .files import Content
 from .listings import forget_listings
 from .objects import Objects, delete_whole
@@ -87,6 +88,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     for name in plan.attempts:
         delete_whole(store.root / "attempts" / name)
     objects.sweep(before=plan.before)
+    Log("storage").info("%d objects and %d traces removed, %d bytes", len(gone), len(plan.traces), freed)
     return freed
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from ..retry import Policy
 from .bucket import (
     HTTP_WIDTH,
     PART,
@@ -14,16 +15,16 @@ from .bucket import (
     Again,
     Crew,
     Exists,
-    Retry,
     Short,
     Stat,
     Trouble,
-    Unreachable,
+    answered,
     awaited,
     client_options,
     crew,
     lock,
     module_of_extra,
+    tries,
     words_of,
 )
 
@@ -33,12 +34,12 @@ class Google:
 
     width = HTTP_WIDTH
 
-    def __init__(self, url: str, bucket: str, prefix: str, endpoint: str = "", *, anonymous: bool = False, retry: Retry | None = None) -> None:
+    def __init__(self, url: str, bucket: str, prefix: str, endpoint: str = "", *, anonymous: bool = False, policy: Policy | None = None) -> None:
         self.url = url
         self._bucket, self._prefix = bucket, prefix
         self._endpoint, self._anonymous = endpoint, anonymous
         self._where = f"{url} at {endpoint}" if endpoint else url
-        self._retry = retry or Retry(attempts=3)
+        self._policy = policy or tries(3)
         self._system: Any = None
         self._opening = lock()
 
@@ -124,13 +125,7 @@ class Google:
             except Exception as error:
                 self._told(error)
 
-        try:
-            return self._retry(once)
-        except Again as error:
-            why = error.__cause__ or error
-            raise Unreachable(
-                f"{self._where} does not answer as it should: {words_of(why)}", fix="look at the network and the address, and try again"
-            ) from why
+        return answered(once, self._policy, self._where)
 
     def _told(self, error: Exception) -> NoReturn:
         import aiohttp

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
+from ..logs import Log
 from ..planning.judge import RUN, Verdict
 from ..planning.plan import UNCACHED, Node, Plan
 from ..planning.step import TEMPORARY
@@ -95,6 +96,7 @@ class Sharing:
             traces.append(trace._replace(facts_json=facts))
             self.found.add(key)
             self._sizes |= {made.content: sizes.get(made.name, 0) for made in trace.outputs}
+        Log("storage").info("store %s has results of %d keys", self.name, len(traces))
         if traces:
             self._ws.learn(traces)
         return bool(traces)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Infrastructure
+from ..retry import Policy
 from .bucket import (
     CONNECT,
     HTTP_WIDTH,
@@ -21,17 +22,17 @@ from .bucket import (
     Again,
     Crew,
     Exists,
-    Retry,
     Short,
     Stat,
-    T,
     Trouble,
     Unreachable,
+    answered,
     awaited,
     base64_of,
     client_options,
     lock,
     module_of_extra,
+    tries,
     words_of,
 )
 
@@ -64,14 +65,14 @@ class S3:
         owner: str = "",
         *,
         anonymous: bool = False,
-        retry: Retry | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.url = url
         self._bucket, self._prefix = bucket, prefix
         self._settings = endpoint, region, profile, anonymous
         self._where = f"{url} at {endpoint}" if endpoint else url
         self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": owner} if owner else {})}
-        self._retry = retry or Retry()
+        self._policy = policy or tries()
         self._opened: tuple[Any, Any] | None = None
         self._opening = lock()
 
@@ -80,7 +81,7 @@ class S3:
 
     def check(self, marker: str) -> bytes | None:
         # Whether anybody is there is found out sooner than what to do when somebody is busy.
-        return self._read(marker, 0, None, Retry(attempts=2))
+        return self._read(marker, 0, None, tries(2))
 
     def head(self, name: str) -> Stat | None:
         found = self._ask("head_object", Key=self._prefix + name, absent=True)
@@ -88,9 +89,9 @@ class S3:
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """A body that breaks off is asked for again from where it did."""
-        return self._read(name, start, length, self._retry)
+        return self._read(name, start, length, self._policy)
 
-    def _read(self, name: str, start: int, length: int | None, retry: Retry) -> bytes | None:
+    def _read(self, name: str, start: int, length: int | None, policy: Policy) -> bytes | None:
         if length == 0:
             return b""
         found = bytearray()
@@ -120,7 +121,7 @@ class S3:
                 raise Again(f"{name} broke off after {len(found) - begun} of {due} bytes")
             return True
 
-        there = self._patiently(ask, retry)
+        there = answered(ask, policy, self._where)
         return bytes(found) if there else None
 
     def create(self, name: str, data: bytes) -> bool:
@@ -136,10 +137,10 @@ class S3:
                 return again and self.read(name) == data
             return True
 
-        return self._patiently(once)
+        return answered(once, self._policy, self._where)
 
     def write(self, name: str, data: bytes) -> None:
-        self._patiently(lambda: self._put(name, data))
+        answered(lambda: self._put(name, data), self._policy, self._where)
 
     def _put(self, name: str, data: bytes, **condition: Any) -> None:
         md5 = hashlib.md5(data, usedforsecurity=False)
@@ -188,7 +189,7 @@ class S3:
                 _demand_etag(key, answer, md5.hexdigest())
                 return str(answer["ETag"])
 
-            return {"PartNumber": number, "ETag": self._patiently(once)}
+            return {"PartNumber": number, "ETag": answered(once, self._policy, self._where)}
 
         try:
             parts = crew(part, range(1, -(-size // length) + 1))
@@ -257,16 +258,7 @@ class S3:
 
     def _ask(self, method: str, *, absent: bool = False, **words: Any) -> dict[str, Any] | None:
         """The answer to one request, tried again where that helps.  With `absent`, None when there is no such thing."""
-        return self._patiently(lambda: self._once(method, absent=absent, **words))
-
-    def _patiently(self, do: Callable[[], T], retry: Retry | None = None) -> T:
-        try:
-            return (retry or self._retry)(do)
-        except Again as error:
-            why = error.__cause__ or error
-            raise Unreachable(
-                f"{self._where} does not answer as it should: {words_of(why)}", fix="look at the network and the address, and try again"
-            ) from why
+        return answered(lambda: self._once(method, absent=absent, **words), self._policy, self._where)
 
     def _once(self, method: str, *, absent: bool = False, **words: Any) -> dict[str, Any] | None:
         wrong = module_of_extra("botocore.exceptions", self.url, "s3")

@@ -15,6 +15,7 @@ from ...errors import NotFound
 from ...language.inputs import Wrong, converted, divided, kind_of
 from ...language.recipe import Input
 from ...language.units import about
+from ...retry import backoff, retry
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
@@ -68,23 +69,24 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
         raise NotFound(f"{out} lies in what is packed", fix="write the pack somewhere else")
     if path in ws.home.parents:
         raise NotFound(f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed", fix="name the directory of the data alone")
-    for attempt in range(1, TRIES + 1):
-        try:
-            with Bar(args, "hashing") as bar:
-                ws.cache.told = bar
-                content, manifest = _look(ws, path)
-            ws.save_cache()
-            cut = shards(manifest)
-            if out is not None:
-                with Bar(args, "writing") as bar:
-                    root = str(path) if content[0] == "t" else str(path.resolve().parent)
-                    packed.write(root, content, manifest, out, bar)
-            break
-        except Changed as error:
-            if attempt == TRIES:
-                raise
-            if args.quiet < 2:
-                print(f"recipe: {error}; once more", file=sys.stderr)
+
+    def pack() -> tuple[Content, list[Entry], list[Shard]]:
+        with Bar(args, "hashing") as bar:
+            ws.cache.told = bar
+            content, manifest = _look(ws, path)
+        ws.save_cache()
+        cut = shards(manifest)
+        if out is not None:
+            with Bar(args, "writing") as bar:
+                root = str(path) if content[0] == "t" else str(path.resolve().parent)
+                packed.write(root, content, manifest, out, bar)
+        return content, manifest, cut
+
+    def once_more(error: Exception) -> None:
+        if args.quiet < 2:
+            print(f"recipe: {error}; once more", file=sys.stderr)
+
+    content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), told=once_more)
     if content[0] == "t":
         input_manifests.keep(ws, content, manifest)
     doubts = packed.doubts(manifest)

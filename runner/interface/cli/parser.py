@@ -88,6 +88,10 @@ def run(words: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(words)
     args.verb = verb
     args.workspace = Path(args.workspace)
+    if args.verbose or os.environ.get("RECIPE_LOG"):
+        from ...logs import begin
+
+        begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
     return int(module.run(args))
 
 
@@ -99,7 +103,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
     )
     parser.add_argument("-C", dest="workspace", metavar="DIR", default=".", help="the workspace: paths are relative to it (default: here)")
     parser.add_argument("-q", "--quiet", action="count", default=0, help="say less; twice, only errors")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="say more")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="say more, with the logs of recipe itself; twice, all of them")
     module.arguments(parser, verb)
     return parser, module
 

@@ -72,12 +72,14 @@ def run(args: argparse.Namespace) -> int:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
             return 0
-        from ..console import for_stream
+        from ...logs import through
+        from ..console import Live, for_stream
 
         pools = dict(_pool(word) for word in args.pool)
         settings = Settings(args.driver, tuple(args.hosts), args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools, tuple(args.allow))
         listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
-        summary = run_session(ws, request, choice, settings, listener)
+        with through(listener.log if isinstance(listener, Live) else None):
+            summary = run_session(ws, request, choice, settings, listener)
     if summary.interrupted:
         return 130
     if summary.state == "COMPLETED":

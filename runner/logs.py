@@ -1,0 +1,116 @@
+"""Logs of recipe itself, for those who operate or develop it: `logging` under the names `recipe.<room>` and `drivers.<name>`.
+
+`logging` is imported only when somebody asks for logs or has imported it already: until then a record costs one look.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import NotFound
+from .secrets import Masker
+
+if TYPE_CHECKING:
+    import logging
+
+ROOTS: Final = ("recipe", "drivers")
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+_maskers: list[Masker] = []
+_writers: list[Callable[[str], None]] = []
+
+
+class Log:
+    """The logger of one room.  Arguments are put into the text only if the record is wanted."""
+
+    def __init__(self, room: str) -> None:
+        self._name = f"recipe.{room}"
+
+    def info(self, text: str, *arguments: object) -> None:
+        self._record("info", text, arguments)
+
+    def debug(self, text: str, *arguments: object) -> None:
+        self._record("debug", text, arguments)
+
+    def _record(self, level: str, text: str, arguments: tuple[object, ...]) -> None:
+        if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):
+            getattr(logging.getLogger(self._name), level)(text, *arguments)
+
+
+def mask(masker: Masker) -> None:
+    """Mask these secrets, too, in all records from now on."""
+    _maskers.append(masker)
+
+
+@contextmanager
+def through(write: Callable[[str], None] | None) -> Iterator[None]:
+    """Meanwhile lines for stderr go to `write`, from any thread."""
+    if write is not None:
+        _writers.append(write)
+    try:
+        yield
+    finally:
+        if write is not None:
+            _writers.remove(write)
+
+
+def begin(verbose: int, wish: str) -> None:
+    """Write records to stderr (`verbose` 1: INFO, 2: DEBUG), and as `wish` says: LEVEL or LEVEL:FILE.  Raises NotFound for another level."""
+    import logging
+
+    level, _, path = wish.partition(":")
+    if wish and level.lower() not in LEVELS:
+        raise NotFound(f'RECIPE_LOG: there is no level "{level}"', fix=f"write {', '.join(LEVELS)}, or a level, a colon and a file")
+    wanted = logging.getLevelName(level.upper()) if wish else logging.WARNING
+    shown = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    handlers: list[tuple[logging.Handler, int]] = []
+    if path:
+        handlers.append((logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"), wanted))
+        handlers[-1][0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    else:
+        shown = min(shown, wanted)
+    if verbose or (wish and not path):
+        handlers.append((_stderr(), shown))
+    for name in ROOTS:
+        logger = logging.getLogger(name)
+        for old in list(logger.handlers):
+            logger.removeHandler(old)
+            old.close()
+        logger.setLevel(min(level for _, level in handlers))
+        logger.propagate = False
+        for handler, at in handlers:
+            handler.setLevel(at)
+            handler.addFilter(_masked)
+            logger.addHandler(handler)
+
+
+def _stderr() -> logging.Handler:
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line = self.format(record)
+            if _writers:
+                _writers[-1](line)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+    lines = Lines()
+    lines.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    return lines
+
+
+def _masked(record: Any) -> bool:
+    """A filter that lets everything pass, without secrets: also those of a traceback."""
+    text = record.getMessage()
+    if record.exc_info:
+        import traceback
+
+        text += "\n" + "".join(traceback.format_exception(*record.exc_info))
+    for masker in _maskers:
+        text = masker.text(text)
+    record.msg, record.args, record.exc_info, record.exc_text = text, (), None, None
+    return True

@@ -1,0 +1,66 @@
+"""Logs of recipe itself: who asked has them, no secret is in them, and a live display stays whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner import logs
+from runner.errors import NotFound
+from runner.secrets import Masker, Secret
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins without handlers, and leaves none."""
+    monkeypatch.setattr(logs, "_maskers", [])
+    yield
+    for name in logs.ROOTS:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+
+
+def test_verbose_shows_info_and_twice_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose, lines in ((1, "recipe.hosts: one 1\n"), (2, "recipe.hosts: one 1\nrecipe.hosts: two\n")):
+        logs.begin(verbose, "")
+        logs.Log("hosts").info("one %d", 1)
+        logs.Log("hosts").debug("two")
+        assert capsys.readouterr().err == lines
+
+
+def test_a_file_gets_its_level_and_stderr_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin(0, f"debug:{tmp_path}/log")
+    logging.getLogger("drivers.ssh").debug("asked")
+    assert (tmp_path / "log").read_text().endswith("DEBUG drivers.ssh: asked\n") and capsys.readouterr().err == ""
+
+
+def test_no_secret_is_in_a_record_or_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin(2, "")
+    logs.mask(Masker([Secret("token", "hunter2-hunter2")]))
+    logs.Log("loop").debug("%s", {"token": "hunter2-hunter2"})
+    try:
+        raise ValueError("hunter2-hunter2")
+    except ValueError:
+        logging.getLogger("drivers.local").exception("failed")
+    err = capsys.readouterr().err
+    assert "hunter2" not in err and err.count("***") >= 2 and "ValueError" in err
+
+
+def test_an_unknown_level_is_a_sentence() -> None:
+    with pytest.raises(NotFound, match='RECIPE_LOG: there is no level "loud"') as refused:
+        logs.begin(0, "loud")
+    assert refused.value.exit_code == 3
+
+
+def test_lines_go_through_a_live_display_while_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[str] = []
+    logs.begin(1, "")
+    with logs.through(shown.append):
+        logs.Log("loop").info("inside")
+    logs.Log("loop").info("outside")
+    assert shown == ["recipe.loop: inside"] and capsys.readouterr().err == "recipe.loop: outside\n"
