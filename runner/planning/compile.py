@@ -41,6 +41,7 @@ from .step import (
     ResourceSpec,
     SecretSpec,
     SelectSpec,
+    Source,
     StateSpec,
     StepSpec,
     SyncSpec,
@@ -635,7 +636,7 @@ class _Compiler:
                 if value.name not in draft.deps:
                     draft.deps.append(value.name)
             else:
-                draft.takes[value.name] = (value.kind, *value.address)
+                draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
     def _deps(self, scope: Scope, draft: Draft, made: Mapping[str, tuple[Draft, str]], inside: Mapping[str, str], near: Near) -> None:
         """Turn `deps` into edges and files of the workspace.

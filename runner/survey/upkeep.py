@@ -107,7 +107,7 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    places = {path for targets in found.places.values() for _, path in targets}
+    places = {place.path for targets in found.places.values() for place in targets}
     around = {parent for path in places for parent in _parents(path)}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
     skipped = {node.id for n, node in enumerate(found.plan.nodes) if found.verdicts[n].answer == SKIPPED}
