@@ -82,7 +82,7 @@ class Reckoned:
         """US dollars, least and most; None where the price or the time is not known."""
         return None if self.price is None or self.seconds is None else (self.price * self.seconds[0] / 3600, self.price * self.seconds[1] / 3600)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Mapping[str, object]:
         """As `recipe plan --json` tells it; sizes in bytes."""
         found = self.found
         return {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from .memory import Model, Training
+
+if TYPE_CHECKING:
+    from ..language.values import Tree
 
 PAIRS: Final = ("dpo", "orpo", "reward")
 """Recipes whose trainers put two sequences for each sample through the model together."""
@@ -106,37 +109,44 @@ def samples(inputs: Mapping[str, Any]) -> int | None:
     return None if steps is None or batch is None else steps * batch
 
 
-def smaller(inputs: Mapping[str, Any]) -> list[tuple[dict[str, Any], str]]:
+class Smaller(NamedTuple):
+    """Something to give up so that a training needs less memory."""
+
+    inputs: dict[str, Tree]  # to set
+    price: str  # what it costs, in words
+
+
+def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
     """What can be given up to need less memory, mildest first: inputs to set, and what that costs.  Each comes on top of those before it."""
-    found: list[tuple[dict[str, Any], str]] = []
+    found: list[Smaller] = []
     batch = _whole(inputs, "micro_batch")
     while batch is not None and batch > 1:
         batch //= 2
-        found.append(({"micro_batch": batch}, "fewer samples at once: the same training, slower"))
+        found.append(Smaller({"micro_batch": batch}, "fewer samples at once: the same training, slower"))
     if inputs.get("checkpoint_activations") is False:
-        found.append(({"checkpoint_activations": True}, "activations are computed again: the same training, a third slower"))
+        found.append(Smaller({"checkpoint_activations": True}, "activations are computed again: the same training, a third slower"))
     if inputs.get("base_storage") == "same":
-        found.append(({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
+        found.append(Smaller({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
     for name in ("max_length", "max_completion_length"):
         length = _whole(inputs, name)
         while length is not None and length > 512:
             length //= 2
-            found.append(({name: length}, "longer text is cut"))
+            found.append(Smaller({name: length}, "longer text is cut"))
     resolution = _whole(inputs, "resolution")
     if resolution is not None and resolution > 512:
-        found.append(({"resolution": 512}, "less detail"))
+        found.append(Smaller({"resolution": 512}, "less detail"))
     if inputs.get("train_embeddings") is True:
-        found.append(({"train_embeddings": False}, "embeddings stay as they are"))
+        found.append(Smaller({"train_embeddings": False}, "embeddings stay as they are"))
     if inputs.get("method") == "full":
-        found.append(({"method": "lora"}, "an adapter learns instead of every weight"))
+        found.append(Smaller({"method": "lora"}, "an adapter learns instead of every weight"))
     rank = _whole(inputs, "rank")
     while rank is not None and rank > 8 and inputs.get("method") != "full":
         rank //= 2
-        found.append(({"rank": rank}, "a smaller adapter"))
+        found.append(Smaller({"rank": rank}, "a smaller adapter"))
     return found
 
 
-def larger(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+def larger(inputs: Mapping[str, Any]) -> list[dict[str, Tree]]:
     """Greater micro batches that share `global_batch` evenly, largest first: the same training, faster."""
     batch, whole = _whole(inputs, "micro_batch"), _whole(inputs, "global_batch")
     if batch is None or whole is None:

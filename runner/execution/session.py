@@ -408,7 +408,7 @@ def _nodes(spec: StepSpec) -> Any:
         return spec.nodes
 
 
-def asked(request: Request) -> dict[str, Any]:
+def asked(request: Request) -> dict[str, object]:
     """A request as it is stored with its run: what `why` and `status` ask about when nothing else is named."""
     inputs = json.loads(json.dumps(dict(request.inputs), default=str))
     out = str(request.out) if request.out is not None else None

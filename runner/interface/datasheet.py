@@ -120,7 +120,7 @@ def _greater(a: Resources, b: Resources) -> Resources:
 # -- as JSON ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def described(sheet: Sheet) -> dict[str, Any]:
+def described(sheet: Sheet) -> Mapping[str, object]:
     """All of it for programs."""
     recipe = sheet.recipe
     return {
@@ -156,7 +156,7 @@ def described(sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def _input_facts(spec: Input) -> dict[str, Any]:
+def _input_facts(spec: Input) -> Mapping[str, object]:
     return {
         "type": spec.type,
         "items": spec.items,
@@ -395,8 +395,8 @@ def _path(output: Output) -> str:
     return output.path + ("/" if output.directory else "")
 
 
-def _resources(resources: Resources) -> dict[str, Any]:
-    named: dict[str, Any] = {"gpus": resources.gpus, "gpu": resources.gpu, "cpus": resources.cpus}
+def _resources(resources: Resources) -> Mapping[str, str | float]:
+    named: dict[str, str | float | None] = {"gpus": resources.gpus, "gpu": resources.gpu, "cpus": resources.cpus}
     named |= {name: size_text(value) for name in ("gpu_memory", "memory", "disk") if (value := getattr(resources, name)) is not None}
     return {name: value for name, value in {**named, **resources.pools}.items() if value is not None}
 

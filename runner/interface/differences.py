@@ -196,9 +196,9 @@ def _ratio(part: str, before: object, after: object) -> str:
     return f" ({(after - before) / abs(before):+.1%})"
 
 
-def as_json(change: Change, manifest: Manifest) -> dict[str, Any]:
+def as_json(change: Change, manifest: Manifest) -> Mapping[str, object]:
     """One difference for programs."""
-    found: dict[str, Any] = {"part": change.part, "before": change.before, "after": change.after}
+    found: dict[str, object] = {"part": change.part, "before": change.before, "after": change.after}
     if _is_tree(change.before) and _is_tree(change.after):
         old, new = manifest(str(change.before)), manifest(str(change.after))
         if old is not None and new is not None:

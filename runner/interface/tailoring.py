@@ -170,7 +170,7 @@ def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
 
 def _declared(spec: Input, value: Tree, has_value: bool) -> str:
     """An input as the library declares it, with this value as its default."""
-    found: dict[str, Any] = {"type": spec.type}
+    found: dict[str, object] = {"type": spec.type}
     if spec.items:
         found["items"] = spec.items
     if has_value:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 from runner.errors import Problem, did_you_mean
 
@@ -23,6 +23,24 @@ if TYPE_CHECKING:
     from .document import Document
 
 Where: TypeAlias = "tuple[str | int, ...]"
+
+Schema = TypedDict(
+    "Schema",
+    {
+        "$ref": str,
+        "$defs": "dict[str, Schema]",
+        "anyOf": "list[Schema]",
+        "oneOf": "list[Schema]",
+        "properties": "dict[str, Schema]",
+        "required": "list[str]",
+        "type": "str | list[str]",
+        "title": str,
+        "description": str,
+        "pattern": str,
+    },
+    total=False,
+)
+"""What we read of a JSON Schema."""
 
 MANY = 200  # a file with more problems than this is not a recipe
 
@@ -47,9 +65,10 @@ def located(document: Document, fault: Fault) -> Problem:
 
 
 @cache
-def load() -> dict[str, Any]:
+def load() -> Schema:
     """The schema."""
-    return cast("dict[str, Any]", json.loads(library.schema_text()))
+    found: Schema = json.loads(library.schema_text())
+    return found
 
 
 def faults(value: object) -> list[Fault]:
@@ -91,13 +110,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ID = re.compile(r"[a-z][a-z0-9_-]{0,80}@[1-9][0-9]{0,8}")
 
 
-def _is_bare(value: dict[str, Any]) -> bool:
+def _is_bare(value: Mapping[str, object]) -> bool:
     """Whether everything but the steps is known to be sound: a name and a summary, nothing else.  Then jsonschema need not even be imported."""
     name, summary = value.get("recipe"), value.get("summary")
     return len(value) == 3 and type(name) is str and _ID.fullmatch(name) is not None and type(summary) is str and 0 < len(summary) <= 100
 
 
-def _suspects(steps: dict[str, Any]) -> dict[str, Any]:
+def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
     """The steps that the schema may refuse.  One verdict holds for all steps that are the same but for parts known to be sound."""
     verdicts = {repr({"run": "x"}): True}
     rest = {}
@@ -140,7 +159,8 @@ def _is_name(word: object) -> bool:
 def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
     """What to tell the author.  `above` is the path of the error's parent, when it is one of several alternatives."""
     path: Where = (*above, *error.relative_path)
-    schema: Any = error.schema
+    given: Any = error.schema
+    schema: Schema = given
     found: Any = error.instance
     rule: Any = error.validator_value
     if "propertyNames" in error.relative_schema_path:
@@ -191,10 +211,11 @@ _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "a
 
 def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
     """The author meant the alternative whose kind is there, of mappings the one with most of the keys; where none is, say what all of them are."""
-    branches: dict[object, list[ValidationError]] = {}
+    branches: dict[int, list[ValidationError]] = {}
     for inner in error.context or ():
-        branches.setdefault(inner.relative_schema_path[0], []).append(inner)
-    schema: Any = error.schema
+        branches.setdefault(int(inner.relative_schema_path[0]), []).append(inner)
+    given: Any = error.schema
+    schema: Schema = given
     found: Any = error.instance
     meant = [n for n, inners in branches.items() if not any(inner.validator == "type" and not inner.relative_path for inner in inners)]
     if meant:
@@ -206,7 +227,7 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
     yield _wrong_type(path, _listed(kinds), schema, error.instance)
 
 
-def _one_of(schema: dict[str, Any], found: dict[str, object], path: Where) -> Fault:
+def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault:
     keys = [branch["required"][0] for branch in schema["oneOf"]]
     there = [key for key in found if key in keys]
     if there:
@@ -259,7 +280,7 @@ _ELSEWHERE = {
 }
 
 
-def _wrong_type(path: Where, expected: str, schema: dict[str, Any], found: object) -> Fault:
+def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fault:
     if found is None:
         fix = 'in { } a comma begins a new key; quote a text that has one: "x,y"' if "outputs" in path else "write a value, or leave the key out"
         return Fault("null", f"{_thing(path)} has no value; it must be {expected}", path, fix, key=True)
@@ -303,12 +324,12 @@ _TYPES = {
 }
 
 
-def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+def _resolved(schema: Schema) -> Schema:
     """The schema itself, or the definition it refers to."""
-    return cast("dict[str, Any]", load()["$defs"][schema["$ref"].removeprefix("#/$defs/")]) if "$ref" in schema else schema
+    return load()["$defs"][schema["$ref"].removeprefix("#/$defs/")] if "$ref" in schema else schema
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
+def _types(schema: Schema) -> set[str]:
     """Every type that `schema` accepts at its top."""
     schema = _resolved(schema)
     if "anyOf" in schema:
@@ -317,7 +338,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
     return {types} if isinstance(types, str) else set(types)
 
 
-def _expected(schema: dict[str, Any]) -> str:
+def _expected(schema: Schema) -> str:
     """What a value must be, in words."""
     if "title" in schema:
         return str(schema["title"])
@@ -325,7 +346,7 @@ def _expected(schema: dict[str, Any]) -> str:
     return _listed([_TYPES[word] for word in ([types] if isinstance(types, str) else types)])
 
 
-def _about(schema: dict[str, Any], key: str) -> str:
+def _about(schema: Schema, key: str) -> str:
     """What a missing key would say: the first sentence of its description."""
     text = str(schema.get("properties", {}).get(key, {}).get("description", ""))
     sentence = re.split(r"(?<=[.:]) ", text, maxsplit=1)[0].rstrip(".:")
@@ -376,7 +397,7 @@ def _listed(words: Sequence[str], joint: str = "or") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
 
 
-def _name_fix(found: str, schema: dict[str, Any]) -> str:
+def _name_fix(found: str, schema: Schema) -> str:
     if "A-Z" in schema.get("pattern", ""):
         return ""
     better = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found).lower()).strip("_")[:64]
@@ -384,7 +405,7 @@ def _name_fix(found: str, schema: dict[str, Any]) -> str:
     return f'write "{better}"' if better and better != found else ""
 
 
-def _pattern_fix(schema: dict[str, Any], found: str) -> str:
+def _pattern_fix(schema: Schema, found: str) -> str:
     title = schema.get("title", "")
     if "duration" in title or "size" in title or "amount" in title:
         return "write a number and a unit" if re.fullmatch(r"[0-9.]+", found) else ""

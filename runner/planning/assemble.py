@@ -13,7 +13,7 @@ from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .graph import as_written, circle, dag
 from .plan import SELECT, SKIP, Node, Plan
-from .step import TEMPORARY, HealthSpec, LateValue, LimitSpec, OutputSpec, Publication, RunSettings, Source, Upstream
+from .step import TEMPORARY, HealthSpec, LateValue, LimitSpec, OutputSpec, Publication, RunSettings, Upstream
 
 if TYPE_CHECKING:
     from ..language.recipe import Limits, Recipe
@@ -38,7 +38,7 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
                 list(dict.fromkeys(d.deps)),
                 d.code,
                 d.home,
-                [Source(name, kind, address, only) for name, (kind, address, only) in d.takes.items()],
+                list(d.takes.values()),
                 [Upstream(p.number, output, name, below) for name, (p, output, below) in _apart(d.upstream).items()],
                 [
                     *(LateValue(p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}") for (_, metric), p in d.late.items()),

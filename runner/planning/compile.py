@@ -46,6 +46,7 @@ from .step import (
     MetricsSpec,
     Names,
     SecretSpec,
+    Source,
     StateSpec,
     StepSpec,
     SyncSpec,
@@ -532,7 +533,7 @@ class _Compiler:
                 if value.name not in draft.deps:
                     draft.deps.append(value.name)
             else:
-                draft.takes[value.name] = (value.kind, *value.address)
+                draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
     def _deps(self, scope: Scope, draft: Draft, made: Mapping[str, tuple[Draft, str]], inside: Mapping[str, str], near: Near) -> None:
         """Turn `deps` into edges and files of the workspace.

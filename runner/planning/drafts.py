@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ..errors import Problem, did_you_mean
 from .mentions import templates
 from .plan import bare
-from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, Author, ResourceSpec, StepSpec
+from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, Author, ResourceSpec, Source, StepSpec
 
 if TYPE_CHECKING:
     from ..language.recipe import Output, Recipe, Resources, Step
@@ -61,7 +61,7 @@ class Draft:
     matrix: dict[str, Tree]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
     upstream: dict[str, tuple[Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
-    takes: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
+    takes: dict[str, Source] = field(default_factory=dict)
     late: dict[tuple[str, str], Draft] = field(default_factory=dict)
     asked: dict[tuple[str, str], Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
     after: list[Draft] = field(default_factory=list)

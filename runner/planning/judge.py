@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from ..digest import Digest
 from . import fingerprint
 from .mentions import unspelled
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, bare
+from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan, bare
 from .step import MetricAsked, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
@@ -76,11 +76,11 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, list[tuple[str, str]]] | None = None
+    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, Sequence[Place]] | None = None
 ) -> Verdict:
     """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
 
-    `targets` are the places where outputs must lie: node -> (output, workspace path).
+    `targets` are the places where outputs must lie: by node.
     """
     node = plan.nodes[n]
     if node.flags & SKIP:
@@ -123,17 +123,17 @@ def judge(
     return _left(Made(True, {name: content for name, _, content in trace.outputs}, trace.metrics), key, (), facts, places)
 
 
-def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, places: Sequence[tuple[str, str]]) -> Verdict:
+def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, places: Sequence[Place]) -> Verdict:
     """Fresh if what was left lies where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
     outputs, there = left.outputs, facts.there
-    gone = [(name, path) for name, path in places if name in outputs and there.get(path) != outputs[name]]
+    gone = [place for place in places if place.output in outputs and there.get(place.path) != outputs[place.output]]
     if not gone:
         return Verdict(FRESH, key, why, left)
-    clashes = _conflicts([(name, path) for name, path in gone], facts)
-    lost = [name for name, _ in gone if facts.stored is not None and outputs[name] not in facts.stored]
+    clashes = _conflicts(gone, facts)
+    lost = [place.output for place in gone if facts.stored is not None and outputs[place.output] not in facts.stored]
     if lost:
         return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
-    words = tuple(f"{path} {_state(path, facts, clashes)}" for _, path in gone)
+    words = tuple(f"{place.path} {_state(place.path, facts, clashes)}" for place in gone)
     return Verdict(RESTORE, key, words, left, clashes)
 
 
@@ -234,7 +234,7 @@ def _metrics(wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mappin
     return found
 
 
-def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: Sequence[tuple[str, str]]) -> Verdict:
+def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: Sequence[Place]) -> Verdict:
     node = plan.nodes[n]
     chosen = plan.specs()[n].select
     assert chosen is not None
@@ -251,9 +251,9 @@ def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: 
     return _left(Made(True, left.outputs, left.metrics), None, why, facts, places)
 
 
-def _conflicts(places: Sequence[tuple[str, str]], facts: Facts) -> tuple[str, ...]:
+def _conflicts(places: Sequence[Place], facts: Facts) -> tuple[str, ...]:
     """Places that hold something we did not put there.  What is stored is ours: a worker may have died before it wrote down where it put it."""
-    return tuple(path for _, path in places if facts.strange(path))
+    return tuple(place.path for place in places if facts.strange(place.path))
 
 
 def _state(path: str, facts: Facts, clashes: Collection[str]) -> str:

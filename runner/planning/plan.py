@@ -33,6 +33,13 @@ def bare(id: str) -> str:
     return re.sub(r"\[[^]]*\]", "", id)
 
 
+class Place(NamedTuple):
+    """Where an output must lie in the workspace."""
+
+    output: str
+    path: str
+
+
 class Node(NamedTuple):
     """What judging one step needs.  Paths are relative: deps to the workspace, code and lock to `plan.homes[home]`, the rest to the attempt."""
 

@@ -93,8 +93,8 @@ def client_options(scheme: str, endpoint: str, region: str, profile: str, anonym
     if scheme == "gs":
         # An endpoint from settings is never shown a token.
         return {"token": "anon" if endpoint or anonymous else None, "endpoint_url": endpoint or None}
-    config: dict[str, Any] = {}
-    client: dict[str, Any] = {"region_name": region} if region else {}
+    config: dict[str, object] = {}
+    client: dict[str, str] = {"region_name": region} if region else {}
     if endpoint:
         # Servers other than Amazon's do not all know its newer checksums; ours are SHA-256 and MD5 anyhow.
         config |= {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -85,7 +85,7 @@ class Google:
         self._ask(lambda fs: fs._put_file(path, f"{self._bucket}/{self._prefix}{name}", consistency="md5", chunksize=PART), missing=False)
 
     def names(self, prefix: str) -> Iterator[Stat]:
-        token: dict[str, Any] = {}
+        token: dict[str, str] = {}
         while True:
             words = {"prefix": self._prefix + prefix, "maxResults": 1000, **token}
             answer = self._ask(partial(self._page, words)) or {}
@@ -95,7 +95,7 @@ class Google:
                 return
             token = {"pageToken": answer["nextPageToken"]}
 
-    def _page(self, words: dict[str, Any], fs: Any) -> Any:
+    def _page(self, words: Mapping[str, object], fs: Any) -> Any:
         return fs._call("GET", "b/{}/o", self._bucket, json_out=True, **words)
 
     def delete(self, names: Sequence[str]) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..errors import Infrastructure
 from ..retry import Policy
@@ -47,6 +48,14 @@ _PASSING = frozenset(
     | {"TooManyRequests", "OperationAborted", "ConditionalRequestConflict", "XAmzContentSHA256Mismatch", "InvalidDigest", "RequestTimeoutException"}
 )
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+
+
+class _Upload(NamedTuple):
+    """An upload in parts that nobody ended."""
+
+    key: str
+    id: str
+    begun: datetime
 
 
 class S3:
@@ -98,7 +107,7 @@ class S3:
 
         def ask() -> bool:
             at = start + len(found)
-            limits: dict[str, Any] = {}
+            limits: dict[str, str] = {}
             if length is not None:
                 limits = {"Range": f"bytes={at}-{start + length - 1}"}
             elif found:
@@ -175,7 +184,7 @@ class S3:
             assert begun is not None
             upload = str(begun["UploadId"])
 
-        def part(number: int) -> dict[str, Any]:
+        def part(number: int) -> Mapping[str, int | str]:
             with Path(path).open("rb") as file:
                 file.seek((number - 1) * length)
                 data = file.read(length)
@@ -203,7 +212,7 @@ class S3:
 
     def _unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
         """The newest upload of this object that nobody ended, and its parts: number -> (bytes, MD5)."""
-        begun = [(found["Initiated"], found["UploadId"]) for found in self._uploads(key) if found["Key"] == key]
+        begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:
             return None, {}
         upload = max(begun)[1]
@@ -220,20 +229,20 @@ class S3:
                 return upload, parts
             marker = answer["NextPartNumberMarker"]
 
-    def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
-        marks: dict[str, Any] = {}
+    def _uploads(self, prefix: str) -> Iterator[_Upload]:
+        marks: dict[str, str] = {}
         while True:
-            answer = self._ask("list_multipart_uploads", Prefix=prefix, **marks)
+            answer = self._ask("list_multipart_uploads", absent=False, Prefix=prefix, **marks)
             assert answer is not None
-            yield from answer.get("Uploads", ())
+            yield from (_Upload(each["Key"], each["UploadId"], each["Initiated"]) for each in answer.get("Uploads", ()))
             if not answer.get("IsTruncated"):
                 return
             marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def names(self, prefix: str) -> Iterator[Stat]:
-        token: dict[str, Any] = {}
+        token: dict[str, str] = {}
         while True:
-            answer = self._ask("list_objects_v2", Prefix=self._prefix + prefix, **token)
+            answer = self._ask("list_objects_v2", absent=False, Prefix=self._prefix + prefix, **token)
             assert answer is not None
             for found in answer.get("Contents", ()):
                 yield Stat(found["Key"][len(self._prefix) :], int(found["Size"]), found["LastModified"].timestamp())
@@ -249,23 +258,23 @@ class S3:
                 raise Trouble(f"{self._where}: {problem.get('Key')} cannot be deleted: {problem.get('Message') or problem.get('Code')}")
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        old = [found for found in self._uploads(self._prefix + "objects/") if found["Initiated"].timestamp() < before]
+        old = [found for found in self._uploads(self._prefix + "objects/") if found.begun.timestamp() < before]
         for found in () if dry else old:
-            self._ask("abort_multipart_upload", Key=found["Key"], UploadId=found["UploadId"], absent=True)
+            self._ask("abort_multipart_upload", Key=found.key, UploadId=found.id, absent=True)
         return len(old)
 
     # -- one request
 
-    def _ask(self, method: str, *, absent: bool = False, **words: Any) -> dict[str, Any] | None:
+    def _ask(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
         """The answer to one request, tried again where that helps.  With `absent`, None when there is no such thing."""
         return answered(lambda: self._once(method, absent=absent, **words), self._policy, self._where)
 
-    def _once(self, method: str, *, absent: bool = False, **words: Any) -> dict[str, Any] | None:
+    def _once(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
         wrong = module_of_extra("botocore.exceptions", self.url, "s3")
 
         try:
             client, _ = self._client()
-            found: dict[str, Any] = self._run(getattr(client, method)(**self._common, **words))
+            found: Mapping[str, Any] = self._run(getattr(client, method)(**self._common, **words))
             return found
         except wrong.ClientError as error:
             self._told(error, method, absent=absent)
@@ -355,7 +364,7 @@ _LOGIN = (
 _RIGHTS = "the login needs s3:ListBucket on the bucket, and s3:GetObject and s3:PutObject below its folder; to collect garbage also s3:DeleteObject"
 
 
-def _demand_etag(name: str, answer: dict[str, Any], md5: str) -> None:
+def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
     """An ETag that is an MD5 must be that of what was sent.  With keys of a KMS, or of the caller's, it is not one of the plain bytes."""
     if answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get("SSECustomerAlgorithm"):
         return

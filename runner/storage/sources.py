@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
     import fsspec
 
     store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
-    options: dict[str, Any] = {}
+    options: Mapping[str, object] = {}
     if store is not None:
         from .bucket import client_options
 

@@ -29,7 +29,7 @@ from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..paths import VERSION, heads
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, is_glob, unspelled
-from ..planning.plan import COMPILER, Plan
+from ..planning.plan import COMPILER, Place, Plan
 from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
@@ -63,7 +63,7 @@ class Survey:
     facts: Facts
     verdicts: list[Verdict]
     made: dict[int, Made]
-    places: dict[int, list[tuple[str, str]]]
+    places: dict[int, list[Place]]
     globs: dict[str, tuple[str, ...]]
     forced: frozenset[str] = frozenset()
     all: bool = False  # every step is forced
@@ -77,7 +77,7 @@ class Survey:
         """Nodes that are not settled: to run, perhaps to run, or to restore."""
         return [n for n, verdict in enumerate(self.verdicts) if verdict.answer in ("run", "maybe", "restore")]
 
-    def place(self, ws: Workspace, plan: Plan) -> dict[int, list[tuple[str, str]]]:
+    def place(self, ws: Workspace, plan: Plan) -> dict[int, list[Place]]:
         """The places for another plan of the same request: one that has grown."""
         return _places(ws, plan, self.library, self.request)
 
@@ -99,7 +99,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         ws.traces.expect(plan.recipe)
         facts = look(ws, plan, request)
         places = _places(ws, plan, library, request)
-        facts.there = dict(ws.cache.contents(path for targets in places.values() for _, path in targets))
+        facts.there = dict(ws.cache.contents(place.path for targets in places.values() for place in targets))
         facts.ours = ws.published()
         verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
         while ws.sharing is not None and ws.sharing.learn(plan, verdicts):
@@ -112,7 +112,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
 
 
 def judge_all(
-    plan: Plan, facts: Facts, places: Mapping[int, list[tuple[str, str]]], *, forced: frozenset[str], all: bool
+    plan: Plan, facts: Facts, places: Mapping[int, list[Place]], *, forced: frozenset[str], all: bool
 ) -> tuple[list[Verdict], dict[int, Made]]:
     """One verdict per node, from what is known before anything runs."""
     made: dict[int, Made] = {}
@@ -474,13 +474,13 @@ class _Trees(Mapping[str, Mapping[str, str]]):
         return len(self._read)
 
 
-def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[tuple[str, str]]]:
+def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[Place]]:
     """Where each published output must lie."""
     base = out_dir(ws, plan, library, request)
     head = "" if base == ws.root else f"{base}/"
-    places: dict[int, list[tuple[str, str]]] = {}
+    places: dict[int, list[Place]] = {}
     for n, output, path, _name in plan.publish:
-        places.setdefault(n, []).append((output, head + path))
+        places.setdefault(n, []).append(Place(output, head + path))
     return places
 
 

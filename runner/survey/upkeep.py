@@ -107,7 +107,7 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    places = {path for n, targets in found.places.items() for output, path in targets if _makes(found.verdicts[n], output)}
+    places = {place.path for n, targets in found.places.items() for place in targets if _makes(found.verdicts[n], place.output)}
     around = {parent for path in places for parent in _parents(path)}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
     rows = []

@@ -113,7 +113,7 @@ def _bound(
         for spec in recipe.inputs.values()
         if spec.type != "secret" and spec.required and not spec.has_default and spec.name not in given and spec.name not in chosen
     ]
-    values: dict[str, Any] = dict(given)
+    values: dict[str, Tree] = dict(given)
     for n, spec in enumerate(missing):
         values[spec.name] = _made_up(spec, n, turn)
     # A value could not be made up for every pattern: that it does not match is no fault of the recipe.

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...execution.session import look
 from ...planning.ids import readable
@@ -119,7 +119,7 @@ def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
     return [*lines, "}"]
 
 
-def as_json(found: Survey) -> dict[str, Any]:
+def as_json(found: Survey) -> Mapping[str, object]:
     """Every node and edge, nothing collapsed."""
     plan = found.plan
     nodes = [

@@ -6,7 +6,8 @@ import argparse
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import readable, stored
@@ -77,7 +78,32 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> dict[str, Any]:
+class StepCounts(TypedDict):
+    """How many steps of a run came to which end."""
+
+    ran: int
+    fresh: int
+    failed: int
+    other: int
+
+
+class RunOverview(TypedDict):
+    """A run as `--json` prints it.  Times are in seconds."""
+
+    id: str
+    recipe: str
+    created: float
+    ended: float | None
+    seconds: float | None
+    state: str
+    reason: str
+    steps: StepCounts
+    given: Mapping[str, object]
+    preset: str | None
+    inputs: Mapping[str, object]
+
+
+def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> RunOverview:
     """A run for programs; the table shows a part of it."""
     counts: dict[str, int] = {}
     for (state, _), count in tally.items():

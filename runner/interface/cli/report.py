@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...advice import bottleneck
 from ...errors import NotFound
@@ -52,7 +52,54 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def described(ws: Workspace, row: RunRow, step: str | None) -> dict[str, Any]:
+class Part(TypedDict):
+    """A part of a training step."""
+
+    seconds: float
+    share: float
+
+
+class Training(TypedDict):
+    """What a step printed of its training, as `--json` prints it."""
+
+    steps: int
+    last_step: object
+    loss: list[float | None]  # first and last
+    memory_gb: float | None
+    gpu: str | None
+    speeds: dict[str, float]
+    step_seconds: float | None
+    parts: dict[str, Part]
+    verdict: str | None
+    why: str
+    advice: list[str]
+
+
+class StepReport(TypedDict):
+    """A step that was begun, as `--json` prints it.  Memory in bytes."""
+
+    id: str
+    state: str
+    attempts: int
+    seconds: float | None
+    peak_memory: int | None
+    training: Training | None
+
+
+class RunReport(TypedDict):
+    """A run and its steps, as `--json` prints it."""
+
+    id: str
+    recipe: str
+    created: float
+    state: str
+    reason: str
+    seconds: float | None
+    fresh: int
+    steps: list[StepReport]
+
+
+def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
     from .history import overview
 
@@ -118,10 +165,10 @@ def _told_in(ws: Workspace, run: str, step: str, number: int, raw: object) -> Pa
     return Path(raw) if isinstance(raw, str) and not kept.exists() else kept
 
 
-def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _told(done: _Done, inputs: Mapping[str, Any]) -> StepReport:
     lines = _lines(done.files)
     found = bottleneck.breakdown(lines)
-    told: dict[str, Any] = {
+    told: StepReport = {
         "id": done.id, "state": done.state, "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None,
         "training": None,
     }  # fmt: skip
@@ -129,7 +176,7 @@ def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return told  # numbers of a whole step, an evaluation's say, and no training
     last = lines[-1]
     gpu = last.get("gpu")
-    training: dict[str, Any] = {
+    training: Training = {
         "steps": len(lines),
         "last_step": last.get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
@@ -144,14 +191,16 @@ def _told(done: _Done, inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
     if found is not None:
         said = bottleneck.judge(found, inputs, gpu=training["gpu"] is not None)
-        parts = {name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)} for name, seconds in found.parts.items()}
-        training |= {"step_seconds": round(found.seconds, 6), "parts": parts, "verdict": said.word, "why": said.why, "advice": list(said.advice)}
-    return {**told, "training": training}
+        parts: dict[str, Part] = {name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)} for name, seconds in found.parts.items()}
+        training["step_seconds"], training["parts"] = round(found.seconds, 6), parts
+        training["verdict"], training["why"], training["advice"] = said.word, said.why, list(said.advice)
+    told["training"] = training
+    return told
 
 
-def _lines(files: Sequence[Path]) -> list[dict[str, Any]]:
+def _lines(files: Sequence[Path]) -> list[Mapping[str, Any]]:
     """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
-    found: dict[Any, dict[str, Any]] = {}
+    found: dict[Any, Mapping[str, Any]] = {}
     for path in files:
         for line in metrics.told(path):
             found[line.get("step", len(found))] = line
@@ -166,7 +215,7 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def as_text(told: Mapping[str, Any]) -> list[str]:
+def as_text(told: RunReport) -> list[str]:
     took = f" in {span(told['seconds'])}" if told["seconds"] is not None else ""
     text = [f"{told['id']}  {told['recipe']}  {moment(told['created'])}  {told['state']}{took}" + (f"  {told['reason']}" if told["reason"] else "")]
     steps = told["steps"]
@@ -184,9 +233,9 @@ def as_text(told: Mapping[str, Any]) -> list[str]:
     text += ["  ".join(cell.rjust(widths[n]) if n > 1 else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
-    trained = [step for step in steps if step["training"] is not None]
-    for step in trained[:_LISTED]:
-        text += ["", *_training(step["id"], step["training"])]
+    trained = [(step["id"], training) for step in steps if (training := step["training"]) is not None]
+    for id, training in trained[:_LISTED]:
+        text += ["", *_training(id, training)]
     if not trained:
         text += [
             "",
@@ -195,7 +244,7 @@ def as_text(told: Mapping[str, Any]) -> list[str]:
     return text
 
 
-def _training(id: str, told: Mapping[str, Any]) -> list[str]:
+def _training(id: str, told: Training) -> list[str]:
     facts = [f"{told['steps']} step{'s' if told['steps'] != 1 else ''}"]
     if told["step_seconds"]:
         facts[0] += f" of {_short(told['step_seconds'])}"

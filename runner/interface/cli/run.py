@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...execution.session import Choice, Settings, concerned, look
@@ -152,7 +153,7 @@ def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
 
 
-def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> dict[str, Any]:
+def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
     steps = []
     why = reasons(ws, found)
     reckoned = _reckoned(ws, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from ...execution.session import look
 from ...planning.judge import FRESH, SKIPPED
@@ -41,18 +41,46 @@ def run(args: argparse.Namespace) -> int:
             for told in reports:
                 print("\n".join(as_text(told, all=bool(args.verbose))))
             for row in going:
-                print(f"running: {row['run']} {shown(str(row['recipe']))}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
+                print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
             for row in died:
-                print(f"died: {row['run']} {shown(str(row['recipe']))}, begun {moment(row['created'])}; `recipe run` goes on where it stopped")
+                print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}; `recipe run` goes on where it stopped")
     return 0 if all(told["fresh"] for told in reports) else 1
 
 
-def report(ws: Workspace, found: Survey) -> dict[str, Any]:
+class StepStanding(TypedDict):
+    """A step that is not fresh, as `--json` prints it."""
+
+    id: str
+    answer: str
+    reasons: list[str]
+
+
+class Standing(TypedDict):
+    """How things stand with one recipe, as `--json` prints it."""
+
+    recipe: str
+    title: str
+    fresh: bool
+    counts: dict[str, int]
+    steps: list[StepStanding]
+    edited: list[str]
+    stale: list[str]
+
+
+class Begun(TypedDict):
+    """A run that was begun, as `--json` prints it."""
+
+    run: str
+    recipe: str
+    created: float
+
+
+def report(ws: Workspace, found: Survey) -> Standing:
     """How things stand with one recipe."""
     counts: dict[str, int] = {}
     for verdict in found.verdicts:
         counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
-    steps = []
+    steps: list[StepStanding] = []
     going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
     nodes = found.plan.nodes
     rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"])
@@ -85,7 +113,7 @@ def report(ws: Workspace, found: Survey) -> dict[str, Any]:
     }
 
 
-def as_text(told: dict[str, Any], *, all: bool) -> list[str]:
+def as_text(told: Standing, *, all: bool) -> list[str]:
     counts = told["counts"]
     total = ", ".join(f"{counts[answer]} {word}" for answer, word in COUNTS if answer in counts)
     state = f"everything is fresh ({total})" if told["fresh"] else total
@@ -105,7 +133,7 @@ def as_text(told: dict[str, Any], *, all: bool) -> list[str]:
     return text
 
 
-def unfinished(ws: Workspace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun]]:
     """Runs under way here, and runs whose worker died and that no later run of their recipe has made good."""
     going, died = [], []
     good: set[str] = set()
@@ -120,5 +148,5 @@ def unfinished(ws: Workspace) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return going, died
 
 
-def _run(row: RunRow) -> dict[str, Any]:
+def _run(row: RunRow) -> Begun:
     return {"run": row.id, "recipe": row.recipe, "created": row.created}

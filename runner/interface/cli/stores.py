@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import NotFound
 from ...execution.session import look
@@ -146,7 +146,7 @@ def _config(args: argparse.Namespace) -> int:
     rows = listed(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]
-        told: dict[str, Any] = {"files": read, "settings": [{"name": name, "value": value, "from": origin} for name, value, origin in rows]}
+        told: dict[str, object] = {"files": read, "settings": [{"name": name, "value": value, "from": origin} for name, value, origin in rows]}
         print(json.dumps(told, indent=2))
         return 0
     names, values = max((len(name) for name, _, _ in rows), default=0), max((len(_plain(value)) for _, value, _ in rows), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.ids import stored
 from ...survey.explain import image_of
-from ..differences import all_of, as_json, text
+from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
@@ -100,7 +101,7 @@ class Answer:
             return [f"  it ran last {when}, with something else:", *all_of(self.changes, held, "    ")]
         return [f"  since it ran {when}:", *all_of(self.changes, held, "    ")]
 
-    def as_json(self, held: Any) -> dict[str, Any]:
+    def as_json(self, held: Manifest) -> Mapping[str, object]:
         row, trace = self.against, self.trace
         compared = None
         if row is not None:
