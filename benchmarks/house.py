@@ -43,7 +43,13 @@ READING = {("runner/language/library.py", None), ("runner/language/document.py",
 """Where the pure floors touch the disk all the same: a module, or one function of it."""
 
 HERE_OR_THERE = ("Away", "here", "errand")
-DEBTS = {"runner/execution/attempts.py": 5, "runner/execution/loop.py": 22, "runner/execution/orphans.py": 4}
+DEBTS = {
+    "runner/execution/attempts.py": 5,
+    "runner/execution/loop.py": 18,
+    "runner/execution/orphans.py": 4,
+    "runner/execution/tidying.py": 3,
+    "runner/execution/watches.py": 1,
+}
 """How often `execution` asks whether a host is this one, by file.  A place will hide it once one agent runs on every host; until then no more."""
 
 LONG = 700

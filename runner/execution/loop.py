@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import os
-import signal
 import sys
 import time
 from collections import Counter, deque
@@ -24,22 +23,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost, Job, NearHost
 
-from ..digest import Digest, of_value
-from ..errors import CannotRun, Corrupt, Infrastructure, RecipeError
+from ..digest import Digest
+from ..errors import CannotRun, Infrastructure, RecipeError
 from ..hosts.hooks import INSTALL
 from ..hosts.leases import Fleet
 from ..hosts.scrap import Scrap
 from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
 from ..hosts.staging import Attempt, OutputProblem, undeclared
-from ..language.values import Tree
 from ..logs import Log
 from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
-from ..planning.plan import ALLOW_FAILURE, LOCAL, SELECT, STATEFUL, UNCACHED, Node
-from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State, Task, priorities
+from ..planning.plan import LOCAL, SELECT, STATEFUL, UNCACHED, Node
+from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State
 from ..planning.secret_values import all_given
-from ..planning.step import TEMPORARY, StepSpec
+from ..planning.step import TEMPORARY, StateSpec, StepSpec
 from ..storage import metrics
 from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
@@ -51,8 +49,14 @@ from ..survey.survey import Survey, compiled, expansions, look
 from . import attempt_result
 from .attempts import Attempts, Running, clear_up, holds
 from .commit import Ledger
+from .groups import GROUP_MOVES, GROUP_SECONDS, Groups
 from .orphans import Leftovers, clear
+from .publisher import Publisher
+from .signals import signals
 from .successors import BRISK, Successors
+from .tasks import tasks_of
+from .tidying import Tidying
+from .watches import PATIENCE, care, watch
 
 if TYPE_CHECKING:
     from drivers.base import Command
@@ -61,15 +65,9 @@ if TYPE_CHECKING:
     from ..storage import checkpoints
 
 GRACE = timedelta(seconds=10)
-CARE = 60.0
-"""Seconds between looks at the checkpoints of what runs here."""
-PATIENCE = 3
-"""Bad looks at a host in a row that end what runs there."""
 UNWATCHED = 3
 """Times that a step's supervisor here is killed in one run before that counts as the step's failure."""
 FOREVER = timedelta(days=3650)
-GROUP_SECONDS = 0.1
-GROUP_MOVES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Executor:
     def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, fleet: Fleet, options: Options, listener: Callable[[], None] | None) -> None:
         self.ws, self.survey, self.ledger, self.fleet, self.options = ws, survey, ledger, fleet, options
         self.host = fleet.here.host
-        self._top, self._attempts, self._logs = str(ws.root), f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
+        self._attempts = f"{ws.home}/attempts"
         self.plan, self.facts = survey.plan, survey.facts
         self.made = dict(survey.made)
         self.todo = {self.plan.nodes[n].id for n in survey.todo}
@@ -130,7 +128,6 @@ class Executor:
         self._waits: set[asyncio.Task[None]] = set()
         self._interrupts = 0
         self._abandoned = False
-        self._strained = False
         self._named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
         self._sick: set[str] = set()
         self._unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their supervisor here was killed
@@ -138,25 +135,23 @@ class Executor:
         self._stopping = False
         self._replacing = 0
         self._refused: dict[str, tuple[str, str, str]] = {}
-        self._dirty = 0.0
         self._disturbed = False
         self._contended = options.contended
         if not self._contended:
             ws.traces.rely(survey.plan.recipe, ledger.keys.alone)
-        self._pace = GROUP_SECONDS
-        self._sent = 0.0
-        self._landed = False
         self._heart: asyncio.TimerHandle | None = None
         self.left = Leftovers(ws, ledger, fleet)
         self._scrap = Scrap(self._attempts, ledger.run[-6:], GROUP_MOVES)
         self.attempts = Attempts(ws, survey, ledger, fleet, self._scrap, self.made)
-        self._failures_kept = self.left.any_failed
+        self.publisher = Publisher(ws, survey, ledger, self._scrap, overwrite=options.overwrite, link=options.link)
+        self.tidying = Tidying(ws, ledger, self._scrap, self.plan.recipe, self._beside, failures_kept=self.left.any_failed)
+        self.groups = Groups(ledger, self.running, self._wake)
         self._tick = listener
         self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
         self._queued_for: set[str] = set()  # places whose GPUs others hold, as people know
         self._held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
-        tasks = self._tasks(self.todo)
+        tasks = tasks_of(self.plan, self.todo, self.todo, self.ledger.expected)
         self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
         for move in self.scheduler.opening:
             ledger.move(move)
@@ -166,7 +161,7 @@ class Executor:
 
     async def run(self) -> Report:
         """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
-        with self._signals():
+        with signals(self._interrupt, self._terminate):
             looks: list[asyncio.Task[None]] = []
             limit = self.plan.settings.limits.time
             clock = asyncio.get_running_loop().call_later(limit, self._time_is_up, limit) if limit else None
@@ -183,10 +178,10 @@ class Executor:
                         self._next.take_back(self.running, all=self.scheduler.held or self.scheduler.room > 0)
                     if not (self._judge_ready() | await self._start_ready() | await self._look_ahead() | moved | bool(self.ended)):
                         await self._rest()
-                    if self._landed:
-                        self._land()
-                    if self._due():
-                        self._send()
+                    if self.groups.landed:
+                        self.groups.land()
+                    if self.groups.due:
+                        self.groups.send()
             finally:
                 if self._heart is not None:
                     self._heart.cancel()
@@ -241,43 +236,22 @@ class Executor:
 
     def _look_after(self) -> list[asyncio.Task[None]]:
         """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
-        health = self.plan.settings.health
-        looks = [self._watch(*health)] if health else []
+        looks = []
+        if health := self.plan.settings.health:
+            looks.append(watch(self.attempts.chores, health.run, health.every, self._end_sick))
         if any(self.plan.nodes[self.plan.index[id]].flags & STATEFUL for id in self.todo):
-            looks.append(self._care())
+            looks.append(care(self.running, self._states, self.ledger.say))
         return [asyncio.get_running_loop().create_task(look) for look in looks]
 
-    async def _care(self) -> None:
-        """Delete old checkpoints while their trainers write here; a host with a disk of its own has a keeper for that."""
-        from ..hosts.checkpoint_sync import Janitor
+    def _states(self, running: Running) -> Sequence[StateSpec]:
+        return self.plan.specs()[self.plan.index[running.node.id]].state
 
-        janitors: dict[str, list[Janitor]] = {}
-        while True:
-            await asyncio.sleep(CARE)
-            for running in [each for each in self.running.values() if each.state is not None and each.errand is None]:
-                state = self.plan.specs()[self.plan.index[running.node.id]].state
-                folders = [(running.state.folder(each.name), each.checkpoint, each.keep) for each in state if running.state is not None]
-                for janitor in janitors.setdefault(running.name, [Janitor(*each) for each in folders]):
-                    _, words = await asyncio.to_thread(janitor.look)
-                    if words:
-                        self.ledger.say(f"{running.node.id}: {words}")
-
-    async def _watch(self, command: str | Sequence[Tree], every: float) -> None:
-        bad: dict[str, int] = {}
-        while True:
-            await asyncio.sleep(every)
-            for chores in [chores for chores in self.attempts.chores if not chores.site.lost]:
-                site = chores.site
-                try:
-                    bad[site.name] = 0 if await chores.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
-                except DriverError:
-                    continue  # who waits for its jobs says what is wrong with the host
-                if bad[site.name] == PATIENCE:
-                    bad[site.name] = 0
-                    there = [running for running in self.running.values() if running.site is site]
-                    self._sick |= {running.node.id for running in there}
-                    for running in there:
-                        await self._stop(running)
+    async def _end_sick(self, site: Site) -> None:
+        """Stop what runs on a host whose health check failed."""
+        there = [running for running in self.running.values() if running.site is site]
+        self._sick |= {running.node.id for running in there}
+        for running in there:
+            await self._stop(running)
 
     async def _rest(self) -> None:
         """Wait for an end, or until the next group, try or look at the screen is due."""
@@ -291,52 +265,6 @@ class Executor:
         if self._tick:
             self._tick()
         self._heart = asyncio.get_running_loop().call_later(GROUP_SECONDS, self._pulse)
-
-    def _due(self) -> bool:
-        size = self.ledger.size
-        return size > 0 and not self.ledger.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
-
-    def _send(self) -> None:
-        """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
-        loop = asyncio.get_running_loop()
-
-        def landed() -> None:
-            with contextlib.suppress(RuntimeError):  # the run is over, and waits for this group by itself
-                loop.call_soon_threadsafe(self._ring_landed)
-
-        self._sent = time.monotonic()
-        self._store(functools.partial(self.ledger.send, landed))
-
-    def _ring_landed(self) -> None:
-        self._landed = True
-        self._wake()
-
-    def _land(self) -> None:
-        self._landed = False
-        if self._store(self.ledger.land):
-            # A slow disk makes larger groups.
-            self._pace = max(GROUP_SECONDS, 10 * (time.monotonic() - self._sent))
-
-    def _store(self, do: Callable[[], None]) -> bool:
-        try:
-            do()
-        except Infrastructure as error:
-            if not self.running or isinstance(error, Corrupt):
-                raise
-            # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
-            self._pace, self._dirty = 1.0, time.monotonic()
-            if not self._strained:
-                self.ledger.say(f"waiting for the running steps: {error}")
-            self._strained = True
-            return False
-        return True
-
-    def _record(self, moves: Sequence[Move]) -> None:
-        if not self.ledger.size:
-            self._dirty = time.monotonic()
-        for move in moves:
-            _log.debug("%s: %s → %s %s", move.id, move.before, move.after, move.reason)
-            self.ledger.move(move)
 
     # -- judging ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -361,33 +289,33 @@ class Executor:
                 if not self._settle(n, verdict.made):
                     again = Verdict("run", verdict.key, ("its stored output is gone",), None)
                     if self._deliveries is None or not self._sent_for(self._deliveries, id, n, again):
-                        self._record(self.scheduler.judge(id, "run", "its stored output is gone"))
+                        self.groups.record(self.scheduler.judge(id, "run", "its stored output is gone"))
                     moved = True
                     continue
                 if verdict.answer == "restore":
                     try:
-                        self._publish(n, verdict.made)
+                        self.publisher.publish(n, verdict.made)
                     except RecipeError as error:
                         self._refuse(id, "publish", str(error), error.fix)
                         moved = True
                         continue
                 moves = self.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
-                self._record(self._with_data(moves, id, {"restored": True}) if verdict.answer == "restore" else moves)
+                self.groups.record(self._with_data(moves, id, {"restored": True}) if verdict.answer == "restore" else moves)
                 self._grow()
             elif verdict.answer == "skip":
                 self.made[n] = NOTHING
-                self._record(self.scheduler.judge(id, "skip", "; ".join(verdict.reasons)))
+                self.groups.record(self.scheduler.judge(id, "skip", "; ".join(verdict.reasons)))
             elif self.plan.nodes[n].flags & SELECT:
                 self._refuse(id, "select", "; ".join(verdict.reasons))
             else:
-                self._record(self.scheduler.judge(id, "run", "; ".join(verdict.reasons)))
+                self.groups.record(self.scheduler.judge(id, "run", "; ".join(verdict.reasons)))
             moved = True
         return moved
 
     def _refuse(self, id: str, reason: str, words: str, fix: str = "") -> None:
         """A step that cannot even be judged fails, when it is its turn."""
         self._refused[id] = reason, words, fix
-        self._record(self.scheduler.judge(id, "run", ""))
+        self.groups.record(self.scheduler.judge(id, "run", ""))
 
     def _verdict(self, n: int) -> Verdict:
         id = self.plan.nodes[n].id
@@ -437,12 +365,12 @@ class Executor:
         """What a step made cannot be had any more: it is judged again, and runs."""
         if id in self.todo:
             if self.scheduler.state(id) in (State.FRESH, State.DONE):
-                self._record(self.scheduler.gone(id, "its stored output is gone"))
-                self._record(self.scheduler.adopt(id, "what it needs may have to be brought"))
+                self.groups.record(self.scheduler.gone(id, "its stored output is gone"))
+                self.groups.record(self.scheduler.adopt(id, "what it needs may have to be brought"))
             return
         self.todo.add(id)
         self.__dict__.pop("_consumers", None)
-        self._record(self.scheduler.extend(self._tasks({id})))
+        self.groups.record(self.scheduler.extend(tasks_of(self.plan, {id}, self.todo, self.ledger.expected)))
 
     def _behind(self, id: str) -> bool:
         """Whether a step that could be judged waits for one that was found to have to run again."""
@@ -484,23 +412,7 @@ class Executor:
         if hasattr(self, "_consumers"):
             del self._consumers
         self.ledger.expanded(fresh, len(new))
-        self._record(self.scheduler.extend(self._tasks(new)))
-
-    def _tasks(self, ids: set[str]) -> list[Task]:
-        specs = self.plan.specs()
-        tasks = []
-        for n, node in enumerate(self.plan.nodes):
-            if node.id not in ids:
-                continue
-            spec = specs[n]
-            needs = {self.plan.nodes[u].id for u in self.plan.needs(n)} & self.todo
-            many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
-            pools = spec.resources.room | {name: float(amount) for name, amount in spec.resources.pools.items()}
-            tasks.append(Task(node.id, tuple(needs - many), tuple(many), pools, spec.retries, spec.preemptions, bool(node.flags & ALLOW_FAILURE)))
-        if len(tasks) > 1 and self.ledger.expected:
-            weights = priorities(tasks, self.ledger.expected) if ids == self.todo else {}
-            tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
-        return tasks
+        self.groups.record(self.scheduler.extend(tasks_of(self.plan, new, self.todo, self.ledger.expected)))
 
     def _capacity(self) -> dict[str, float]:
         wanted = [spec.resources for spec in self.plan.specs()]
@@ -526,7 +438,7 @@ class Executor:
         """Begin an attempt; True when something moved."""
         n = self.plan.index[id]
         if id in self._refused:
-            self._record([self.scheduler.start(id)])
+            self.groups.record([self.scheduler.start(id)])
             self._fail(id, *self._refused[id])
             return True
         node, spec = self.plan.nodes[n], self.plan.specs()[n]
@@ -542,7 +454,7 @@ class Executor:
             try:
                 gpus = await self._pick(id, site, int(taking["gpus"]))
             except DriverError as error:
-                self._record([self.scheduler.start(id)])
+                self.groups.record([self.scheduler.start(id)])
                 self._fail(id, "error", str(error))
                 return True
             if not gpus:
@@ -557,7 +469,7 @@ class Executor:
             self.left.look_again()  # whoever held the key may have died with its attempt running
         if key is not None and (contended or key in self.ledger.made) and self._is_made(n):
             self.ledger.release(key)
-            self._record(self.scheduler.adopt(id, f"another {'step of this run' if key in self.ledger.made else 'run'} made it"))
+            self.groups.record(self.scheduler.adopt(id, f"another {'step of this run' if key in self.ledger.made else 'run'} made it"))
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
@@ -565,7 +477,7 @@ class Executor:
             generation, lock = await self._open_state(node, spec, world, key, processes)
             restored = await asyncio.to_thread(self.attempts.restored, spec, generation, processes) if generation is not None else {}
         except OSError as error:
-            self._record([self.scheduler.start(id)])
+            self.groups.record([self.scheduler.start(id)])
             self._fail(id, "disk", str(no_space(error, error.filename or "")))
             return True
         if lock is None and spec.state:
@@ -591,9 +503,9 @@ class Executor:
                 self.ledger.say(f"{id}: {found.words}")
         if site is not self.fleet.here:
             data["site"] = site.name
-        self._record([self.scheduler.start(id, data)])
+        self.groups.record([self.scheduler.start(id, data)])
         try:
-            conflicts = [] if self.options.overwrite else self._conflicts(n)
+            conflicts = [] if self.options.overwrite else self.publisher.conflicts(n)
             if conflicts:
                 raise CannotRun(
                     f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
@@ -646,13 +558,13 @@ class Executor:
         """Another run took a GPU in the moment before: the step waits again, at no cost to its retries."""
         if key is not None:
             self.ledger.release_after_flush(key)
-        self._record(self.scheduler.end(id, Outcome(False, BUSY)))
+        self.groups.record(self.scheduler.end(id, Outcome(False, BUSY)))
         self.resting[id] = time.monotonic() + SOONEST_LOOK
 
     def _discard(self, running: Running) -> None:
         """Delete what there is of an attempt that did not begin."""
         if running.errand is not None and isinstance(running.site, Away):
-            self._beside(self._clear_away(running.site, running.errand, ()))
+            self._beside(self.tidying.clear_away(running.site, running.errand, ()))
         clear_up(running, self._scrap, self.ws.objects)
 
     def _shown(self, id: str, name: str, spec: StepSpec) -> dict[str, object]:
@@ -687,16 +599,13 @@ class Executor:
                 producer = next(each.producer for each in node.upstream if self.made[each.producer].outputs.get(each.output) == content)
                 name = self.plan.nodes[producer].id
                 self.made.pop(producer)
-                self._record(self.scheduler.gone(name, "its output stayed on a host that is lost"))
+                self.groups.record(self.scheduler.gone(name, "its output stayed on a host that is lost"))
                 return True
         if self._replacing or any(site.could(wants) for site in live):
             return False
-        self._record([self.scheduler.start(id)])
+        self.groups.record([self.scheduler.start(id)])
         self._fail(id, "error", f"there is no host left for it: {'; '.join(self.fleet.lost) or 'none is large enough'}")
         return True
-
-    def _conflicts(self, n: int) -> list[str]:
-        return [path for _, path in self.survey.places.get(n, ()) if self.facts.strange(path)]
 
     async def _open_state(
         self, node: Node, spec: StepSpec, world: World, own: Digest | None, processes: int | None
@@ -873,7 +782,9 @@ class Executor:
         n = self.plan.index[id]
         node, spec, key = self.plan.nodes[n], self.plan.specs()[n], self._verdicts[id].key
         plain = not (spec.state or node.lock or self.attempts.image(spec) or spec.resources.gpus or id in self._refused)
-        if not plain or key is None or key[:24] in self.left or key in self.ledger.made or self._conflicts(n) or not self.ledger.hold(key, id):
+        if not plain or key is None or key[:24] in self.left or key in self.ledger.made:
+            return False
+        if self.publisher.conflicts(n) or not self.ledger.hold(key, id):
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)
@@ -901,7 +812,7 @@ class Executor:
         del self.resting[id]
         self.scheduler.vacate(ahead)
         self.ledger.next_attempt(id)
-        self._record([self.scheduler.start(id, self._shown(id, running.name, self.plan.specs()[running.number]), begun=True)])
+        self.groups.record([self.scheduler.start(id, self._shown(id, running.name, self.plan.specs()[running.number]), begun=True)])
         running.started = exit.ended if isinstance(exit, Exit) else time.time()
         running.site.enter(running.wants)
 
@@ -1024,20 +935,20 @@ class Executor:
             self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(spec)))
         if not self.survey.library:
             try:
-                self._publish(n, made)
+                self.publisher.publish(n, made)
             except RecipeError as error:
                 self._failed(id, running, spec, "publish", str(error))
                 return
             crashpoint("published")
         self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
-        self._kept_log(id, running, spec)
+        self.tidying.keep_log(id, running, spec)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
             data["metrics"] = values
         if exit.strays:
             data["strays"] = exit.strays
-        self._record(self.scheduler.end(id, Outcome(True)) if not data else self._with_data(self.scheduler.end(id, Outcome(True)), id, data))
-        self._tidy(running, spec, success=True)
+        self.groups.record(self.scheduler.end(id, Outcome(True)) if not data else self._with_data(self.scheduler.end(id, Outcome(True)), id, data))
+        self.tidying.tidy(running, spec, success=True)
         self._grow()
 
     def _facts(self, running: Running, image: str) -> dict[str, object]:
@@ -1060,8 +971,8 @@ class Executor:
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
-            log = self._kept_log(id, running, spec)
-            attempt_result.discard(running.log, self._measured(running, spec), self._scrap)
+            log = self.tidying.keep_log(id, running, spec)
+            attempt_result.discard(running.log, self.tidying.measured(running, spec), self._scrap)
         except OSError as error:
             log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
         hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
@@ -1070,28 +981,14 @@ class Executor:
             missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
         image = {"author": spec.author, "world": running.world}
-        self.ledger.attempt(id, self._failed_name(id), running.key, running.started, "failed", reason, image, None)
-        self._tidy(running, spec, success=False)
-        self._fail(id, reason, words, hint, attempt_result.words(tail), log, self._left(running))
-
-    def _left(self, running: Running) -> str:
-        """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
-        kept, staged = f"{self._attempts}/{self._failed_name(running.node.id)}", running.attempt.staged
-        for folder, _, names in os.walk(kept):
-            for name in names:
-                path = f"{folder}/{name}"
-                if not os.path.islink(path) and path.removeprefix(f"{kept}/") not in staged:
-                    return kept
-        return ""
-
-    def _failed_name(self, id: str) -> str:
-        """Where the directory of a step's last failed attempt is kept, to be looked at: one for each step, so that they do not pile up."""
-        return f"failed-{of_value('step', [self.plan.recipe, id])[:24]}"
+        self.ledger.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
+        self.tidying.tidy(running, spec, success=False)
+        self._fail(id, reason, words, hint, attempt_result.words(tail), log, self.tidying.left(running))
 
     def _fail(self, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "") -> None:
         self._disturbed = True
         moves = self.scheduler.end(id, Outcome(False, reason, words))
-        self._record(moves)
+        self.groups.record(moves)
         own = next(move for move in moves if move.id == id)
         if own.after == State.QUEUED:
             wait = own.data.get("wait", 0.0)
@@ -1102,102 +999,12 @@ class Executor:
             text = self.ledger.masker.text
             self.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
 
-    def _tidy(self, running: Running, spec: StepSpec, *, success: bool) -> None:
-        for name, _path, pattern, _every, keep in spec.state:
-            if running.state is not None:
-                from ..storage import checkpoints
-
-                checkpoints.prune(running.state.folder(name), pattern, keep)
-        path, errand = running.attempt.path, running.errand
-        if success:
-            # Not before the trace is stored: until then a worker that comes after us has to find all of it.
-            self.ledger.after_flush(functools.partial(self._forget, running, spec))
-        if errand is not None and isinstance(running.site, Away):
-            spent = list(errand.states.values()) if success and not spec.continues else []
-            clearing = functools.partial(self._clear_away, running.site, errand, spent)
-            self.ledger.after_flush(lambda: self._beside(clearing()))
-        with contextlib.suppress(OSError):
-            if errand is None and isinstance(spec.run, str):
-                self._scrap.give_script(path + ".sh")
-        failed = f"{self._attempts}/{self._failed_name(running.node.id)}" if self._failures_kept or not success else ""
-        if failed and os.path.lexists(failed):
-            delete(Path(failed))
-        if not success:
-            self._failures_kept = True
-            with contextlib.suppress(OSError):
-                os.rename(path, failed)
-
-    def _forget(self, running: Running, spec: StepSpec) -> None:
-        """The trace of an attempt is stored: nothing of it is needed any more."""
-        rest = running.attempt.retire(self._scrap, self.ws.objects)
-        if rest is not None:
-            self._beside(asyncio.to_thread(rest))
-        with contextlib.suppress(OSError):
-            attempt_result.discard(running.log, self._measured(running, spec), self._scrap)
-        if running.state is not None and not spec.continues:
-            delete(running.state.path)
-
-    async def _clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
-        """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
-        if not site.lost:
-            await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
-        for note in (".taken", ".site"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(errand.attempt.path + note)
-
-    def _kept_log(self, id: str, running: Running, spec: StepSpec) -> str:
-        """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
-        kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
-        return attempt_result.keep(running.log, self._measured(running, spec), kept, self.ledger.masker)
-
-    def _measured(self, running: Running, spec: StepSpec) -> str:
-        """The file that an attempt may write metrics to; empty when its step has none."""
-        return f"{running.attempt.path}.metrics" if spec.metrics is not None else ""
-
-    def _publish(self, n: int, made: Made) -> None:
-        flags = {output.name: output.flags for output in self.plan.nodes[n].outputs}
-        for output, path in self.survey.places.get(n, ()):
-            content = made.outputs.get(output)
-            if content is None or flags.get(output, 0) & TEMPORARY:
-                continue
-            if self.facts.there.get(path) == content:
-                if self.facts.ours.get(path) != content:  # a worker put it there and died before it could say so
-                    self.ledger.published(path, content, self.plan.nodes[n].id)
-                    self.facts.ours[path] = content
-                continue
-            if not self.options.overwrite:
-                there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
-                self.facts.there[path] = self.ws.cache.content_of(path) if there else None
-                if self.facts.strange(path):
-                    why = f"{path} was changed by hand, or was put there, and is left as it is"
-                    raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
-            self.ws.publish(Content(content), path, link=self.options.link, spare=self._scrap.take_file)
-            self.ledger.published(path, content, self.plan.nodes[n].id)
-            self.facts.there[path] = self.facts.ours[path] = content
-
     def publish_all(self) -> None:
         """A library recipe's results, at the end."""
-        for n in self.survey.places:
-            if n in self.made and self.made[n].ok:
-                self._publish(n, self.made[n])
+        self.publisher.publish_all(self.made)
         self.ledger.flush()
 
     # -- signals ---------------------------------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Any:
-        loop = asyncio.get_running_loop()
-        try:
-            loop.add_signal_handler(signal.SIGINT, self._interrupt)
-            loop.add_signal_handler(signal.SIGTERM, self._terminate)
-        except (ValueError, RuntimeError, NotImplementedError):
-            yield  # not the main thread: signals are the caller's
-            return
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            loop.remove_signal_handler(signal.SIGTERM)
 
     def _interrupt(self) -> None:
         """First: start nothing new.  Second: stop what runs.  Third: leave it running and go."""
@@ -1205,7 +1012,7 @@ class Executor:
         self._disturbed = True
         # What is said may find its reader gone: it is said last.
         if self._interrupts == 1:
-            self._record(self.scheduler.drain())
+            self.groups.record(self.scheduler.drain())
             for chores in self.attempts.chores:
                 self._beside(chores.stop(INSTALL))  # what would be started in it is not
             self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
@@ -1219,14 +1026,14 @@ class Executor:
     def _terminate(self) -> None:
         self._interrupts = max(self._interrupts, 2)
         self._disturbed = True
-        self._record(self.scheduler.cancel("interrupted"))
+        self.groups.record(self.scheduler.cancel("interrupted"))
         self._stop_all()
 
     def _time_is_up(self, limit: float) -> None:
         """The run reached its `limits.time`: nothing new starts, and what runs is stopped and has failed; its state is kept."""
         self._disturbed = True
         self._out_of_time = True
-        self._record(self.scheduler.drain(LIMIT))
+        self.groups.record(self.scheduler.drain(LIMIT))
         self._stop_all()
         self.ledger.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
 

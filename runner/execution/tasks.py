@@ -1,0 +1,26 @@
+"""What the scheduler is given of each step of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..planning.plan import ALLOW_FAILURE, Plan
+from ..planning.schedule import Task, priorities
+
+
+def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping[str, float]) -> list[Task]:
+    """A task for each of `ids`, in the order of the plan, with what it needs of `todo`; the longest way to the end goes first."""
+    specs = plan.specs()
+    tasks = []
+    for n, node in enumerate(plan.nodes):
+        if node.id not in ids:
+            continue
+        spec = specs[n]
+        needs = {plan.nodes[u].id for u in plan.needs(n)} & todo
+        many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
+        pools = spec.resources.room | {name: float(amount) for name, amount in spec.resources.pools.items()}
+        tasks.append(Task(node.id, tuple(needs - many), tuple(many), pools, spec.retries, spec.preemptions, bool(node.flags & ALLOW_FAILURE)))
+    if len(tasks) > 1 and expected:
+        weights = priorities(tasks, expected) if ids == todo else {}
+        tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
+    return tasks

@@ -1,0 +1,99 @@
+"""What is kept of an attempt that is over, and what is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..digest import of_value
+from ..hosts.scrap import Scrap
+from ..hosts.sites import Away, Errand
+from ..planning.step import StepSpec
+from ..storage.objects import delete
+from ..storage.workspace import Workspace
+from . import attempt_result
+from .attempts import Running
+from .commit import Ledger
+
+
+class Tidying:
+    """Tidies up after the attempts of one run.  `beside` goes on with something while the loop does other things."""
+
+    def __init__(
+        self, ws: Workspace, ledger: Ledger, scrap: Scrap, recipe: str, beside: Callable[[Coroutine[Any, Any, None]], None], *, failures_kept: bool
+    ) -> None:
+        self.ws, self.ledger, self.recipe = ws, ledger, recipe
+        self._scrap, self._beside, self._failures_kept = scrap, beside, failures_kept
+        self._attempts, self._logs = f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
+
+    def left(self, running: Running) -> str:
+        """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
+        kept, staged = f"{self._attempts}/{self.failed_name(running.node.id)}", running.attempt.staged
+        for folder, _, names in os.walk(kept):
+            for name in names:
+                path = f"{folder}/{name}"
+                if not os.path.islink(path) and path.removeprefix(f"{kept}/") not in staged:
+                    return kept
+        return ""
+
+    def failed_name(self, id: str) -> str:
+        """Where the directory of a step's last failed attempt is kept, to be looked at: one for each step, so that they do not pile up."""
+        return f"failed-{of_value('step', [self.recipe, id])[:24]}"
+
+    def tidy(self, running: Running, spec: StepSpec, *, success: bool) -> None:
+        """Keep the directory of a failed attempt and its states; delete the rest once the trace is stored."""
+        for name, _path, pattern, _every, keep in spec.state:
+            if running.state is not None:
+                from ..storage import checkpoints
+
+                checkpoints.prune(running.state.folder(name), pattern, keep)
+        path, errand = running.attempt.path, running.errand
+        if success:
+            # Not before the trace is stored: until then a worker that comes after us has to find all of it.
+            self.ledger.after_flush(functools.partial(self._forget, running, spec))
+        if errand is not None and isinstance(running.site, Away):
+            spent = list(errand.states.values()) if success and not spec.continues else []
+            clearing = functools.partial(self.clear_away, running.site, errand, spent)
+            self.ledger.after_flush(lambda: self._beside(clearing()))
+        with contextlib.suppress(OSError):
+            if errand is None and isinstance(spec.run, str):
+                self._scrap.give_script(path + ".sh")
+        failed = f"{self._attempts}/{self.failed_name(running.node.id)}" if self._failures_kept or not success else ""
+        if failed and os.path.lexists(failed):
+            delete(Path(failed))
+        if not success:
+            self._failures_kept = True
+            with contextlib.suppress(OSError):
+                os.rename(path, failed)
+
+    def _forget(self, running: Running, spec: StepSpec) -> None:
+        """The trace of an attempt is stored: nothing of it is needed any more."""
+        rest = running.attempt.retire(self._scrap, self.ws.objects)
+        if rest is not None:
+            self._beside(asyncio.to_thread(rest))
+        with contextlib.suppress(OSError):
+            attempt_result.discard(running.log, self.measured(running, spec), self._scrap)
+        if running.state is not None and not spec.continues:
+            delete(running.state.path)
+
+    async def clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
+        """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
+        if not site.lost:
+            await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
+        for note in (".taken", ".site"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(errand.attempt.path + note)
+
+    def keep_log(self, id: str, running: Running, spec: StepSpec) -> str:
+        """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
+        kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
+        return attempt_result.keep(running.log, self.measured(running, spec), kept, self.ledger.masker)
+
+    def measured(self, running: Running, spec: StepSpec) -> str:
+        """The file that an attempt may write metrics to; empty when its step has none."""
+        return f"{running.attempt.path}.metrics" if spec.metrics is not None else ""
