@@ -301,14 +301,14 @@ def test_a_run_that_publishes_nothing_completes_and_leaves_latest_as_it_was(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, before: bool
 ) -> None:
     shelf = Space(tmp_path / "shelf")
-    (shelf.root / "schemas").symlink_to(library.home() / "schemas")
+    (shelf.root / "schemas").symlink_to(shipped() / "schemas")
     shelf.recipe(
         "recipe: tool@1\nsummary: A test\ninputs: {n: {type: integer, default: 0}}\nsteps:\n"
         "  data: {run: 'echo {{ inputs.n }} > d.txt', outputs: {o: d.txt}}\n"
         "  fit: {when: '{{ inputs.n < 2 }}', run: 'cp {{ steps.data.o }} m.txt', outputs: {m: m.txt}}\noutputs: {model: '{{ steps.fit.m }}'}\n",
         name="recipes/tool@1.yaml",
     )
-    monkeypatch.setattr(library, "home", lambda: shelf.root)
+    monkeypatch.setattr(library, "shipped", lambda: shelf.root)
     monkeypatch.chdir(space.root)
     if before:
         assert runner.run("tool@1").results
