@@ -7,8 +7,7 @@ from pathlib import Path
 
 from runner.hosts.scrap import Scrap
 from runner.hosts.staging import Attempt
-from runner.planning.plan import Node
-from runner.planning.step import DIRECTORY
+from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.files import Changed, Content, DigestCache
 from runner.storage.objects import Objects
 
@@ -61,6 +60,6 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(tm
         if name == "one":
             attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
             attempt.retire(scrap, Objects(tmp_path))
-    attempt.prepare_outputs(Node("s", "", [], [], 0, [], [], [], [], [["o", "out", DIRECTORY]], "", "", 0))
+    attempt.prepare_outputs([OutputSpec("o", "out", DIRECTORY)])
     attempt.ready()
     assert (tmp_path / "attempts/two/out").is_dir()
