@@ -79,7 +79,7 @@ def test_what_a_message_says_to_install_exists() -> None:
     import drivers
 
     assert drivers.install_line("ssh", "s3") == f"pip install '{PROJECT['name']}[ssh,s3]'"
-    asked = re.findall(r"install_line\(([^)]*)\)|_module\([^)]*, (\"\w+\")\)", "\n".join(path.read_text("utf-8") for path in SOURCES))
+    asked = re.findall(r"install_line\(([^)]*)\)|module_of_extra\([^)]*, (\"\w+\")\)", "\n".join(path.read_text("utf-8") for path in SOURCES))
     words = {word for call in asked for word in re.findall(r"[\"'](\w+)[\"']", "".join(call))}
     assert {"ssh", "train", "s3", "gcs"} <= words <= set(EXTRAS)
 

@@ -87,7 +87,7 @@ def file(objects: Objects, tmp_path: Path, data: bytes, *, executable: bool = Fa
     path = tmp_path / "out"
     path.write_bytes(data)
     path.chmod(0o755 if executable else 0o644)
-    return objects.take(path)
+    return moved(objects, path)
 
 
 def tree(objects: Objects, tmp_path: Path, files: dict[str, bytes]) -> Content:
@@ -96,7 +96,14 @@ def tree(objects: Objects, tmp_path: Path, files: dict[str, bytes]) -> Content:
         (top / name).parent.mkdir(parents=True, exist_ok=True)
         (top / name).write_bytes(data)
     top.mkdir(exist_ok=True)
-    return objects.take(top)
+    return moved(objects, top)
+
+
+def moved(objects: Objects, path: Path) -> Content:
+    """Take what is at `path`, and leave the name free for the next."""
+    content = objects.take(path)
+    objects.release(content, str(path))
+    return content
 
 
 def key(n: int) -> str:

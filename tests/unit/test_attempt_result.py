@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from runner.execution import attempt_result
-from runner.hosts.scrap import Scrap
 from runner.secrets import Masker, Secret
 
 SCRIPT = "import sys\nprint('first', flush=True)\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
@@ -55,6 +54,6 @@ def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(tmp_path: Path, 
     log = tmp_path / "attempt.log"
     half = b"a" * 980 + TOKEN.encode() + b"b" * 980
     log.write_bytes(half + b"dropped " * 500 + half)
-    kept = attempt_result.keep(str(log), "", str(tmp_path / "kept"), MASKER, Scrap(str(tmp_path), "t", 1))
+    kept = attempt_result.keep(str(log), "", str(tmp_path / "kept"), MASKER)
     text = Path(kept).read_bytes()
     assert re.fullmatch(rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from runner.hosts.scrap import Scrap
 from runner.hosts.staging import Attempt
-from runner.planning.plan import Node
-from runner.planning.step import DIRECTORY
+from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.digest_cache import DigestCache
 from runner.storage.files import Changed, Content
 from runner.storage.objects import Objects
@@ -46,7 +45,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     one = begun("one")
     for name in ("lib/sub/a", "lib/b"):
         one.add_path(cache, name, None, str(tmp_path / name), name)
-    one.retire(scrap)
+    one.retire(scrap, Objects(tmp_path))
     two = begun("two")
     two.add_path(cache, "lib", None, str(tmp_path / "lib"), "lib")
     two.ready()
@@ -61,7 +60,7 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(tm
         attempt.begin(scrap)
         if name == "one":
             attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
-            attempt.retire(scrap)
-    attempt.prepare_outputs(Node("s", "", [], [], 0, [], [], [], [], [["o", "out", DIRECTORY]], "", "", 0))
+            attempt.retire(scrap, Objects(tmp_path))
+    attempt.prepare_outputs([OutputSpec("o", "out", DIRECTORY)])
     attempt.ready()
     assert (tmp_path / "attempts/two/out").is_dir()
