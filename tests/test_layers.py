@@ -71,7 +71,7 @@ def test_a_debt_is_not_larger_than_what_is_owed(tmp_path: Path) -> None:
         ("runner/planning/judge.py", "import socket", "imports socket"),
         ("runner/planning/compile.py", "import os\nHOME = os.environ", "uses .environ"),
         ("runner/execution/commit.py", "x = isinstance(site, Away)", "asks 1 times whether a host is this one, at most 0"),
-        ("runner/execution/commit.py", "x = site is self.fleet.here", "asks 1 times whether a host is this one, at most 0"),
+        ("runner/execution/commit.py", "x = site is self.host_pool.here", "asks 1 times whether a host is this one, at most 0"),
     ],
 )
 def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: str) -> None:

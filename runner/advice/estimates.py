@@ -38,7 +38,7 @@ _LARGE = 1 << 20  # bytes of a config.json
 
 
 @dataclass(frozen=True, slots=True)
-class Reckoned:
+class StepEstimate:
     """One step: what it takes of each GPU, what a GPU has, and how long the step may compute."""
 
     step: str
@@ -50,7 +50,7 @@ class Reckoned:
     basis: str = ""  # what `seconds` are from
     price: float | None = None  # US dollars for an hour of all its GPUs
     source: str = ""  # of a figure out of the table of diffusion trainings
-    choices: tuple[Reckoned, ...] = ()  # the same on kinds of GPU that would do, where none is meant
+    choices: tuple[StepEstimate, ...] = ()  # the same on kinds of GPU that would do, where none is meant
 
     @property
     def verdict(self) -> Verdict | None:
@@ -142,7 +142,7 @@ def figures() -> Hardware:
     return hardware.read(data)
 
 
-def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, Reckoned]:
+def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, StepEstimate]:
     """Those of the nodes `numbers` that train on GPUs."""
     found = {}
     for n in numbers:
@@ -151,7 +151,7 @@ def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, Reck
     return found
 
 
-def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Reckoned | None:
+def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> StepEstimate | None:
     """One node, on `gpu` or on what its resources ask for; None where it does not train on GPUs, which with `gpu` given is taken for granted."""
     spec, node = plan.specs()[n], plan.nodes[n]
     wants = spec.resources
@@ -176,11 +176,11 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Rec
     return replace(found, choices=tuple(others))
 
 
-def _priced(found: Reckoned, prices: Mapping[str, float], gpu: Gpu, devices: int) -> Reckoned:
+def _priced(found: StepEstimate, prices: Mapping[str, float], gpu: Gpu, devices: int) -> StepEstimate:
     return replace(found, price=prices[gpu.name] * devices) if gpu.name in prices else found
 
 
-def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int) -> Reckoned:
+def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int) -> StepEstimate:
     """A training of `recipe` with these input values, which no plan was made for, on one kind of GPU."""
 
     def place(name: str) -> tuple[str, str]:
@@ -203,7 +203,7 @@ def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
 def _reckoned(
     ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], place: Callable[[str], tuple[str, str]], devices: int, gpu: Gpu | None,
     shown: str, usable: int | None,
-) -> Reckoned:  # fmt: skip
+) -> StepEstimate:  # fmt: skip
     kind, address = place("base")
     seen = training_from_inputs.picture(recipe, inputs, address)
     if seen is not None:
@@ -211,16 +211,16 @@ def _reckoned(
     config = config_of(ws, kind, address)
     if config is None:
         where = f"the config.json of {address} is not here yet" if address else "no input `base` names a model"
-        return Reckoned(step, None, where, shown, usable)
+        return StepEstimate(step, None, where, shown, usable)
     try:
         model = read(config)
         other = config_of(ws, *place("reward_model"))
         training = training_from_inputs.text(recipe, inputs, model, devices=devices, reward=read(other) if other is not None else None)
         if training is None:
-            return Reckoned(step, None, "the inputs do not say how long a sequence is", shown, usable)
+            return StepEstimate(step, None, "the inputs do not say how long a sequence is", shown, usable)
         found = estimate(model, training)
     except Unknown as error:
-        return Reckoned(step, None, str(error), shown, usable)
+        return StepEstimate(step, None, str(error), shown, usable)
     past = _past(ws, recipe, step, gpu)
     tokens = training_from_inputs.tokens(inputs, training)
     work = hardware.operations(model, training, tokens) if tokens is not None else None
@@ -228,13 +228,13 @@ def _reckoned(
     if seconds is None and gpu is not None and work is not None and not training.generating:
         seconds = hardware.seconds(figures(), gpu, work, devices)
         basis = _guess("its arithmetic", gpu)
-    return Reckoned(step, _learned(ws, found, recipe, past), "", shown, usable, seconds, basis)
+    return StepEstimate(step, _learned(ws, found, recipe, past), "", shown, usable, seconds, basis)
 
 
 def _of_images(
     ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], seen: training_from_inputs.Picture, address: str, devices: int, gpu: Gpu | None,
     shown: str, usable: int | None,
-) -> Reckoned:  # fmt: skip
+) -> StepEstimate:  # fmt: skip
     """A diffusion training: what runs measured of the same case, else what the table says of it."""
     past = _past(ws, recipe, step, gpu)
     count = training_from_inputs.samples(inputs)
@@ -246,15 +246,15 @@ def _of_images(
         basis = _guess("what others published", gpu) if seconds is not None else ""
     measured = _measured(recipe, past, seen, address)
     if measured is not None:
-        return Reckoned(step, measured, "", shown, usable, seconds, basis)
+        return StepEstimate(step, measured, "", shown, usable, seconds, basis)
     row = hardware.fitting(figures().diffusion, seen)
     if row is None:
-        return Reckoned(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
+        return StepEstimate(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
     terms = {"as published" if row.source else COUNTED: round(row.gb * 1e9), "a larger adapter": hardware.adapter_more(row, seen)}
     size = sum(terms.values())
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
     found = Estimate(size, round(size * 0.98), round(size * 1.1), tuple((name, each) for name, each in terms.items() if each))
-    return Reckoned(step, found, "", shown, usable, seconds, basis, source=row.source)
+    return StepEstimate(step, found, "", shown, usable, seconds, basis, source=row.source)
 
 
 def _measured(recipe: str, past: Sequence[_Past], seen: training_from_inputs.Picture, address: str) -> Estimate | None:

@@ -15,8 +15,8 @@ from drivers.base import Command, DriverError, Job
 
 from ..digest import Digest
 from ..hosts import launch
-from ..hosts.hooks import GRACE, INSTALL, Chores
-from ..hosts.leases import Fleet
+from ..hosts.hooks import GRACE, INSTALL, Hooks
+from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
 from ..hosts.sites import Away, Brought, Errand, Site
 from ..hosts.staging import Attempt
@@ -33,7 +33,7 @@ from ..storage.objects import Objects
 from ..storage.sources import chosen, fetch
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from .commit import Ledger
+from .commit import GroupCommit
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -85,35 +85,35 @@ def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
 class Attempts:
     """The attempts of one run.  `made` is what its steps have left so far, as it grows."""
 
-    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, fleet: Fleet, scrap: Scrap, made: Mapping[int, Made]) -> None:
-        self.ws, self.survey, self.ledger, self.fleet, self.scrap, self.made = ws, survey, ledger, fleet, scrap, made
+    def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, host_pool: HostPool, scrap: Scrap, made: Mapping[int, Made]) -> None:
+        self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = ws, survey, commits, host_pool, scrap, made
         self._top = str(ws.root)
         self._base: dict[tuple[object, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
-        self._chores: dict[str, Chores] = {}
+        self._chores: dict[str, Hooks] = {}
         self._pythons: dict[tuple[Site, str], asyncio.Task[str]] = {}  # interpreters of environments, by place and lock
         self._boxes: dict[str, Containers] = {}
 
     @property
-    def chores(self) -> Collection[Chores]:
+    def hooks(self) -> Collection[Hooks]:
         """Of every place that had any."""
         return self._chores.values()
 
-    def chores_of(self, site: Site) -> Chores:
+    def hooks_of(self, site: Site) -> Hooks:
         if site.name not in self._chores:
-            self._chores[site.name] = Chores(site, self.ledger.run, self.survey.plan.settings, self.survey.plan.inputs)
+            self._chores[site.name] = Hooks(site, self.commits.run, self.survey.plan.settings, self.survey.plan.inputs)
         return self._chores[site.name]
 
     def image(self, spec: StepSpec) -> str:
         """The image that a step runs in; empty for the host's own programs."""
         return "" if self.survey.request.current_python else str(spec.image or "")
 
-    def boxes_of(self, site: Site) -> Containers:
+    def containers_of(self, site: Site) -> Containers:
         from ..hosts.containers import Containers
 
         if site.name not in self._boxes:
-            local = site is self.fleet.here
-            box = self.ws.config.driver("local") if local else self.fleet.box
-            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.ledger.say, box, os.environ if local else None)
+            local = site is self.host_pool.here
+            box = self.ws.config.driver("local") if local else self.host_pool.box
+            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, os.environ if local else None)
         return self._boxes[site.name]
 
     async def python(self, node: Node, site: Site) -> str:
@@ -122,7 +122,7 @@ class Attempts:
             return site.python
         content = str(self.survey.facts.locks[node.home, node.lock])
         # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
-        others = [] if site is self.fleet.here else [each for each in self.fleet.sites if not each.lost]
+        others = [] if site is self.host_pool.here else [each for each in self.host_pool.sites if not each.lost]
         for place in [site, *others]:
             if (place, content) not in self._pythons:
                 self._pythons[place, content] = asyncio.get_running_loop().create_task(self._environment(node, place, content))
@@ -132,19 +132,19 @@ class Attempts:
     async def _environment(self, node: Node, site: Site, content: str) -> str:
         from ..hosts.environments import built, python_of
 
-        what = f"{node.lock}{'' if site is self.fleet.here else f' on {site.name}'}"
+        what = f"{node.lock}{'' if site is self.host_pool.here else f' on {site.name}'}"
         if not await built(site, content):
-            self.ledger.say(f"installing the packages of {what}, once")
+            self.commits.say(f"installing the packages of {what}, once")
         lock = Path(self.survey.plan.homes[node.home], node.lock)
-        return await python_of(self.chores_of(site), lock, content, lambda words: self.ledger.say(f"{what}: {words}"))
+        return await python_of(self.hooks_of(site), lock, content, lambda words: self.commits.say(f"{what}: {words}"))
 
     async def end_installs(self) -> None:
         """Nobody waits any more for what hosts still install."""
         installing = [task for task in self._pythons.values() if not task.done()]
         if installing:
-            for chores in self.chores:
+            for hooks in self.hooks:
                 with contextlib.suppress(DriverError):
-                    await chores.stop(INSTALL)
+                    await hooks.stop(INSTALL)
             await asyncio.wait(installing, timeout=GRACE.total_seconds())
             for task in installing:
                 task.cancel()
@@ -166,7 +166,7 @@ class Attempts:
 
     def errand(self, running: Running, spec: StepSpec, python: str, site: Away) -> Errand:
         """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
-        from ..hosts.checkpoint_sync import Keeper, Kept, OverDepot
+        from ..hosts.checkpoint_sync import CheckpointSync, OverDepot, SyncedState
 
         generation, attempt = running.state, running.attempt
         folders = {each.name: f"states/{generation.id}/{each.name}" for each in spec.state} if generation is not None else {}
@@ -186,12 +186,12 @@ class Attempts:
             errand.synced = [Synced(*made[name], every) for name, every in spec.sync]
         if generation is not None:
             kept = [
-                Kept(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
+                SyncedState(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
                 for name, _, pattern, every, keep in spec.state
             ]
             for state in kept:
                 state.here.mkdir(parents=True, exist_ok=True)
-            errand.keeper = Keeper(
+            errand.keeper = CheckpointSync(
                 OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self.processes(spec, running.number, site)
             )
         return errand
@@ -207,7 +207,7 @@ class Attempts:
             scope = judging.scope_of(spec, self.survey.plan, running.number, self.made)
             scope |= {
                 "state": {each.name: Place(each.path, {"latest": last[each.name]}) for each in spec.state},
-                "run": {"id": self.ledger.run, "recipe": self.survey.plan.recipe},
+                "run": {"id": self.commits.run, "recipe": self.survey.plan.recipe},
                 "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": 0},
                 "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
@@ -225,7 +225,7 @@ class Attempts:
         inherits = (site.name, bool(image), *spec.pass_env)
         if (base := self._base.get(inherits)) is None:
             base = boxed_env(spec.pass_env, os.environ) if image else site.env(spec.pass_env)
-            base = self._base[inherits] = base | {"RECIPE_RUN": self.ledger.run, "NODE_RANK": "0", "NNODES": "1"}
+            base = self._base[inherits] = base | {"RECIPE_RUN": self.commits.run, "NODE_RANK": "0", "NNODES": "1"}
         env = {**base, "RECIPE_STEP": node.id}
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
             from drivers.devices import assigned
@@ -242,7 +242,7 @@ class Attempts:
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.env(())
             held = running.devices if gpus is not None else site.devices if limited else None
-            command = self.boxes_of(site).wrap(command, image, self._mounts(running, spec, command), held, needed=bool(gpus))
+            command = self.containers_of(site).wrap(command, image, self._mounts(running, spec, command), held, needed=bool(gpus))
         return command, script
 
     def stage(self, node: Node, spec: StepSpec, attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
@@ -315,6 +315,6 @@ class Attempts:
         """What a keeper has to say that people should know."""
         for words in (round.problem, round.warning):
             if words:
-                self.ledger.say(f"{site.name}: {words}")
+                self.commits.say(f"{site.name}: {words}")
         for name, why in round.passed:
-            self.ledger.say(f"checkpoint {name} on {site.name} is passed over: {why}")
+            self.commits.say(f"checkpoint {name} on {site.name} is passed over: {why}")

@@ -91,7 +91,7 @@ class _Group:
 _log = Log("storage")
 
 
-class Ledger:
+class GroupCommit:
     """The pen of one claimed run: what it writes is masked."""
 
     def __init__(
@@ -152,8 +152,8 @@ class Ledger:
         self._next.traces.append(
             Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", told)
         )
-        if (sharing := self.ws.sharing) is not None:
-            self.after_flush(partial(sharing.push, self._next.traces[-1], node))
+        if (remote_cache := self.ws.remote_cache) is not None:
+            self.after_flush(partial(remote_cache.push, self._next.traces[-1], node))
 
     def attempt(
         self, step: str, name: str, key: str | None, started: float, outcome: str, reason: str, image: Mapping[str, Any], exit: Exit | None

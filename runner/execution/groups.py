@@ -13,7 +13,7 @@ from ..errors import Corrupt, Infrastructure
 from ..logs import Log
 from ..planning.schedule import Move
 from .attempts import Running
-from .commit import Ledger
+from .commit import GroupCommit
 
 _log: Final = Log("loop")
 GROUP_SECONDS: Final = 0.1
@@ -23,8 +23,8 @@ GROUP_MOVES: Final = 1024
 class Groups:
     """The groups of one run.  `wake` is called when one is on the disk."""
 
-    def __init__(self, ledger: Ledger, running: Mapping[str, Running], wake: Callable[[], None]) -> None:
-        self.ledger, self.running, self._wake = ledger, running, wake
+    def __init__(self, commits: GroupCommit, running: Mapping[str, Running], wake: Callable[[], None]) -> None:
+        self.commits, self.running, self._wake = commits, running, wake
         self.landed = False  # the last group is on the disk, and `land` was not called yet
         self._dirty = 0.0
         self._pace = GROUP_SECONDS
@@ -34,8 +34,8 @@ class Groups:
     @property
     def due(self) -> bool:
         """Whether the next group is to be sent."""
-        size = self.ledger.size
-        return size > 0 and not self.ledger.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
+        size = self.commits.size
+        return size > 0 and not self.commits.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
 
     def send(self) -> None:
         """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
@@ -46,7 +46,7 @@ class Groups:
                 loop.call_soon_threadsafe(self._ring_landed)
 
         self._sent = time.monotonic()
-        self._store(functools.partial(self.ledger.send, landed))
+        self._store(functools.partial(self.commits.send, landed))
 
     def _ring_landed(self) -> None:
         self.landed = True
@@ -55,7 +55,7 @@ class Groups:
     def land(self) -> None:
         """Look how the last group got to the disk."""
         self.landed = False
-        if self._store(self.ledger.land):
+        if self._store(self.commits.land):
             # A slow disk makes larger groups.
             self._pace = max(GROUP_SECONDS, 10 * (time.monotonic() - self._sent))
 
@@ -68,15 +68,15 @@ class Groups:
             # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
             self._pace, self._dirty = 1.0, time.monotonic()
             if not self._strained:
-                self.ledger.say(f"waiting for the running steps: {error}")
+                self.commits.say(f"waiting for the running steps: {error}")
             self._strained = True
             return False
         return True
 
     def record(self, moves: Sequence[Move]) -> None:
         """Note moves for the next group."""
-        if not self.ledger.size:
+        if not self.commits.size:
             self._dirty = time.monotonic()
         for move in moves:
             _log.debug("%s: %s → %s %s", move.id, move.before, move.after, move.reason)
-            self.ledger.move(move)
+            self.commits.move(move)

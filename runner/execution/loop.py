@@ -26,7 +26,7 @@ from drivers.base import DriverError, Exit, HostLost, Job, NearHost
 from ..digest import Digest
 from ..errors import CannotRun, Infrastructure, RecipeError
 from ..hosts.hooks import INSTALL
-from ..hosts.leases import Fleet
+from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
 from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
 from ..hosts.staging import Attempt, OutputProblem, undeclared
@@ -43,14 +43,14 @@ from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
 from ..storage.locks import Lock
 from ..storage.objects import delete
-from ..storage.remote_cache import Deliveries
+from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, expansions, look
 from . import attempt_result
 from .attempts import Attempts, Running, clear_up, holds
-from .commit import Ledger
+from .commit import GroupCommit
 from .groups import GROUP_MOVES, GROUP_SECONDS, Groups
-from .orphans import Leftovers, clear
+from .orphans import Orphans, clear
 from .publisher import Publisher
 from .signals import signals
 from .successors import BRISK, Successors
@@ -112,9 +112,11 @@ _log = Log("loop")
 class Executor:
     """One run, from its first judgement to its last move."""
 
-    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, fleet: Fleet, options: Options, listener: Callable[[], None] | None) -> None:
-        self.ws, self.survey, self.ledger, self.fleet, self.options = ws, survey, ledger, fleet, options
-        self.host = fleet.here.host
+    def __init__(
+        self, ws: Workspace, survey: Survey, commits: GroupCommit, host_pool: HostPool, options: Options, listener: Callable[[], None] | None
+    ) -> None:
+        self.ws, self.survey, self.commits, self.host_pool, self.options = ws, survey, commits, host_pool, options
+        self.host = host_pool.here.host
         self._attempts = f"{ws.home}/attempts"
         self.plan, self.facts = survey.plan, survey.facts
         self.made = dict(survey.made)
@@ -138,23 +140,23 @@ class Executor:
         self._disturbed = False
         self._contended = options.contended
         if not self._contended:
-            ws.traces.rely(survey.plan.recipe, ledger.keys.alone)
+            ws.traces.rely(survey.plan.recipe, commits.keys.alone)
         self._heart: asyncio.TimerHandle | None = None
-        self.left = Leftovers(ws, ledger, fleet)
-        self._scrap = Scrap(self._attempts, ledger.run[-6:], GROUP_MOVES)
-        self.attempts = Attempts(ws, survey, ledger, fleet, self._scrap, self.made)
-        self.publisher = Publisher(ws, survey, ledger, self._scrap, overwrite=options.overwrite, link=options.link)
-        self.tidying = Tidying(ws, ledger, self._scrap, self.plan.recipe, self._beside, failures_kept=self.left.any_failed)
-        self.groups = Groups(ledger, self.running, self._wake)
+        self.left = Orphans(ws, commits, host_pool)
+        self._scrap = Scrap(self._attempts, commits.run[-6:], GROUP_MOVES)
+        self.attempts = Attempts(ws, survey, commits, host_pool, self._scrap, self.made)
+        self.publisher = Publisher(ws, survey, commits, self._scrap, overwrite=options.overwrite, link=options.link)
+        self.tidying = Tidying(ws, commits, self._scrap, self.plan.recipe, self._beside, failures_kept=self.left.any_failed)
+        self.groups = Groups(commits, self.running, self._wake)
         self._tick = listener
-        self._deliveries = Deliveries(ws.sharing, self._wake, ledger.say) if ws.sharing is not None else None
+        self._downloads = Downloads(ws.remote_cache, self._wake, commits.say) if ws.remote_cache is not None else None
         self._queued_for: set[str] = set()  # places whose GPUs others hold, as people know
         self._held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
         self._verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
-        tasks = tasks_of(self.plan, self.todo, self.todo, self.ledger.expected)
+        tasks = tasks_of(self.plan, self.todo, self.todo, self.commits.expected)
         self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
         for move in self.scheduler.opening:
-            ledger.move(move)
+            commits.move(move)
         ws.objects.inherit()
 
     # -- the loop --------------------------------------------------------------------------------------------------------------------------------
@@ -193,30 +195,30 @@ class Executor:
                     clock.cancel()
                 if self.scheduler.finished:
                     with contextlib.suppress(Infrastructure):  # raised again below
-                        self.ledger.flush()
+                        self.commits.flush()
                     await asyncio.wait([*self._waits, asyncio.ensure_future(asyncio.sleep(0))], timeout=GRACE.total_seconds())
                 for task in self._waits:
                     task.cancel()
                 if not self._abandoned:
                     await self.attempts.end_installs()
-                    for chores in self.attempts.chores:
-                        for problem in await chores.cleanup() if not chores.site.lost else ():
-                            self.ledger.say(problem)
+                    for hooks in self.attempts.hooks:
+                        for problem in await hooks.cleanup() if not hooks.site.lost else ():
+                            self.commits.say(problem)
                 if self.scheduler.finished and self.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
                     await self.left.sweep()
-                await self.fleet.close()
+                await self.host_pool.close()
                 self._scrap.clear()
-            self.ledger.flush()
+            self.commits.flush()
             self._scrap.clear()
         counts = {str(state): count for state, count in self.scheduler.counts.items() if count}
         return Report(self.scheduler.result, counts, self.failures, sorted(self.running) if self._abandoned else [])
 
     async def _set_up(self) -> None:
         """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
-        here = {bool(self.plan.nodes[self.plan.index[id]].flags & LOCAL) or not self.fleet.away for id in self.todo}
-        sites = [*(self.fleet.sites if self.fleet.away and False in here else ()), *([self.fleet.here] if True in here else ())]
+        here = {bool(self.plan.nodes[self.plan.index[id]].flags & LOCAL) or not self.host_pool.away for id in self.todo}
+        sites = [*(self.host_pool.sites if self.host_pool.away and False in here else ()), *([self.host_pool.here] if True in here else ())]
         try:
-            await asyncio.gather(*(self.attempts.chores_of(site).setup() for site in sites))
+            await asyncio.gather(*(self.attempts.hooks_of(site).setup() for site in sites))
         except CannotRun:
             if not self._stopping:
                 raise
@@ -238,9 +240,9 @@ class Executor:
         """Ask after the hosts' health now and then, if the recipe says how, and after the room that checkpoints take."""
         looks = []
         if health := self.plan.settings.health:
-            looks.append(watch(self.attempts.chores, health.run, health.every, self._end_sick))
+            looks.append(watch(self.attempts.hooks, health.run, health.every, self._end_sick))
         if any(self.plan.nodes[self.plan.index[id]].flags & STATEFUL for id in self.todo):
-            looks.append(care(self.running, self._states, self.ledger.say))
+            looks.append(care(self.running, self._states, self.commits.say))
         return [asyncio.get_running_loop().create_task(look) for look in looks]
 
     def _states(self, running: Running) -> Sequence[StateSpec]:
@@ -271,7 +273,7 @@ class Executor:
     def _judge_ready(self) -> bool:
         moved = False
         for id in self.scheduler.ready():
-            if self._deliveries is not None and (self._deliveries.awaited(id) or self._behind(id)):
+            if self._downloads is not None and (self._downloads.awaited(id) or self._behind(id)):
                 continue
             n = self.plan.index[id]
             try:
@@ -281,14 +283,14 @@ class Executor:
                 moved = True
                 continue
             self._verdicts[id] = verdict
-            if self._deliveries is not None and self._sent_for(self._deliveries, id, n, verdict):
+            if self._downloads is not None and self._sent_for(self._downloads, id, n, verdict):
                 moved = True
                 continue
             if verdict.answer in ("fresh", "restore"):
                 assert verdict.made is not None
                 if not self._settle(n, verdict.made):
                     again = Verdict("run", verdict.key, ("its stored output is gone",), None)
-                    if self._deliveries is None or not self._sent_for(self._deliveries, id, n, again):
+                    if self._downloads is None or not self._sent_for(self._downloads, id, n, again):
                         self.groups.record(self.scheduler.judge(id, "run", "its stored output is gone"))
                     moved = True
                     continue
@@ -320,7 +322,7 @@ class Executor:
     def _verdict(self, n: int) -> Verdict:
         id = self.plan.nodes[n].id
         verdict = judging.judge(self.plan, n, self.facts, self.made, force=self.survey.forces(id), targets=self.survey.places)
-        if verdict.reasons == FORCED and verdict.key in self.ledger.made:  # this run has made it anew already
+        if verdict.reasons == FORCED and verdict.key in self.commits.made:  # this run has made it anew already
             return judging.judge(self.plan, n, self.facts, self.made, targets=self.survey.places)
         return verdict
 
@@ -331,7 +333,7 @@ class Executor:
 
     def _can_be_taken(self, n: int, made: Made) -> bool:
         taken = [made.outputs[name] for name in self._taken(n) if name in made.outputs]
-        return all(self.ws.objects.has(Content(content)) or any(holds(site, content) for site in self.fleet.sites) for content in taken)
+        return all(self.ws.objects.has(Content(content)) or any(holds(site, content) for site in self.host_pool.sites) for content in taken)
 
     def _settle(self, n: int, made: Made) -> bool:
         """Note what a step left, if the steps that need it can have it."""
@@ -344,7 +346,7 @@ class Executor:
         """The outputs of a step that others of this run take."""
         return {u.output for id in self._below.get(n, ()) for u in self.plan.nodes[self.plan.index[id]].upstream if u.producer == n}
 
-    def _sent_for(self, deliveries: Deliveries, id: str, n: int, verdict: Verdict) -> bool:
+    def _sent_for(self, deliveries: Downloads, id: str, n: int, verdict: Verdict) -> bool:
         """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
         node, contents = self.plan.nodes[n], dict[str, int]()
         if verdict.made is not None:
@@ -370,7 +372,7 @@ class Executor:
             return
         self.todo.add(id)
         self.__dict__.pop("_consumers", None)
-        self.groups.record(self.scheduler.extend(tasks_of(self.plan, {id}, self.todo, self.ledger.expected)))
+        self.groups.record(self.scheduler.extend(tasks_of(self.plan, {id}, self.todo, self.commits.expected)))
 
     def _behind(self, id: str) -> bool:
         """Whether a step that could be judged waits for one that was found to have to run again."""
@@ -400,7 +402,7 @@ class Executor:
         self.made.clear()
         self.made.update(made)
         self.survey.plan = self.plan
-        self.ledger.masker.learn(all_given(self.plan, os.environ))
+        self.commits.masker.learn(all_given(self.plan, os.environ))
         self.survey.places = self.survey.place(self.ws, self.plan)
         facts = look(self.ws, self.plan, self.survey.request)
         facts.there = dict(self.ws.cache.contents(path for targets in self.survey.places.values() for _, path in targets))
@@ -411,13 +413,13 @@ class Executor:
         self.todo |= new
         if hasattr(self, "_consumers"):
             del self._consumers
-        self.ledger.expanded(fresh, len(new))
-        self.groups.record(self.scheduler.extend(tasks_of(self.plan, new, self.todo, self.ledger.expected)))
+        self.commits.expanded(fresh, len(new))
+        self.groups.record(self.scheduler.extend(tasks_of(self.plan, new, self.todo, self.commits.expected)))
 
     def _capacity(self) -> dict[str, float]:
         wanted = [spec.resources for spec in self.plan.specs()]
         named = {pool for wants in wanted for pool in wants.pools}
-        sizes = self.fleet.machine(name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted))
+        sizes = self.host_pool.machine(name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted))
         return {**sizes, **dict.fromkeys(named, 1.0), **self.options.pools}
 
     # -- starting --------------------------------------------------------------------------------------------------------------------------------
@@ -459,17 +461,17 @@ class Executor:
                 return True
             if not gpus:
                 return False
-        if key is not None and not self.ledger.hold(key, id):
+        if key is not None and not self.commits.hold(key, id):
             # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
             self.resting[id] = time.monotonic() + 0.1
-            self._contended |= not self.ledger.holds(key)
+            self._contended |= not self.commits.holds(key)
             return True  # its place is free for others
-        contended = self._contended or not self.ledger.keys.alone()
+        contended = self._contended or not self.commits.keys.alone()
         if contended and key is not None:
             self.left.look_again()  # whoever held the key may have died with its attempt running
-        if key is not None and (contended or key in self.ledger.made) and self._is_made(n):
-            self.ledger.release(key)
-            self.groups.record(self.scheduler.adopt(id, f"another {'step of this run' if key in self.ledger.made else 'run'} made it"))
+        if key is not None and (contended or key in self.commits.made) and self._is_made(n):
+            self.commits.release(key)
+            self.groups.record(self.scheduler.adopt(id, f"another {'step of this run' if key in self.commits.made else 'run'} made it"))
             return True
         world, _ = judging.world_of(node, self.facts, self.made)
         try:
@@ -483,7 +485,7 @@ class Executor:
         if lock is None and spec.state:
             # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
             if key is not None:
-                self.ledger.release(key)
+                self.commits.release(key)
             self.resting[id] = time.monotonic() + 0.2
             return False
         if self._disturbed:
@@ -491,17 +493,17 @@ class Executor:
             if lock is not None:
                 lock.release()
             if key is not None:
-                self.ledger.release(key)
+                self.commits.release(key)
             return False
         name = self._name(n, key)
-        self.ledger.next_attempt(id)
+        self.commits.next_attempt(id)
         data = self._shown(id, name, spec)
         if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
         for found in restored.values():
             if found.passed and found.name is None:
-                self.ledger.say(f"{id}: {found.words}")
-        if site is not self.fleet.here:
+                self.commits.say(f"{id}: {found.words}")
+        if site is not self.host_pool.here:
             data["site"] = site.name
         self.groups.record([self.scheduler.start(id, data)])
         try:
@@ -520,7 +522,7 @@ class Executor:
             if lock is not None:
                 lock.release()
             if key is not None:
-                self.ledger.release_after_flush(key)
+                self.commits.release_after_flush(key)
             trouble = no_space(error, error.filename or name) if isinstance(error, OSError) else error
             if self._out_of_time:
                 self._fail(id, LIMIT, f"stopped: the whole run may take {self.plan.settings.limits.time:g} s (`limits.time`)")
@@ -533,7 +535,7 @@ class Executor:
         running.site.enter(running.wants, running.devices)
         if running.errand is not None:
             running.task = asyncio.get_running_loop().create_task(self._carry(id, running, running.errand))
-        elif self._next is not None and running.site is self.fleet.here:
+        elif self._next is not None and running.site is self.host_pool.here:
             self._next.near.hear(running.job, functools.partial(self._heard, id))
         else:
             self._beside(self._wait(id, running))
@@ -549,15 +551,15 @@ class Executor:
             if found.others and site.name not in self._queued_for:
                 self._queued_for.add(site.name)
                 what = "a GPU" if count == 1 else f"{count} GPUs"
-                where = "" if site is self.fleet.here else f" on {site.name}"
+                where = "" if site is self.host_pool.here else f" on {site.name}"
                 held = f"{found.others} of {len(site.devices)} {'is' if found.others == 1 else 'are'}"
-                self.ledger.say(f"waiting for {what}{where}: {held} in use by another run")
+                self.commits.say(f"waiting for {what}{where}: {held} in use by another run")
         return found.devices
 
     def _not_begun(self, id: str, key: Digest | None = None) -> None:
         """Another run took a GPU in the moment before: the step waits again, at no cost to its retries."""
         if key is not None:
-            self.ledger.release_after_flush(key)
+            self.commits.release_after_flush(key)
         self.groups.record(self.scheduler.end(id, Outcome(False, BUSY)))
         self.resting[id] = time.monotonic() + SOONEST_LOOK
 
@@ -570,7 +572,7 @@ class Executor:
     def _shown(self, id: str, name: str, spec: StepSpec) -> dict[str, object]:
         """What is said of an attempt that begins."""
         log = f"{self._attempts}/{name}.log"
-        data: dict[str, object] = {"log": log, "attempt": self.ledger.tries(id)}
+        data: dict[str, object] = {"log": log, "attempt": self.commits.tries(id)}
         if spec.metrics is not None:
             data["metrics"] = log[:-4] + ".metrics"
         if spec.secrets:
@@ -580,10 +582,10 @@ class Executor:
 
     def _site_for(self, node: Node, wants: Mapping[str, float]) -> Site | None:
         """Where a step may start now: where what it needs lies already, else where there is room."""
-        if not self.fleet.away or node.flags & LOCAL:
-            return self.fleet.here
+        if not self.host_pool.away or node.flags & LOCAL:
+            return self.host_pool.here
         absent = self._absent(node)
-        sites = [site for site in self.fleet.sites if site.has_room(wants) and all(holds(site, content) for content in absent)]
+        sites = [site for site in self.host_pool.sites if site.has_room(wants) and all(holds(site, content) for content in absent)]
         return next((site for site in sites if not site.silent), sites[0] if sites else None)
 
     def _absent(self, node: Node) -> list[str]:
@@ -593,7 +595,7 @@ class Executor:
 
     def _without_room(self, id: str, node: Node, wants: Mapping[str, float]) -> bool:
         """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
-        live = [site for site in self.fleet.sites if not site.lost]
+        live = [site for site in self.host_pool.sites if not site.lost]
         for content in self._absent(node):
             if not any(holds(site, content) for site in live):
                 producer = next(each.producer for each in node.upstream if self.made[each.producer].outputs.get(each.output) == content)
@@ -604,7 +606,7 @@ class Executor:
         if self._replacing or any(site.could(wants) for site in live):
             return False
         self.groups.record([self.scheduler.start(id)])
-        self._fail(id, "error", f"there is no host left for it: {'; '.join(self.fleet.lost) or 'none is large enough'}")
+        self._fail(id, "error", f"there is no host left for it: {'; '.join(self.host_pool.lost) or 'none is large enough'}")
         return True
 
     async def _open_state(
@@ -631,7 +633,7 @@ class Executor:
     def _name(self, n: int, key: Digest | None) -> str:
         """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
         id = self.plan.nodes[n].id
-        run, what = self.ledger.run, key or id
+        run, what = self.commits.run, key or id
         self._named[what] = number = self._named.get(what, 0) + 1
         return f"{key[:24]}-{run[-6:]}-{number}" if key is not None else f"{run}-{n}-{number}"
 
@@ -671,7 +673,7 @@ class Executor:
         image = self.attempts.image(spec)
         python = "python" if image else await self.attempts.python(node, site)
         if image:
-            await self.attempts.boxes_of(site).image(image)
+            await self.attempts.containers_of(site).image(image)
         running = Running(node, n, key, world, attempt, Job(name), name, log, time.time(), generation, lock, site, taking, gpus)
         if generation is not None:
             from ..storage import checkpoints
@@ -728,18 +730,18 @@ class Executor:
         if site.lost:
             return
         site.lost = why
-        self.ledger.say(f"{site.name} is lost: {why}")
+        self.commits.say(f"{site.name} is lost: {why}")
         self._replacing += 1
         self._beside(self._replace(site))
 
     async def _replace(self, lost: Away) -> None:
         try:
-            found = await self.fleet.replace(lost)
+            found = await self.host_pool.replace(lost)
             if found is not None:
-                await self.attempts.chores_of(found).setup()
-                self.ledger.say(f"{found.name} takes its place")
+                await self.attempts.hooks_of(found).setup()
+                self.commits.say(f"{found.name} takes its place")
         except RecipeError as error:
-            self.ledger.say(str(error))
+            self.commits.say(str(error))
         finally:
             self._replacing -= 1
             self._wake()
@@ -769,7 +771,7 @@ class Executor:
         next_ones = self._next
         if next_ones is None or self._contended or not (wanted := next_ones.wanted(self.scheduler, self.running, self.resting)):
             return False
-        if self.fleet.away or self._deliveries is not None or not self.ledger.keys.alone():
+        if self.host_pool.away or self._downloads is not None or not self.commits.keys.alone():
             return False
         moved = False
         for ahead, job, id in wanted:
@@ -782,18 +784,18 @@ class Executor:
         n = self.plan.index[id]
         node, spec, key = self.plan.nodes[n], self.plan.specs()[n], self._verdicts[id].key
         plain = not (spec.state or node.lock or self.attempts.image(spec) or spec.resources.gpus or id in self._refused)
-        if not plain or key is None or key[:24] in self.left or key in self.ledger.made:
+        if not plain or key is None or key[:24] in self.left or key in self.commits.made:
             return False
-        if self.publisher.conflicts(n) or not self.ledger.hold(key, id):
+        if self.publisher.conflicts(n) or not self.commits.hold(key, id):
             return False
         world, _ = judging.world_of(node, self.facts, self.made)
         name = self._name(n, key)
         start = functools.partial(next_ones.near.follow, ahead=job)
         try:
-            prepared = await self._begin(n, node, spec, key, world, None, None, name, self.fleet.here, {}, start=start)
+            prepared = await self._begin(n, node, spec, key, world, None, None, name, self.host_pool.here, {}, start=start)
         except (RecipeError, OSError, DriverError):
             clear(f"{self._attempts}/{name}")
-            self.ledger.release_after_flush(key)
+            self.commits.release_after_flush(key)
             return False
         next_ones.add(ahead, id, prepared)
         self.resting[id] = float("inf")
@@ -811,7 +813,7 @@ class Executor:
         running = self.running[id] = next_ones.pop(id)
         del self.resting[id]
         self.scheduler.vacate(ahead)
-        self.ledger.next_attempt(id)
+        self.commits.next_attempt(id)
         self.groups.record([self.scheduler.start(id, self._shown(id, running.name, self.plan.specs()[running.number]), begun=True)])
         running.started = exit.ended if isinstance(exit, Exit) else time.time()
         running.site.enter(running.wants)
@@ -820,7 +822,7 @@ class Executor:
         """It has not begun, and waits for its turn like any other."""
         del self.resting[prepared.node.id]
         if prepared.key is not None:
-            self.ledger.release_after_flush(prepared.key)
+            self.commits.release_after_flush(prepared.key)
         clear_up(prepared, self._scrap, self.ws.objects)
 
     # -- ending ----------------------------------------------------------------------------------------------------------------------------------
@@ -841,7 +843,7 @@ class Executor:
         try:
             if image and isinstance(exit, Exit):
                 with contextlib.suppress(DriverError):
-                    await self.attempts.boxes_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
+                    await self.attempts.containers_of(running.site).over(running.site.paths(running.attempt).cwd, exit)
             if isinstance(exit, HostLost) and isinstance(running.site, Away):
                 self._lose(running.site, str(exit))
             if isinstance(exit, Exit) and exit.reason == BUSY:
@@ -866,9 +868,9 @@ class Executor:
             elif exit.code != 0 or exit.reason not in ("exit",):
                 reason, words = (
                     attempt_result.reason(exit),
-                    attempt_result.said(exit, spec, image, attempt_result.tail(running.log, self.ledger.masker)),
+                    attempt_result.said(exit, spec, image, attempt_result.tail(running.log, self.commits.masker)),
                 )
-                if exit.reason == "lost" and running.site is self.fleet.here:
+                if exit.reason == "lost" and running.site is self.host_pool.here:
                     # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
                     self._unwatched[id] += 1
                     if self._unwatched[id] >= UNWATCHED:
@@ -876,10 +878,10 @@ class Executor:
                 elif exit.reason == "lost":
                     words += f" ({running.site.name} was restarted, or it was killed there)"
                 if reason == "exit":
-                    where = "" if running.site is self.fleet.here else running.site.name
+                    where = "" if running.site is self.host_pool.here else running.site.name
                     if where and exit.code == 127 and not image:
-                        words += f" on {where}; `recipe doctor --driver {self.fleet.name}` tells what there is"
-                    if full := attempt_result.full(attempt_result.tail(running.log, self.ledger.masker), await running.site.room(), where):
+                        words += f" on {where}; `recipe doctor --driver {self.host_pool.name}` tells what there is"
+                    if full := attempt_result.full(attempt_result.tail(running.log, self.commits.masker), await running.site.room(), where):
                         reason, words = "disk", f"{words}: {full}"
                 self._failed(id, running, spec, reason, words)
             else:
@@ -888,7 +890,7 @@ class Executor:
             if running.lock is not None:
                 running.lock.release()
             if running.key is not None:
-                self.ledger.release_after_flush(running.key)
+                self.commits.release_after_flush(running.key)
 
     async def _succeeded(self, id: str, running: Running, spec: StepSpec, exit: Exit) -> None:
         crashpoint("job-over")
@@ -918,12 +920,12 @@ class Executor:
             self._failed(id, running, spec, "disk", str(error))
             return
         crashpoint("outputs-stored")
-        values = attempt_result.measured(attempt.path, running.log, spec.metrics, self.ledger.masker)
+        values = attempt_result.measured(attempt.path, running.log, spec.metrics, self.commits.masker)
         if running.goes_on is not None:
             from ..storage import checkpoints
 
             if words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))):
-                self.ledger.say(f"{id}: {words}")
+                self.commits.say(f"{id}: {words}")
         made = Made(True, outputs, values)
         self.made[n] = made
         stale = attempt.stale(self.ws.cache)
@@ -932,7 +934,7 @@ class Executor:
             where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
             note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
         elif running.key is not None:
-            self.ledger.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(spec)))
+            self.commits.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(spec)))
         if not self.survey.library:
             try:
                 self.publisher.publish(n, made)
@@ -940,7 +942,7 @@ class Executor:
                 self._failed(id, running, spec, "publish", str(error))
                 return
             crashpoint("published")
-        self.ledger.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
+        self.commits.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
         self.tidying.keep_log(id, running, spec)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
@@ -954,10 +956,10 @@ class Executor:
     def _facts(self, running: Running, image: str) -> dict[str, object]:
         """What happened to be so, and is no part of the key."""
         found: dict[str, object] = {}
-        if running.site is not self.fleet.here:
+        if running.site is not self.host_pool.here:
             found["host"] = running.site.name
         if image:
-            found["image"] = self.attempts.boxes_of(running.site).digest(image)
+            found["image"] = self.attempts.containers_of(running.site).digest(image)
         if running.goes_on is not None:
             found["continued_from"] = running.goes_on
         return found
@@ -967,7 +969,7 @@ class Executor:
 
     def _failed(self, id: str, running: Running, spec: StepSpec, reason: str, words: str) -> None:
         attempt = running.attempt
-        tail = attempt_result.tail(running.log, self.ledger.masker)
+        tail = attempt_result.tail(running.log, self.commits.masker)
         if reason == "disk":
             delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
         try:
@@ -981,7 +983,7 @@ class Executor:
             missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
         image = {"author": spec.author, "world": running.world}
-        self.ledger.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
+        self.commits.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
         self.tidying.tidy(running, spec, success=False)
         self._fail(id, reason, words, hint, attempt_result.words(tail), log, self.tidying.left(running))
 
@@ -996,13 +998,13 @@ class Executor:
             return
         if own.after == State.FAILED:
             self.made[self.plan.index[id]] = NOTHING
-            text = self.ledger.masker.text
+            text = self.commits.masker.text
             self.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
 
     def publish_all(self) -> None:
         """A library recipe's results, at the end."""
         self.publisher.publish_all(self.made)
-        self.ledger.flush()
+        self.commits.flush()
 
     # -- signals ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -1013,12 +1015,12 @@ class Executor:
         # What is said may find its reader gone: it is said last.
         if self._interrupts == 1:
             self.groups.record(self.scheduler.drain())
-            for chores in self.attempts.chores:
-                self._beside(chores.stop(INSTALL))  # what would be started in it is not
-            self.ledger.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
+            for hooks in self.attempts.hooks:
+                self._beside(hooks.stop(INSTALL))  # what would be started in it is not
+            self.commits.say(f"finishing {len(self.running)} running step(s); press Ctrl-C again to stop them")
         elif self._interrupts == 2:
             self._terminate()
-            self.ledger.say("stopping; press Ctrl-C again to go without waiting for that")
+            self.commits.say("stopping; press Ctrl-C again to go without waiting for that")
         else:
             self._abandoned = True
         self._wake()
@@ -1035,12 +1037,12 @@ class Executor:
         self._out_of_time = True
         self.groups.record(self.scheduler.drain(LIMIT))
         self._stop_all()
-        self.ledger.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
+        self.commits.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
 
     def _stop_all(self) -> None:
         self._stopping = True
-        for chores in self.attempts.chores:
-            self._beside(chores.stop())
+        for hooks in self.attempts.hooks:
+            self._beside(hooks.stop())
         for running in self.running.values():
             self._beside(self._stop(running))
         self._wake()

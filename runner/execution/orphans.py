@@ -11,23 +11,23 @@ from pathlib import Path
 
 from drivers.base import Job
 
-from ..hosts.leases import Fleet
+from ..hosts.leases import HostPool
 from ..hosts.sites import Away, Paths, Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
 from ..storage.objects import delete_whole
 from ..storage.workspace import Workspace
-from .commit import Ledger
+from .commit import GroupCommit
 
 _TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
 """The end of a run's name in that of what it left in `attempts`."""
 
 
-class Leftovers:
+class Orphans:
     """Attempt directories that were there already, by the beginning of their keys."""
 
-    def __init__(self, ws: Workspace, ledger: Ledger, fleet: Fleet) -> None:
-        self.ws, self.ledger, self.fleet = ws, ledger, fleet
+    def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
+        self.ws, self.commits, self.host_pool = ws, commits, host_pool
         self._attempts = f"{ws.home}/attempts"
         self._found = self._look()
 
@@ -52,7 +52,7 @@ class Leftovers:
         path = f"{self._attempts}/{name}"
         site = self.site_of(name)
         if site is None:
-            self.ledger.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
+            self.commits.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
             clear(path)
             return None
         paths = site.paths(Attempt(path))
@@ -83,19 +83,19 @@ class Leftovers:
             with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
                 called = file.read()
         except FileNotFoundError:
-            return self.fleet.here
-        return next((site for site in self.fleet.sites if site.name == called and not site.lost), None)
+            return self.host_pool.here
+        return next((site for site in self.host_pool.sites if site.name == called and not site.lost), None)
 
     async def sweep(self) -> None:
         """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
-        folder, own = self._attempts, self.ledger.run[-6:]
+        folder, own = self._attempts, self.commits.run[-6:]
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
             if (tag := _TAG.search(name)) and tag[1] != own:
                 left.setdefault(tag[1], []).append(name)
         if not left:
             return
-        for run in self.ws.store.runs(recipe=self.ledger.recipe):
+        for run in self.ws.store.runs(recipe=self.commits.recipe):
             if run.id[-6:] not in left or self.ws.store.live(run.id):
                 continue
             names = left[run.id[-6:]]
@@ -104,7 +104,7 @@ class Leftovers:
             for name in going:
                 site = self.site_of(name)
                 where = site.name if isinstance(site, Away) else "this machine"
-                self.ledger.say(
+                self.commits.say(
                     f"{where} goes on with a job of {run.id}, a run that is gone; this run does not need it, and that one asked for again takes it up"
                 )
             for name in names:

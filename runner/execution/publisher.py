@@ -12,14 +12,14 @@ from ..planning.step import TEMPORARY
 from ..storage.files import Content
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from .commit import Ledger
+from .commit import GroupCommit
 
 
 class Publisher:
     """Publishes the outputs of one run."""
 
-    def __init__(self, ws: Workspace, survey: Survey, ledger: Ledger, scrap: Scrap, *, overwrite: bool, link: bool) -> None:
-        self.ws, self.survey, self.ledger, self.scrap, self.overwrite, self.link = ws, survey, ledger, scrap, overwrite, link
+    def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, scrap: Scrap, *, overwrite: bool, link: bool) -> None:
+        self.ws, self.survey, self.commits, self.scrap, self.overwrite, self.link = ws, survey, commits, scrap, overwrite, link
         self._top = str(ws.root)
 
     def conflicts(self, n: int) -> list[str]:
@@ -36,7 +36,7 @@ class Publisher:
                 continue
             if facts.there.get(path) == content:
                 if facts.ours.get(path) != content:  # a worker put it there and died before it could say so
-                    self.ledger.published(path, content, self.survey.plan.nodes[n].id)
+                    self.commits.published(path, content, self.survey.plan.nodes[n].id)
                     facts.ours[path] = content
                 continue
             if not self.overwrite:
@@ -46,7 +46,7 @@ class Publisher:
                     why = f"{path} was changed by hand, or was put there, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
-            self.ledger.published(path, content, self.survey.plan.nodes[n].id)
+            self.commits.published(path, content, self.survey.plan.nodes[n].id)
             facts.there[path] = facts.ours[path] = content
 
     def publish_all(self, made: Mapping[int, Made]) -> None:

@@ -24,9 +24,9 @@ from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
-    from ..hosts.leases import Fleet
+    from ..hosts.leases import HostPool
     from ..storage.store import Event
-    from .commit import Ledger
+    from .commit import GroupCommit
     from .loop import Failure, Report
 
 
@@ -108,10 +108,10 @@ def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
     if choice.only or choice.until:
         _restrict(found, choice)
     demand(ws, found)
-    if ws.sharing is not None:
+    if ws.remote_cache is not None:
         from ..survey import remote_results
 
-        remote_results.explain(ws, ws.sharing, found)
+        remote_results.explain(ws, ws.remote_cache, found)
     return found
 
 
@@ -177,28 +177,28 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     if isinstance(local, Waking):
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
-    from ..hosts.leases import Fleet
+    from ..hosts.leases import HostPool
     from ..planning.schedule import Move
     from .loop import Executor, Options
 
     id = new_id()
-    ledger: Ledger | None = None
+    commits: GroupCommit | None = None
 
     async def work() -> tuple[Report, bool]:
-        nonlocal ledger
-        fleet = Fleet(ws, id, local, settings.driver, settings.hosts, listener.say)
+        nonlocal commits
+        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say)
         try:
-            await fleet.open(want=settings.jobs or len(found.todo))
-            fits(ws, found, fleet, settings)
+            await host_pool.open(want=settings.jobs or len(found.todo))
+            fits(ws, found, host_pool, settings)
             if found.request.current_python:
-                await fleet.match()
-            jobs = settings.jobs or (sum(site.slots or 1 for site in fleet.sites) if fleet.away else len(os.sched_getaffinity(0)))
-            ledger = _submitted(ws, found, id, jobs, listener, total, fresh, masker)
+                await host_pool.match()
+            jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
+            commits = _submitted(ws, found, id, jobs, listener, total, fresh, masker)
             contended = ws.store.version() != before
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
-            executor = Executor(ws, found, ledger, fleet, options, listener.tick)
+            executor = Executor(ws, found, commits, host_pool, options, listener.tick)
         except BaseException:
-            await fleet.close()
+            await host_pool.close()
             raise
         report = await executor.run()
         if report.state == "COMPLETED" and found.library:
@@ -211,12 +211,12 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     try:
         report, interrupted = asyncio.run(work())
     except BaseException as error:
-        if ledger is not None:
+        if commits is not None:
             if isinstance(error, (RecipeError, DriverError)):
                 with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-                    ledger.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
-                    ledger.flush(("FAILED", str(error)))
-            ws.store.release(id, ledger.fence)
+                    commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
+                    commits.flush(("FAILED", str(error)))
+            ws.store.release(id, commits.fence)
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
         if isinstance(error, OSError):
@@ -226,32 +226,32 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
         raise
     finally:
         gc.unfreeze()
-        if ledger is not None:
-            ledger.keys.close()
-    assert ledger is not None
+        if commits is not None:
+            commits.keys.close()
+    assert commits is not None
     if report.abandoned:
-        ledger.flush()
-        ws.store.release(id, ledger.fence)
+        commits.flush()
+        ws.store.release(id, commits.fence)
     else:
-        ledger.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
-        ledger.flush((report.state, "interrupted" if interrupted else ""))
+        commits.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
+        commits.flush((report.state, "interrupted" if interrupted else ""))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
     summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
-    if ws.sharing is not None and not report.abandoned:
-        ws.sharing.finish(listener.say)
+    if ws.remote_cache is not None and not report.abandoned:
+        ws.remote_cache.finish(listener.say)
     _tell(ws, listener)
     listener.end(summary)
     return summary
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> Ledger:
+def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
     """The run, stored and claimed."""
     from ..planning.schedule import Move
     from ..storage.crash import crashpoint
     from ..storage.store import RunRow
     from ..survey.input_manifests import remember
-    from .commit import Ledger
+    from .commit import GroupCommit
 
     nodes = found.plan.nodes
     data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh}
@@ -263,18 +263,18 @@ def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Liste
     ids = [nodes[n].id for n in found.todo]
     expected = ws.store.expected(found.plan.recipe, ids)
     _log.info("run %s submitted: %d steps, %d at once", id, len(ids), jobs)
-    ledger = Ledger(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
+    commits = GroupCommit(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
     listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
     _tell(ws, listener)
     _bury(ws, found.plan.recipe, id)
     crashpoint("run-claimed")
-    ledger.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
-    return ledger
+    commits.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
+    return commits
 
 
 def _tell(ws: Workspace, listener: Listener) -> None:
     """What a person should know of the store that is shared."""
-    for notice in ws.sharing.told() if ws.sharing is not None else ():
+    for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
         listener.say(notice)
 
 
@@ -370,7 +370,7 @@ def _may_train(spec: StepSpec) -> bool:
     return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step)
 
 
-def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None:
+def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings) -> None:
     """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
     from ..language.units import about
     from ..planning.plan import LOCAL
@@ -381,14 +381,14 @@ def fits(ws: Workspace, found: Survey, fleet: Fleet, settings: Settings) -> None
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
         node, wants = found.plan.nodes[n], specs[n].resources
-        sites = [fleet.here] if node.flags & LOCAL else fleet.sites
+        sites = [host_pool.here] if node.flags & LOCAL else host_pool.sites
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
                 continue
             most = settings.pools[name] if name in settings.pools else max(site.has(name) for site in sites)
             if asked > most:
-                whose = "this machine has" if sites == [fleet.here] else "its largest host has"
+                whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
                 need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
                 wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
     if wrong:

@@ -18,18 +18,25 @@ from ..storage.objects import delete
 from ..storage.workspace import Workspace
 from . import attempt_result
 from .attempts import Running
-from .commit import Ledger
+from .commit import GroupCommit
 
 
 class Tidying:
     """Tidies up after the attempts of one run.  `beside` goes on with something while the loop does other things."""
 
     def __init__(
-        self, ws: Workspace, ledger: Ledger, scrap: Scrap, recipe: str, beside: Callable[[Coroutine[Any, Any, None]], None], *, failures_kept: bool
+        self,
+        ws: Workspace,
+        commits: GroupCommit,
+        scrap: Scrap,
+        recipe: str,
+        beside: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        failures_kept: bool,
     ) -> None:
-        self.ws, self.ledger, self.recipe = ws, ledger, recipe
+        self.ws, self.commits, self.recipe = ws, commits, recipe
         self._scrap, self._beside, self._failures_kept = scrap, beside, failures_kept
-        self._attempts, self._logs = f"{ws.home}/attempts", f"{ws.home}/runs/{ledger.run}"
+        self._attempts, self._logs = f"{ws.home}/attempts", f"{ws.home}/runs/{commits.run}"
 
     def left(self, running: Running) -> str:
         """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
@@ -55,11 +62,11 @@ class Tidying:
         path, errand = running.attempt.path, running.errand
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.
-            self.ledger.after_flush(functools.partial(self._forget, running, spec))
+            self.commits.after_flush(functools.partial(self._forget, running, spec))
         if errand is not None and isinstance(running.site, Away):
             spent = list(errand.states.values()) if success and not spec.continues else []
             clearing = functools.partial(self.clear_away, running.site, errand, spent)
-            self.ledger.after_flush(lambda: self._beside(clearing()))
+            self.commits.after_flush(lambda: self._beside(clearing()))
         with contextlib.suppress(OSError):
             if errand is None and isinstance(spec.run, str):
                 self._scrap.give_script(path + ".sh")
@@ -91,8 +98,8 @@ class Tidying:
 
     def keep_log(self, id: str, running: Running, spec: StepSpec) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
-        kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.ledger.tries(id)}"
-        return attempt_result.keep(running.log, self.measured(running, spec), kept, self.ledger.masker)
+        kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
+        return attempt_result.keep(running.log, self.measured(running, spec), kept, self.commits.masker)
 
     def measured(self, running: Running, spec: StepSpec) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from drivers.base import DriverError
 
-from ..hosts.hooks import Chores
+from ..hosts.hooks import Hooks
 from ..hosts.sites import Site
 from ..language.values import Tree
 from ..planning.step import StateSpec
@@ -22,28 +22,28 @@ PATIENCE: Final = 3
 
 async def care(running: Mapping[str, Running], states: Callable[[Running], Sequence[StateSpec]], say: Callable[[str], None]) -> None:
     """Delete old checkpoints while their trainers write here; a host with a disk of its own has a keeper for that."""
-    from ..hosts.checkpoint_sync import Janitor
+    from ..hosts.checkpoint_sync import CheckpointPruner
 
-    janitors: dict[str, list[Janitor]] = {}
+    janitors: dict[str, list[CheckpointPruner]] = {}
     while True:
         await asyncio.sleep(CARE)
         for each in [each for each in running.values() if each.state is not None and each.errand is None]:
             folders = [(each.state.folder(state.name), state.checkpoint, state.keep) for state in states(each) if each.state is not None]
-            for janitor in janitors.setdefault(each.name, [Janitor(*folder) for folder in folders]):
+            for janitor in janitors.setdefault(each.name, [CheckpointPruner(*folder) for folder in folders]):
                 _, words = await asyncio.to_thread(janitor.look)
                 if words:
                     say(f"{each.node.id}: {words}")
 
 
-async def watch(hosts: Collection[Chores], command: str | Sequence[Tree], every: float, sick: Callable[[Site], Awaitable[None]]) -> None:
+async def watch(hosts: Collection[Hooks], command: str | Sequence[Tree], every: float, sick: Callable[[Site], Awaitable[None]]) -> None:
     """Run the recipe's health check on each host every `every` seconds, and call `sick` with one where it failed `PATIENCE` times in a row."""
     bad: dict[str, int] = {}
     while True:
         await asyncio.sleep(every)
-        for chores in [chores for chores in hosts if not chores.site.lost]:
-            site = chores.site
+        for hooks in [hooks for hooks in hosts if not hooks.site.lost]:
+            site = hooks.site
             try:
-                bad[site.name] = 0 if await chores.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
+                bad[site.name] = 0 if await hooks.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
             except DriverError:
                 continue  # who waits for its jobs says what is wrong with the host
             if bad[site.name] == PATIENCE:

@@ -89,7 +89,7 @@ class Away(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SyncedState:
     """One state of a running attempt: where it lies here and there, and how its recipe wants it kept."""
 
     name: str
@@ -124,13 +124,13 @@ class _Seen:
     level: int = 0  # of the disk there, when it was last spoken of
 
 
-class Keeper:
+class CheckpointSync:
     """Keeps the states of one attempt.  Rounds of one state never overlap."""
 
     def __init__(
         self,
         away: Away,
-        states: Sequence[Kept],
+        states: Sequence[SyncedState],
         tell: Callable[[Round], None],
         *,
         world: int | None = None,
@@ -162,12 +162,12 @@ class Keeper:
         for state in self._states:
             await self._round(state, over=True, tries=TRIES)
 
-    async def _rounds(self, state: Kept) -> None:
+    async def _rounds(self, state: SyncedState) -> None:
         while True:
             await self._pause(state.every or EVERY)
             await self._round(state)
 
-    async def _round(self, state: Kept, *, over: bool = False, tries: int = 1) -> None:
+    async def _round(self, state: SyncedState, *, over: bool = False, tries: int = 1) -> None:
         began = time.monotonic()
         doing = _Doing(state.name)
         async with self._seen[state.name].lock:
@@ -180,7 +180,7 @@ class Keeper:
                         await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
         self._tell(doing.told(time.monotonic() - began))
 
-    async def _restore(self, state: Kept) -> Newest:
+    async def _restore(self, state: SyncedState) -> Newest:
         began = time.monotonic()
         doing = _Doing(state.name)
         async with self._seen[state.name].lock:
@@ -208,7 +208,7 @@ class Keeper:
         self._tell(doing.told(time.monotonic() - began))
         return found
 
-    async def _bring(self, state: Kept, doing: _Doing, *, over: bool, newer: bool = False) -> None:
+    async def _bring(self, state: SyncedState, doing: _Doing, *, over: bool, newer: bool = False) -> None:
         """One round.  `over`: nobody writes there any more.  `newer`: only what is newer than all that is whole here."""
         seen = self._seen[state.name]
         incoming = _incoming(state)
@@ -241,7 +241,7 @@ class Keeper:
             await self._care(state, names, good, there, look, doing)
         await asyncio.to_thread(delete, incoming)
 
-    async def _closed(self, state: Kept, name: str, listing: Listing) -> bool:
+    async def _closed(self, state: SyncedState, name: str, listing: Listing) -> bool:
         """Whether the newest one there is as it was a while ago."""
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
@@ -252,7 +252,7 @@ class Keeper:
         return True
 
     async def _take(
-        self, state: Kept, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, before: tuple[str, Listing] = ("", {})
+        self, state: SyncedState, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, before: tuple[str, Listing] = ("", {})
     ) -> bool:
         """Bring one thing home; whether it counts.  `before`: the checkpoint before it there."""
         target = incoming / (name or WHOLE)
@@ -280,7 +280,9 @@ class Keeper:
         doing.brought.append(name or state.name)
         return True
 
-    async def _care(self, state: Kept, names: Sequence[str], good: Sequence[str], there: Mapping[str, Listing], look: Look, doing: _Doing) -> None:
+    async def _care(
+        self, state: SyncedState, names: Sequence[str], good: Sequence[str], there: Mapping[str, Listing], look: Look, doing: _Doing
+    ) -> None:
         """Delete what is older than the checkpoints that stay, and say so when the disk there gets full."""
         if state.pattern is None:
             return
@@ -333,7 +335,7 @@ class OverDepot:
         await self._depot.remove(paths)
 
 
-class Janitor:
+class CheckpointPruner:
     """The same for a state folder on our own disk: old checkpoints go while its trainer writes there."""
 
     def __init__(self, folder: Path, pattern: str | None, keep: int | None) -> None:
@@ -447,14 +449,14 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if name else folder
 
 
-def _whole(state: Kept) -> dict[str, Listing]:
+def _whole(state: SyncedState) -> dict[str, Listing]:
     """The checkpoints here that count."""
     if state.pattern is None:
         return _listings(state.here, None)
     return {name: _listing(state.here / name) for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
 
 
-def _afresh(state: Kept, going: Collection[str] | None = ()) -> None:
+def _afresh(state: SyncedState, going: Collection[str] | None = ()) -> None:
     """Clear what a kill left, but for what a copy can go on from (None: any), and for what was moved aside and not yet replaced."""
     incoming = _incoming(state)
     incoming.mkdir(parents=True, exist_ok=True)
@@ -505,7 +507,7 @@ def _date(path: Path, listing: Listing) -> None:
         os.utime(path, ns=(latest, latest))
 
 
-def _incoming(state: Kept) -> Path:
+def _incoming(state: SyncedState) -> Path:
     return state.here.parent / ".incoming" / state.name
 
 

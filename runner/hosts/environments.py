@@ -19,7 +19,7 @@ from ..errors import CannotRun
 from ..language.units import about, duration_text
 from ..reading import whole
 from ..storage.locks import Lock
-from .hooks import INSTALL, Chores
+from .hooks import INSTALL, Hooks
 from .sites import Site
 
 _PROGRAM = Path(__file__).with_name("_builder.py")
@@ -38,15 +38,15 @@ async def built(site: Site, content: str) -> bool:
     return await site.noted(f"{home}/complete") and await site.noted(f"{home}/bin/python")
 
 
-async def python_of(chores: Chores, lock: Path, content: str, say: Callable[[str], None]) -> str:
+async def python_of(hooks: Hooks, lock: Path, content: str, say: Callable[[str], None]) -> str:
     """The interpreter of the environment that `lock` describes, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
-    site = chores.site
+    site = hooks.site
     home = _home(site, content)
     if not await built(site, content):
         text = _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
         # On another machine the builder's own lock is enough: `gc` does not go there.
-        with await _turn(chores, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
-            await _build(chores, lock, f"{site.root}/{home}", text, say)
+        with await _turn(hooks, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
+            await _build(hooks, lock, f"{site.root}/{home}", text, say)
     await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
     return f"{site.root}/{home}/bin/python"
 
@@ -56,13 +56,13 @@ def _home(site: Site, content: str) -> str:
     return name_of(content) if site.root == str(site.ws.home) else f"{name_of(content)}-{of_value('python', site.python)[:8]}"
 
 
-async def _turn(chores: Chores, name: str, say: Callable[[str], None]) -> Lock:
+async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     """Hold the environment against `gc` and other runs here.  Raises CannotRun when we are stopped meanwhile."""
-    locks = chores.site.ws.locks
+    locks = hooks.site.ws.locks
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
         say(f"{locks.holder(f'env-{name}')} is installing them; this run waits")
-    while lock is None and not chores.stopped(INSTALL):
+    while lock is None and not hooks.stopped(INSTALL):
         await asyncio.sleep(LOOK)
         lock = locks.try_hold(f"env-{name}")
     if lock is None:
@@ -70,9 +70,9 @@ async def _turn(chores: Chores, name: str, say: Callable[[str], None]) -> Lock:
     return lock
 
 
-async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callable[[str], None]) -> None:
+async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable[[str], None]) -> None:
     # pip finds its index, proxy, certificates and cache by the caller's environment; nothing of that gets into what it installs.
-    inherited = list(os.environ) if chores.site.root == str(chores.site.ws.home) else []
+    inherited = list(os.environ) if hooks.site.root == str(hooks.site.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
 
@@ -84,11 +84,11 @@ async def _build(chores: Chores, lock: Path, home: str, text: bytes, say: Callab
             if last is told and "says" in last:
                 say(last["says"])
 
-    argv = [chores.site.python, "-I", "builder.py", home, "requirements.txt"]
-    exit, said = await chores.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
+    argv = [hooks.site.python, "-I", "builder.py", home, "requirements.txt"]
+    exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
-        where = f" on {chores.site.name}" if chores.site.root != str(chores.site.ws.home) else ""
+        where = f" on {hooks.site.name}" if hooks.site.root != str(hooks.site.ws.home) else ""
         raise CannotRun(
             f"the environment of {lock} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
         )

@@ -30,7 +30,7 @@ TAIL = 2 << 10
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Chores:
+class Hooks:
     """The chores of one run in one site."""
 
     def __init__(self, site: Site, run: str, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:

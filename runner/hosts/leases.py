@@ -94,7 +94,7 @@ class _Leased:
 
 
 @dataclass(slots=True)
-class Fleet:
+class HostPool:
     """Where the steps of one run may run."""
 
     ws: Workspace

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..storage.checkpoints import Newest
-    from .checkpoint_sync import Keeper
+    from .checkpoint_sync import CheckpointSync
     from .download import Taken
     from .output_sync import Synced
     from .transfer import Depot, Parcel
@@ -255,7 +255,7 @@ class Errand:
     """Name in the attempt -> folder below the root there, of each state."""
     synced: Sequence[Synced] = ()
     """Outputs that are also brought while it runs."""
-    keeper: Keeper | None = None
+    keeper: CheckpointSync | None = None
     began: Callable[[], None] = lambda: None
     job: Job | None = None
     """Set at once where it was begun by a worker that is gone."""

@@ -13,7 +13,7 @@ from ..language import inputs
 from ..language.units import duration_text, money_text, size_text
 
 if TYPE_CHECKING:
-    from ..advice.estimates import Reckoned
+    from ..advice.estimates import StepEstimate
     from ..advice.hardware import Gpu
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
@@ -27,7 +27,7 @@ class Tailored:
     """A recipe's text, what was chosen and why, and the inputs that have to be given to it."""
 
     text: str
-    reckoned: Reckoned
+    reckoned: StepEstimate
     notes: list[str] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)
 
@@ -53,14 +53,14 @@ def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[st
 
 
 def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
-            notes: list[str]) -> tuple[dict[str, Tree], Reckoned]:  # fmt: skip
+            notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
     """The inputs to set beyond those that are, and what is reckoned with them."""
     chosen: dict[str, Tree] = {}
     if values.get("precision") == "bf16" and not gpu.bf16 and "precision" not in given:
         chosen["precision"] = "fp16"
         notes.append(f"precision=fp16: {gpu.name} has no bf16")
 
-    def reckon(more: Mapping[str, Any]) -> Reckoned:
+    def reckon(more: Mapping[str, Any]) -> StepEstimate:
         return estimates.of_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
 
     found = reckon({})
@@ -77,7 +77,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
                 return {**chosen, **more}, larger
         return chosen, found
     # The mildest that fits; where none does, the first of the smallest verdict.
-    best: tuple[dict[str, Tree], Reckoned, list[str]] = ({}, found, [])
+    best: tuple[dict[str, Tree], StepEstimate, list[str]] = ({}, found, [])
     least = found
     so_far: dict[str, Tree] = {}
     why: dict[str, str] = {}
@@ -123,7 +123,7 @@ def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
 # -- text --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _text(name: str, recipe: Recipe, gpu: Gpu, found: Reckoned, shown: Mapping[str, Tree], needed: list[str], notes: list[str]) -> str:
+def _text(name: str, recipe: Recipe, gpu: Gpu, found: StepEstimate, shown: Mapping[str, Tree], needed: list[str], notes: list[str]) -> str:
     secrets = [spec.name for spec in recipe.inputs.values() if spec.type == "secret"]
     step = recipe.name.replace("-", "_")
     names = [*needed, *shown, *secrets]

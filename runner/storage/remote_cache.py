@@ -50,7 +50,7 @@ class Disk(Protocol):
     def learn(self, traces: Sequence[Trace]) -> None: ...
 
 
-class Sharing:
+class RemoteCache:
     """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
 
     def __init__(self, ws: Disk, remote: Remote, name: str, *, push: bool, asked: bool) -> None:
@@ -63,7 +63,7 @@ class Sharing:
         self._looked_up: set[str] = set()
         self._there: dict[Content, bool] = {}
         self._sizes: dict[Content, int] = {}
-        self._outbox: _Outbox | None = None
+        self._outbox: _UploadQueue | None = None
 
     # -- judging
 
@@ -182,7 +182,7 @@ class Sharing:
         if not self.pushes or self._off or not trace.outputs or node.flags & UNCACHED or "store" in trace.facts:
             return
         if self._outbox is None:
-            self._outbox = _Outbox(self._ws, self.remote)
+            self._outbox = _UploadQueue(self._ws, self.remote)
         for made in trace.outputs:
             self._ws.objects.path(made.content)  # the thread sees files only
         kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
@@ -242,14 +242,14 @@ class Brought:
     failed: RecipeError | None = None  # the store itself, not one content
 
 
-class Deliveries:
+class Downloads:
     """What the steps of a run wait for before they are judged: an answer of the store, or bytes that it brings.  Told by `wake` when one has come."""
 
-    def __init__(self, sharing: Sharing, wake: Callable[[], None], say: Callable[[str], None]) -> None:
-        self._sharing, self._wake, self._say = sharing, wake, say
+    def __init__(self, remote_cache: RemoteCache, wake: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._sharing, self._wake, self._say = remote_cache, wake, say
         self._under_way: set[str] = set()
         self._bug: BaseException | None = None
-        sharing.indulge()
+        remote_cache.indulge()
 
     def awaited(self, id: str) -> bool:
         if self._bug is not None:
@@ -258,27 +258,27 @@ class Deliveries:
 
     def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
         """Whether this step has to wait: for what its key gave elsewhere, or else for contents that are not here and that it needs."""
-        sharing = self._sharing
-        if (key := sharing.unknown(node, verdict)) is not None:
+        remote_cache = self._sharing
+        if (key := remote_cache.unknown(node, verdict)) is not None:
 
             def lookup() -> Callable[[], object]:
                 try:
-                    return partial(sharing.learned, [key], *sharing.answer([key]))
+                    return partial(remote_cache.learned, [key], *remote_cache.answer([key]))
                 except RecipeError as error:
-                    return partial(sharing.failed, [key], error)
+                    return partial(remote_cache.failed, [key], error)
 
             self._begin(id, lookup)
             return True
-        there = [content for content in dict.fromkeys(missing) if sharing.holds(content)]
+        there = [content for content in dict.fromkeys(missing) if remote_cache.holds(content)]
         if not there:
             return False
-        fetch = sharing.fetcher(there)
-        if (size := sharing.size_of(there)) >= WORTH_SAYING:
-            self._say(f"{id}: fetching {about(size)} from the store {sharing.name}")
+        fetch = remote_cache.fetcher(there)
+        if (size := remote_cache.size_of(there)) >= WORTH_SAYING:
+            self._say(f"{id}: fetching {about(size)} from the store {remote_cache.name}")
 
         def bring() -> Callable[[], object]:
             brought = fetch()
-            return lambda: sharing.brought(brought)
+            return lambda: remote_cache.brought(brought)
 
         self._begin(id, bring)
         return True
@@ -309,7 +309,7 @@ class Deliveries:
         _beside(work)
 
 
-class _Outbox:
+class _UploadQueue:
     """A thread that puts one trace after the other into a store."""
 
     def __init__(self, ws: Disk, remote: Remote) -> None:
@@ -397,21 +397,23 @@ class Tally:
         return Tally(self.steps + other.steps, self.contents + other.contents, self.bytes + other.bytes, [*self.problems, *other.problems])
 
 
-def push(objects: Objects, sharing: Sharing, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]) -> Tally:
+def push(
+    objects: Objects, remote_cache: RemoteCache, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]
+) -> Tally:
     """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""
     tally = Tally()
-    sharing.remote.mark()
+    remote_cache.remote.mark()
     for trace, kept in traces:
         if not trace.outputs:
             continue
-        begun = sharing.remote.sent
+        begun = remote_cache.remote.sent
         missing = [made.path for made in trace.outputs if made.name not in kept and not objects.has(made.content)]
         if missing:
             tally.problems.append(f"{trace.step}: {', '.join(missing)} is not stored here any more")
             continue
-        send(sharing.remote, objects, trace, kept)
+        send(remote_cache.remote, objects, trace, kept)
         tally.steps += 1
         tally.contents += len(trace.outputs) - len(kept)
-        tally.bytes += sharing.remote.sent - begun
-        progress(trace.step, sharing.remote.sent - begun)
+        tally.bytes += remote_cache.remote.sent - begun
+        progress(trace.step, remote_cache.remote.sent - begun)
     return tally

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..settings import Config
-    from .remote_cache import Sharing
+    from .remote_cache import RemoteCache
     from .store import Published, Trace
 
 NONE: Final = "none"
@@ -54,7 +54,7 @@ class Workspace:
         self.cache = DigestCache(root, store.files(), store.root / "listings")
         self.traces = _Traces(store)
         self.stored = _Stored(self)
-        self.sharing: Sharing | None = None  # a store that is used beside this one
+        self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
 
     @classmethod
@@ -73,7 +73,7 @@ class Workspace:
     def close(self) -> None:
         self.store.close()
 
-    def share(self, name: str | None, *, push: bool | None = None) -> Sharing | None:
+    def share(self, name: str | None, *, push: bool | None = None) -> RemoteCache | None:
         """Use the store called `name` beside this one, or the default one of the settings; None when there is none.  Raises Invalid, NotFound.
 
         `push` says whether what runs make is uploaded; by default as the store's settings say.
@@ -84,13 +84,13 @@ class Workspace:
         if settings is None:
             return None
         from . import buckets
-        from .remote_cache import Sharing
+        from .remote_cache import RemoteCache
         from .remotes import Remote
 
         where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
         remote = Remote(buckets.open(settings.url, root=self.root, anonymous=settings.anonymous, **where))
-        self.sharing = Sharing(self, remote, settings.name, push=settings.push if push is None else push, asked=name is not None)
-        return self.sharing
+        self.remote_cache = RemoteCache(self, remote, settings.name, push=settings.push if push is None else push, asked=name is not None)
+        return self.remote_cache
 
     @cached_property
     def config(self) -> Config:
@@ -225,7 +225,7 @@ class _Stored:
     def __contains__(self, content: object) -> bool:
         if not isinstance(content, str):
             return False
-        return self._objects.intact(Content(content)) or (self._ws.sharing is not None and self._ws.sharing.holds(Content(content)))
+        return self._objects.intact(Content(content)) or (self._ws.remote_cache is not None and self._ws.remote_cache.holds(Content(content)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._objects.all())

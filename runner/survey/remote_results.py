@@ -9,7 +9,7 @@ from ..planning.judge import FRESH, RESTORE
 from ..planning.plan import UNCACHED
 from ..planning.step import TEMPORARY
 from ..storage.files import Content
-from ..storage.remote_cache import Sharing, Tally
+from ..storage.remote_cache import RemoteCache, Tally
 from ..storage.store import Trace
 from ..storage.workspace import Workspace
 from .survey import Survey
@@ -28,7 +28,7 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
     return answer
 
 
-def pull(ws: Workspace, sharing: Sharing, found: Survey, progress: Callable[[str, int], object]) -> Tally:
+def pull(ws: Workspace, remote_cache: RemoteCache, found: Survey, progress: Callable[[str, int], object]) -> Tally:
     """Bring the bytes of every step of a plan whose result is known, so that nothing more is asked of the store.  Raises Infrastructure."""
     tally = Tally()
     for n, node in enumerate(found.plan.nodes):
@@ -38,25 +38,25 @@ def pull(ws: Workspace, sharing: Sharing, found: Survey, progress: Callable[[str
         temporary = {output.name for output in node.outputs if output.flags & TEMPORARY}
         wanted = [Content(content) for name, content in made.outputs.items() if name not in temporary and not ws.objects.has(Content(content))]
         if wanted:
-            begun = sharing.remote.received
-            lost = sharing.bring(wanted)
+            begun = remote_cache.remote.received
+            lost = remote_cache.bring(wanted)
             tally.problems += [f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)]
             tally.contents += len(wanted) - len(lost)
-            tally.bytes += sharing.remote.received - begun
-            progress(node.id, sharing.remote.received - begun)
+            tally.bytes += remote_cache.remote.received - begun
+            progress(node.id, remote_cache.remote.received - begun)
         tally.steps += 1
     return tally
 
 
-def explain(ws: Workspace, sharing: Sharing, found: Survey) -> None:
+def explain(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> None:
     """Say of each step what of it is elsewhere: that it was made there, and what will be fetched."""
     for n, verdict in enumerate(found.verdicts):
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             continue
-        words = [f"made elsewhere: found in the store {sharing.name}"] if verdict.key in sharing.found else []
+        words = [f"made elsewhere: found in the store {remote_cache.name}"] if verdict.key in remote_cache.found else []
         missing = [Content(content) for content in verdict.made.outputs.values() if not ws.objects.has(Content(content))]
         if verdict.answer == RESTORE and missing:
-            size = sharing.size_of(missing)
-            words.append(f"its bytes come from the store {sharing.name}" + (f", {about(size)}" if size else ""))
+            size = remote_cache.size_of(missing)
+            words.append(f"its bytes come from the store {remote_cache.name}" + (f", {about(size)}" if size else ""))
         if words:
             found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))

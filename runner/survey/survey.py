@@ -102,7 +102,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         facts.there = dict(ws.cache.contents(place.path for targets in places.values() for place in targets))
         facts.ours = ws.published()
         verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
-        while ws.sharing is not None and ws.sharing.learn(plan, verdicts):
+        while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
             verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
         grown = expansions(ws, plan, made)
         if not grown:
@@ -131,8 +131,8 @@ def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str,
     for pending in plan.pending:
         left = made.get(plan.index[pending.producer])
         if left is not None and left.ok and pending.output in left.outputs:
-            if ws.sharing is not None:
-                ws.sharing.outline(Content(left.outputs[pending.output]))
+            if ws.remote_cache is not None:
+                ws.remote_cache.outline(Content(left.outputs[pending.output]))
             matches = ws.objects.matching(Content(left.outputs[pending.output]), pending.pattern)
             found[f"{pending.producer}/{pending.output}:{pending.pattern}"] = tuple(entry.path for entry in matches)
     return found
@@ -460,8 +460,8 @@ class _Trees(Mapping[str, Mapping[str, str]]):
 
     def __getitem__(self, content: str) -> Mapping[str, str]:
         if content not in self._read:
-            if self._ws.sharing is not None:
-                self._ws.sharing.outline(Content(content))
+            if self._ws.remote_cache is not None:
+                self._ws.remote_cache.outline(Content(content))
             self._read[content] = {
                 entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.entries(Content(content)) if entry.kind in "fx"
             }

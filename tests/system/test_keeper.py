@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from drivers.base import HostLost, Unreachable
 from runner.errors import Infrastructure
-from runner.hosts.checkpoint_sync import LINK, Janitor, Keeper, Kept, Look, Round, strained
+from runner.hosts.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, Round, SyncedState, strained
 from runner.storage import checkpoints
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))
@@ -132,8 +132,8 @@ class Scene:
 
     def worker(self) -> None:
         """Somebody else goes on with this attempt."""
-        kept = Kept("ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
-        self.keeper = Keeper(self.away, [kept], self.told.append, pause=self.pause)
+        kept = SyncedState("ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
+        self.keeper = CheckpointSync(self.away, [kept], self.told.append, pause=self.pause)
 
     async def pause(self, seconds: float) -> None:
         self.paused.append(seconds)
@@ -406,7 +406,7 @@ def test_checkpoints_without_numbers_are_told_apart_by_their_times(tmp_path: Pat
 def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_the_next(scene: Scene) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")]
-    kept = Kept("ckpt", scene.here, str(scene.there.folder), PATTERN, 7.0, 2)
+    kept = SyncedState("ckpt", scene.here, str(scene.there.folder), PATTERN, 7.0, 2)
 
     async def three() -> None:
         turns = asyncio.Queue[float]()
@@ -417,7 +417,7 @@ def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_
             if seconds == 7.0:
                 await going.acquire()
 
-        keeper = Keeper(scene.away, [kept], scene.told.append, pause=pause)
+        keeper = CheckpointSync(scene.away, [kept], scene.told.append, pause=pause)
         task = asyncio.create_task(keeper.run())
         for _ in range(3):
             going.release()
@@ -433,7 +433,7 @@ def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_
 
 def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_written(tmp_path: Path) -> None:
     here = Training(tmp_path / "ckpt")
-    janitor = Janitor(here.folder, PATTERN, 1)
+    janitor = CheckpointPruner(here.folder, PATTERN, 1)
     here.save(1)
     here.begin(2)
     assert janitor.look() == ([], "")
@@ -441,7 +441,7 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
     assert janitor.look()[0] == []
     assert janitor.look()[0] == ["step-1"]
     assert steps(here.folder) == [2]
-    assert Janitor(tmp_path / "none", PATTERN, 1).look() == ([], "")
+    assert CheckpointPruner(tmp_path / "none", PATTERN, 1).look() == ([], "")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from drivers.base import NOTHING, Argv, Host, HostLost, Order, Resources
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.hosts.checkpoint_sync import Keeper, Kept, Look, OverDepot, Round, look
+from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverDepot, Round, SyncedState, look
 from runner.hosts.transfer import Depot
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
@@ -36,7 +36,7 @@ class Journey:
         self.here, self.keep = root / "home" / "1" / "ckpt", keep
         self.told: list[Round] = []
 
-    async def arrive(self, number: int) -> tuple[Keeper, Training]:
+    async def arrive(self, number: int) -> tuple[CheckpointSync, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
         offer = (await self.driver.offers(Resources()))[0]
         lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
@@ -45,8 +45,8 @@ class Journey:
         depot = Depot(hosts[0], ".recipe-host")
         await depot.open()
         there = f"{depot.root}/states/0123456789abcdef/ckpt"
-        kept = Kept("ckpt", self.here, there, PATTERN, None, self.keep)
-        return Keeper(OverDepot(hosts[0], depot), [kept], self.told.append, pause=nothing), Training(Path(there))
+        kept = SyncedState("ckpt", self.here, there, PATTERN, None, self.keep)
+        return CheckpointSync(OverDepot(hosts[0], depot), [kept], self.told.append, pause=nothing), Training(Path(there))
 
 
 def deeper(checkpoint: Path) -> None:
@@ -164,14 +164,14 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         told: list[Round] = []
         there.mkdir(parents=True)
         trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE)
-        kept = Kept("ckpt", here, str(there), "checkpoint-*", None, None)
-        keeper = Keeper(Paced(host, depot, trainer), [kept], told.append, pause=nothing)
+        kept = SyncedState("ckpt", here, str(there), "checkpoint-*", None, None)
+        keeper = CheckpointSync(Paced(host, depot, trainer), [kept], told.append, pause=nothing)
         for _ in range(ROUNDS):
             await keeper.sync()
             assert not told[-1].problem and all(right(path) for path in here.glob("*"))
         trainer.kill()
         await trainer.wait()
-        keeper = Keeper(OverDepot(host, depot), [kept], told.append, pause=nothing)
+        keeper = CheckpointSync(OverDepot(host, depot), [kept], told.append, pause=nothing)
         await keeper.finish()
         assert all(right(path) for path in here.glob("*")) and len(steps(here)) >= ROUNDS // 8
         last = max(step for step in steps(there) if right(there / f"checkpoint-{step}"))
@@ -207,10 +207,10 @@ def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) 
             mortal = Mortal(host, calls)
             depot = Depot(mortal, str(tmp_path / "ours"))  # type: ignore[arg-type]  # a host of which only this is asked
             there = tmp_path / "ours" / "states" / "id" / "ckpt"
-            kept = Kept("ckpt", here, str(there), PATTERN)
+            kept = SyncedState("ckpt", here, str(there), PATTERN)
             try:
                 await depot.open()
-                await Keeper(OverDepot(mortal, depot), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
+                await CheckpointSync(OverDepot(mortal, depot), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
                 break
             except HostLost:
                 died += 1
@@ -240,7 +240,9 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
         await depot.open()
         there = f"{depot.root}/states/id/ckpt"
         told: list[Round] = []
-        keeper = Keeper(OverDepot(host, depot), [Kept("ckpt", tmp_path / "home" / "1" / "ckpt", there, PATTERN, None, 3)], told.append, pause=nothing)
+        keeper = CheckpointSync(
+            OverDepot(host, depot), [SyncedState("ckpt", tmp_path / "home" / "1" / "ckpt", there, PATTERN, None, 3)], told.append, pause=nothing
+        )
         trainer = Training(Path(there))
         for step in range(1, 13):  # twelve megabytes in all; three checkpoints of one megabyte fit, four do not
             trainer.save(step, size=1_000_000)
@@ -261,7 +263,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
         there = f"{depot.root}/states/id/ckpt"
         told: list[Round] = []
         here = small_disk / "1" / "ckpt"
-        keeper = Keeper(OverDepot(host, depot), [Kept("ckpt", here, there, PATTERN, None, 1)], told.append, pause=nothing)
+        keeper = CheckpointSync(OverDepot(host, depot), [SyncedState("ckpt", here, there, PATTERN, None, 1)], told.append, pause=nothing)
         trainer = Training(Path(there))
         trainer.save(1, size=1_500_000)
         await keeper.sync()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution.commit import Ledger
+from runner.execution.commit import GroupCommit
 from runner.planning.schedule import Move
 from runner.secrets import Masker
 from runner.storage.store import Event, RunRow, Store
@@ -32,19 +32,19 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, heard: Heard) -> Iterator[Ledger]:
+def commits(tmp_path: Path, heard: Heard) -> Iterator[GroupCommit]:
     with Workspace.open(tmp_path) as ws:
         ws.store.submit(RunRow("r1", "tool@1", "p", {}, str(tmp_path)))
         fence = ws.store.claim("r1", "w")
         assert fence is not None
-        ledger = Ledger(ws, "r1", fence, "tool@1", heard, {}, lambda _text: None, Masker())
-        yield ledger
-        ledger.keys.close()
+        commits = GroupCommit(ws, "r1", fence, "tool@1", heard, {}, lambda _text: None, Masker())
+        yield commits
+        commits.keys.close()
 
 
-def _sent(ledger: Ledger) -> None:
+def _sent(commits: GroupCommit) -> None:
     landed = threading.Event()
-    ledger.send(landed.set)
+    commits.send(landed.set)
     assert landed.wait(10)
 
 
@@ -54,55 +54,57 @@ def _refuse(store: Store, landed: Callable[[], None]) -> None:
     landed()
 
 
-def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(ledger: Ledger, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(
+    commits: GroupCommit, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_wait_for_disk", _refuse)
-        ledger.move(Move("step", "a", "WAITING", "READY"))
-        ledger.after_flush(lambda: done.append("a"))
-        _sent(ledger)
-        ledger.move(Move("step", "b", "WAITING", "READY"))
-        ledger.after_flush(lambda: done.append("b"))
+        commits.move(Move("step", "a", "WAITING", "READY"))
+        commits.after_flush(lambda: done.append("a"))
+        _sent(commits)
+        commits.move(Move("step", "b", "WAITING", "READY"))
+        commits.after_flush(lambda: done.append("b"))
         with pytest.raises(Infrastructure):
-            ledger.land()
-    assert not ledger.busy and not heard.told and not done and ledger.size == 2
-    _sent(ledger)
+            commits.land()
+    assert not commits.busy and not heard.told and not done and commits.size == 2
+    _sent(commits)
     assert not done  # stored, and nobody has been told
-    ledger.land()
+    commits.land()
     numbers = [number for number, _ in heard.told]
     assert [step for _, step in heard.told] == done == ["a", "b"] and numbers == [numbers[0], numbers[0] + 1]
-    assert [event.id for event in ledger.ws.store.events("r1", after=numbers[0] - 1)] == ["a", "b"]
+    assert [event.id for event in commits.ws.store.events("r1", after=numbers[0] - 1)] == ["a", "b"]
 
 
-def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(ledger: Ledger, heard: Heard) -> None:
+def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(commits: GroupCommit, heard: Heard) -> None:
     done: list[str] = []
-    ledger.move(Move("step", "a", "WAITING", "READY"))
-    _sent(ledger)
-    ledger.move(Move("step", "b", "WAITING", "READY"))
-    ledger.after_flush(lambda: done.append("b"))
-    ledger.land()
+    commits.move(Move("step", "a", "WAITING", "READY"))
+    _sent(commits)
+    commits.move(Move("step", "b", "WAITING", "READY"))
+    commits.after_flush(lambda: done.append("b"))
+    commits.land()
     assert [step for _, step in heard.told] == ["a"] and not done
-    ledger.flush()
+    commits.flush()
     assert [step for _, step in heard.told] == ["a", "b"] and done == ["b"]
 
 
-def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(ledger: Ledger) -> None:
+def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(commits: GroupCommit) -> None:
     key = "ab" * 32
-    assert ledger.hold(key, "a")
-    ledger.release_after_flush(key)
-    ledger.move(Move("step", "a", "WAITING", "READY"))
-    _sent(ledger)
+    assert commits.hold(key, "a")
+    commits.release_after_flush(key)
+    commits.move(Move("step", "a", "WAITING", "READY"))
+    _sent(commits)
     let_go: list[str] = []
-    ledger.keys.release = let_go.append  # type: ignore[method-assign]
-    assert ledger.hold(key, "a")
-    ledger.land()
+    commits.keys.release = let_go.append  # type: ignore[method-assign]
+    assert commits.hold(key, "a")
+    commits.land()
     assert not let_go
 
 
-def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(ledger: Ledger) -> None:
+def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(commits: GroupCommit) -> None:
     key = "ab" * 32
-    assert ledger.hold(key, "a") and not ledger.hold(key, "b")
-    ledger.release_after_flush(key)
-    assert not ledger.hold(key, "b")  # what the first made is not stored yet
-    ledger.flush()
-    assert ledger.hold(key, "b") and not ledger.hold(key, "a")
+    assert commits.hold(key, "a") and not commits.hold(key, "b")
+    commits.release_after_flush(key)
+    assert not commits.hold(key, "b")  # what the first made is not stored yet
+    commits.flush()
+    assert commits.hold(key, "b") and not commits.hold(key, "a")

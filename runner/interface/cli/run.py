@@ -17,7 +17,7 @@ from ..tail import named, shown
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
-    from ...advice.estimates import Reckoned
+    from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
     from ...survey.survey import Survey
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if dry:
             found = look(ws, request, choice)
             _warn(found, args)
-            for notice in ws.sharing.told() if ws.sharing is not None else ():
+            for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
                 print(f"recipe: {notice}", file=sys.stderr)
             verdict = _checked(ws, found, args)
             expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
@@ -130,7 +130,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     return "\n".join(lines)
 
 
-def _reckoned(ws: Workspace, found: Survey) -> dict[int, Reckoned]:
+def _reckoned(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
     """Memory and time of the steps that may run and train on GPUs."""
     if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...errors import NotFound
 from ...execution.session import look
 from ...language.units import about
-from ...storage.remote_cache import Sharing, Tally, push
+from ...storage.remote_cache import RemoteCache, Tally, push
 from ...storage.workspace import Workspace
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return _push(ws, args) if args.verb == "push" else _pull(ws, args)
 
 
-def shared(ws: Workspace, name: str | None) -> Sharing:
+def shared(ws: Workspace, name: str | None) -> RemoteCache:
     """The store that was asked for, or the default one; what is wrong with it is an error.  Raises NotFound when there is none."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
@@ -64,35 +64,35 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
     else:
         for request in requests(ws, args):
             traces |= {trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))}
-    sharing = shared(ws, args.store)
-    with _meter(args, lambda: sharing.remote.sent) as progress:
-        tally = push(ws.objects, sharing, list(traces.values()), progress)
-    return _told(args, sharing, tally, "put", "into")
+    remote_cache = shared(ws, args.store)
+    with _meter(args, lambda: remote_cache.remote.sent) as progress:
+        tally = push(ws.objects, remote_cache, list(traces.values()), progress)
+    return _told(args, remote_cache, tally, "put", "into")
 
 
 def _pull(ws: Workspace, args: argparse.Namespace) -> int:
-    sharing = shared(ws, args.store)
-    sharing.remote.check()
+    remote_cache = shared(ws, args.store)
+    remote_cache.remote.check()
     tally = Tally()
-    with _meter(args, lambda: sharing.remote.received) as progress:
+    with _meter(args, lambda: remote_cache.remote.received) as progress:
         for request in requests(ws, args):
             found = look(ws, request)
-            tally += pull(ws, sharing, found, progress)
+            tally += pull(ws, remote_cache, found, progress)
     ws.save_cache()
-    return _told(args, sharing, tally, "brought", "from")
+    return _told(args, remote_cache, tally, "brought", "from")
 
 
-def _told(args: argparse.Namespace, sharing: Sharing, tally: Tally, did: str, where: str) -> int:
-    problems = [*sharing.told(), *tally.problems]
+def _told(args: argparse.Namespace, remote_cache: RemoteCache, tally: Tally, did: str, where: str) -> int:
+    problems = [*remote_cache.told(), *tally.problems]
     if args.json:
-        told = {"store": sharing.name, "url": sharing.remote.url, "steps": tally.steps, "contents": tally.contents, "bytes": tally.bytes}
+        told = {"store": remote_cache.name, "url": remote_cache.remote.url, "steps": tally.steps, "contents": tally.contents, "bytes": tally.bytes}
         print(json.dumps({**told, "problems": problems}, indent=2))
     else:
         for problem in problems:
             print(f"recipe: {problem}", file=sys.stderr)
         if not args.quiet:
             steps = f"{tally.steps} step{'' if tally.steps == 1 else 's'}"
-            print(f"{did} {about(tally.bytes)} {where} {sharing.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}")
+            print(f"{did} {about(tally.bytes)} {where} {remote_cache.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}")
     return 5 if problems else 0
 
 

@@ -144,19 +144,19 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
 def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
     from .stores import shared
 
-    sharing = shared(ws, args.store)
-    remote = sharing.remote
+    remote_cache = shared(ws, args.store)
+    remote = remote_cache.remote
     done = remote.garbage(keep_days=args.keep_days) if args.dry_run else remote.collect(keep_days=args.keep_days)
     counts = {"trace": len(done.traces), "object": len(done.objects), "upload": done.uploads}
     if args.json:
-        told = {"store": sharing.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}
+        told = {"store": remote_cache.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}
         print(json.dumps({**told, "dry_run": args.dry_run}, indent=2))
         return 0
     for name in done.objects if args.verbose else ():
         print(shown(name))
     what = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
     if not args.quiet:
-        print(f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {sharing.name}" + (f": {what}" if what else ""))
+        print(f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {remote_cache.name}" + (f": {what}" if what else ""))
         if done.waiting:
             print(f"{done.waiting} more objects are needed by nobody; they go when another `recipe gc --store` finds them so a day later")
     return 0
