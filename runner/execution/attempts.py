@@ -89,19 +89,19 @@ class Attempts:
         self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = ws, survey, commits, host_pool, scrap, made
         self._top = str(ws.root)
         self._base: dict[tuple[object, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
-        self._chores: dict[str, Hooks] = {}
+        self._hooks: dict[str, Hooks] = {}
         self._pythons: dict[tuple[Site, str], asyncio.Task[str]] = {}  # interpreters of environments, by place and lock
         self._boxes: dict[str, Containers] = {}
 
     @property
     def hooks(self) -> Collection[Hooks]:
         """Of every place that had any."""
-        return self._chores.values()
+        return self._hooks.values()
 
     def hooks_of(self, site: Site) -> Hooks:
-        if site.name not in self._chores:
-            self._chores[site.name] = Hooks(site, self.commits.run, self.survey.plan.settings, self.survey.plan.inputs)
-        return self._chores[site.name]
+        if site.name not in self._hooks:
+            self._hooks[site.name] = Hooks(site, self.commits.run, self.survey.plan.settings, self.survey.plan.inputs)
+        return self._hooks[site.name]
 
     def image(self, spec: StepSpec) -> str:
         """The image that a step runs in; empty for the host's own programs."""
@@ -191,7 +191,7 @@ class Attempts:
             ]
             for state in kept:
                 state.here.mkdir(parents=True, exist_ok=True)
-            errand.keeper = CheckpointSync(
+            errand.checkpoint_sync = CheckpointSync(
                 OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self.processes(spec, running.number, site)
             )
         return errand
@@ -312,7 +312,7 @@ class Attempts:
         ]
 
     def _told(self, site: Site, round: Round) -> None:
-        """What a keeper has to say that people should know."""
+        """What a checkpoint sync reports to the user."""
         for words in (round.problem, round.warning):
             if words:
                 self.commits.say(f"{site.name}: {words}")

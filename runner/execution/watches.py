@@ -21,7 +21,7 @@ PATIENCE: Final = 3
 
 
 async def care(running: Mapping[str, Running], states: Callable[[Running], Sequence[StateSpec]], say: Callable[[str], None]) -> None:
-    """Delete old checkpoints while their trainers write here; a host with a disk of its own has a keeper for that."""
+    """Delete old checkpoints while their trainers write here; a host with a disk of its own has a checkpoint sync for that."""
     from ..hosts.checkpoint_sync import CheckpointPruner
 
     janitors: dict[str, list[CheckpointPruner]] = {}

@@ -66,7 +66,7 @@ class Look:
 
 
 class Away(Protocol):
-    """What a keeper needs of a host.  Paths there are absolute."""
+    """What a checkpoint sync needs of a host.  Paths there are absolute."""
 
     async def look(self, path: str) -> Look:
         """Everything below a folder, in one question; nothing when there is no such folder."""
@@ -116,7 +116,7 @@ class Round:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a keeper remembers of one state between rounds."""
+    """What a checkpoint sync remembers of one state between rounds."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at

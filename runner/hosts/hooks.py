@@ -31,7 +31,7 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Hooks:
-    """The chores of one run in one site."""
+    """The hooks of one run on one host."""
 
     def __init__(self, site: Site, run: str, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
         self.site, self._run, self._settings = site, run, settings
@@ -77,14 +77,14 @@ class Hooks:
         return exit.code == 0
 
     async def stop(self, kind: str = "") -> None:
-        """End the chores that run, if any do: all, or those of one kind."""
+        """End the hooks that run, if any do: all, or those of one kind."""
         self._stopped.add(kind)
         for name, job in list(self._doing.items()):
             if name.startswith(kind):
                 await self.site.host.stop(job, GRACE)
 
     def stopped(self, kind: str) -> bool:
-        """Whether chores of this kind were told to end: no more is begun."""
+        """Whether hooks of this kind were stopped: no more start."""
         return not self._stopped.isdisjoint(("", kind))
 
     async def do(

@@ -255,7 +255,7 @@ class Errand:
     """Name in the attempt -> folder below the root there, of each state."""
     synced: Sequence[Synced] = ()
     """Outputs that are also brought while it runs."""
-    keeper: CheckpointSync | None = None
+    checkpoint_sync: CheckpointSync | None = None
     began: Callable[[], None] = lambda: None
     job: Job | None = None
     """Set at once where it was begun by a worker that is gone."""
@@ -350,7 +350,7 @@ class Away(Site):
         """Take an attempt there, run it, bring what it made.  Raises HostLost when the host is gone or out of sight for too long, RecipeError."""
         paths = self.paths(errand.attempt)
         if errand.job is None:
-            found = await self.insist(errand.keeper.restore) if errand.keeper is not None else {}
+            found = await self.insist(errand.checkpoint_sync.restore) if errand.checkpoint_sync is not None else {}
             command, script = errand.compose(found)
             await self.insist(lambda: self._put(errand, script))
             crashpoint("attempt-carried")
@@ -361,8 +361,8 @@ class Away(Site):
         try:
             exit = await self._watch(errand, job, paths)
         finally:
-            if errand.keeper is not None:
-                await errand.keeper.finish()
+            if errand.checkpoint_sync is not None:
+                await errand.checkpoint_sync.finish()
         rest = self.insist(lambda: self._rest(errand, job, paths))
         if exit.code != 0 or exit.reason != "exit":
             await rest
@@ -423,8 +423,8 @@ class Away(Site):
         beside = [asyncio.ensure_future(self._follow(job, here.log))]
         if errand.metrics is not None and not any(errand.metrics):
             beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
-        if errand.keeper is not None:
-            beside.append(asyncio.ensure_future(errand.keeper.run()))
+        if errand.checkpoint_sync is not None:
+            beside.append(asyncio.ensure_future(errand.checkpoint_sync.run()))
         if errand.synced:
             from . import output_sync
 

@@ -153,7 +153,7 @@ def judged(folder: Path, pattern: str | None, *, world: int | None = None, thoro
 def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     """Delete checkpoints beyond the `keep` newest whole ones; nothing else.  Returns the deleted names.
 
-    Not while somebody writes there: one that is being written may look whole, see `keeper.Janitor`.
+    Not while somebody writes there: one that is being written may look whole, see `checkpoint_sync.CheckpointPruner`.
     """
     if keep is None or pattern is None:
         return []
