@@ -58,7 +58,12 @@ PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 SOURCES = [path for part in ("runner", "drivers", "recipes/trainers") for path in sorted((HOME / part).rglob("*.py"))]
 PAGES = [HOME / name for name in ("Makefile", "constraints.txt", ".ci", ".github", "benchmarks", "docs", "examples", "recipes", "schemas", "tests")]
-TEXTS = [*SOURCES, *HOME.glob("*.md"), *HOME.glob("*.toml"), *(path for page in PAGES for path in [page, *page.rglob("*")] if path.is_file())]
+TEXTS = [
+    *SOURCES,
+    *HOME.glob("*.md"),
+    *HOME.glob("*.toml"),
+    *(path for page in PAGES for path in [page, *page.rglob("*")] if path.is_file() and path.suffix != ".pyc"),
+]
 BRACKETS = re.compile(r"\b([\w-]+)\[([a-z0-9]+(?:,[a-z0-9]+)*)\]")
 
 

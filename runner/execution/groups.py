@@ -11,6 +11,7 @@ from typing import Final
 
 from ..errors import Corrupt, Infrastructure
 from ..logs import Log
+from ..planning.ids import readable
 from ..planning.schedule import Move
 from .attempts import Running
 from .commit import GroupCommit
@@ -78,5 +79,5 @@ class Groups:
         if not self.commits.size:
             self._dirty = time.monotonic()
         for move in moves:
-            _log.debug("%s: %s → %s %s", move.id, move.before, move.after, move.reason)
+            _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
             self.commits.move(move)

@@ -33,6 +33,7 @@ from ..hosts.staging import Attempt, OutputProblem, undeclared
 from ..logs import Log
 from ..planning import judge as judging
 from ..planning.fingerprint import World
+from ..planning.ids import readable
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict
 from ..planning.plan import LOCAL, SELECT, STATEFUL, UNCACHED, Node
 from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State
@@ -836,7 +837,7 @@ class Executor:
             self._next.brisk = isinstance(exit, Exit) and exit.ended - exit.started < BRISK
         running = self.running.pop(id)
         if isinstance(exit, Exit):
-            _log.info("%s ended on %s: %s %s after %.3f s", id, running.site.name, exit.reason, exit.code, exit.ended - exit.started)
+            _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.site.name, exit.reason, exit.code, exit.ended - exit.started)
         running.site.leave(running.wants, running.devices)
         spec = self.plan.specs()[self.plan.index[id]]
         image = self.attempts.image(spec)

@@ -13,6 +13,7 @@ from runner.digest import Digest
 from runner.planning.graph import as_written, circle, dag, needs_first
 from runner.planning.plan import Node, Plan
 from runner.planning.schedule import Task, priorities
+from runner.planning.step import RunSettings
 
 Needs = dict[int, list[int]]
 """What each node needs, the nodes as written."""
@@ -51,7 +52,7 @@ def plan(needs: Needs) -> Plan:
     nodes = [
         Node(f"s{n}", Digest(""), [], [], 0, [], [], [], list(dict.fromkeys(needs[n])), [], "", "", 0) for n in range(len(needs))
     ]  # fmt: skip
-    return Plan("p@1", Digest(""), [], nodes, [], [], {}, list)
+    return Plan("p@1", Digest(""), [], nodes, [], [], {}, list, RunSettings())
 
 
 @given(needs=acyclic())
