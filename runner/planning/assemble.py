@@ -11,7 +11,7 @@ from ..errors import Invalid
 from ..paths import heads
 from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
-from .graph import as_written, circle, dag
+from .mentions import in_order
 from .plan import SELECT, SKIP, Node, Plan
 from .step import TEMPORARY, HealthSpec, LateValue, LimitSpec, OutputSpec, Publication, RunSettings, Upstream
 
@@ -151,7 +151,12 @@ def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Dra
 
 def _sorted(sketch: Sketch) -> list[Draft]:
     """Topological order, otherwise as written.  Raises Invalid where steps need each other."""
-    graph = dag({draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts})
+    needs = {draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts}
+    if in_order(needs):
+        return _numbered(sketch.drafts)
+    from .graph import as_written, circle, dag
+
+    graph = dag(needs)
     if loop := [sketch.drafts[place] for place in circle(graph)]:
         sketch.problem(
             loop[0].recipe,
@@ -162,7 +167,10 @@ def _sorted(sketch: Sketch) -> list[Draft]:
             key=True,
         )
         raise Invalid(sketch.problems)
-    drafts = [sketch.drafts[place] for place in as_written(graph)]
+    return _numbered([sketch.drafts[place] for place in as_written(graph)])
+
+
+def _numbered(drafts: list[Draft]) -> list[Draft]:
     for number, draft in enumerate(drafts):
         draft.number = number
     return drafts

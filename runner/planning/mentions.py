@@ -10,7 +10,7 @@ import fnmatch
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import did_you_mean
 from ..paths import heads
@@ -18,6 +18,8 @@ from ..paths import heads
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
     from ..language.values import Where
+
+T = TypeVar("T")
 
 
 def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
@@ -126,8 +128,6 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
 
     Which step makes what a dep names is certain only when every path is rendered: edges that may be are followed where they close no circle.
     """
-    from .graph import circle, dag, needs_first
-
     makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
     literal = {path: id for path, id in makers if "{{" not in path}
     rendered = [(path, id) for path, id in makers if "{{" in path]
@@ -152,12 +152,26 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
                 found += [id for path, id in literal.items() if str(axis.get("glob", "")).startswith(path + "/")]
         edges[step.id] = found
         likely[step.id] = [*found, *maybe]
+    if in_order(likely):
+        return list(likely), []
+    from .graph import circle, dag, needs_first
+
     for needs in (likely, edges):
         graph = dag(needs)
         loop = circle(graph)
         if not loop:
             return needs_first(graph), []
     return [], [loop]
+
+
+def in_order(needs: Mapping[T, Iterable[T]]) -> bool:
+    """Whether each key stands after all that it needs: then the order as written is the order to take, and no graph has to be made."""
+    seen: set[T] = set()
+    for key, wanted in needs.items():
+        if not seen.issuperset(wanted):
+            return False
+        seen.add(key)
+    return True
 
 
 def may_make(output: str, dep: str) -> bool:

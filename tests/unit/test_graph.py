@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from runner.digest import Digest
 from runner.planning.graph import as_written, circle, dag, needs_first
+from runner.planning.mentions import in_order
 from runner.planning.plan import Node, Plan
 from runner.planning.schedule import Task, priorities
 from runner.planning.step import RunSettings
@@ -66,6 +67,15 @@ def test_steps_stand_as_written_where_no_need_says_otherwise(needs: Needs) -> No
 def test_what_a_step_needs_stands_before_it_and_nothing_is_lost(needs: Needs) -> None:
     order = needs_first(dag(needs))
     assert sorted(order) == sorted(needs) and holds(order, needs)
+
+
+@given(needs=any_needs())
+def test_steps_that_are_in_order_as_written_need_no_sorting(needs: Needs) -> None:
+    """Then both orders are the one as written, and there is no circle; any other has a need that stands later, or in a circle."""
+    if in_order(needs):
+        assert circle(dag(needs)) == [] and as_written(dag(needs)) == needs_first(dag(needs)) == list(needs)
+    else:
+        assert not holds(list(needs), needs) or any(node in wanted for node, wanted in needs.items())
 
 
 @given(needs=any_needs())
