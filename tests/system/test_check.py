@@ -165,6 +165,16 @@ def test_what_could_not_be_asked_is_listed_with_what_it_needs(space: Space) -> N
     assert "not checked: model-missing" not in check(space, "-v", "often=10")[1]
 
 
+def test_the_verdict_is_no_all_clear_where_rules_could_not_be_judged(space: Space) -> None:
+    code, out, _ = check(space, "base=nobody/has-this", "often=10")
+    verdict, needs = out.splitlines()
+    count = int(verdict.removeprefix("mine@1: nothing found, ").removesuffix(" not checked"))
+    assert code == 0 and count >= 5 and needs.startswith("what they need: the model's own files, or the Hub (")
+    assert f"1 warning, {count} not checked\n" in check(space, "base=nobody/has-this")[1]
+    code, out, err = check(space, "base=nobody/has-this", "often=10", "--format", "json")
+    assert (code, out) == (0, "[]\n") and f"{count} rules were not checked" in err
+
+
 def test_plan_shows_findings_below_its_steps_and_run_does_not_start_on_an_error(space: Space) -> None:
     space.write("recipe.yaml", RECIPE_TEXT.replace("- [--output_dir", "- --save_only_model\n      - [--output_dir"))
     code, out, _ = space.command("plan", "./recipe.yaml", "often=10")

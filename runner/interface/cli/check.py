@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -80,19 +81,27 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     from ..diagnostics import render
 
     worth = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
-    print(render(problems(worth, found), args.format, color(sys.stdout)), end="")
+    missing = 0 if args.quiet else len(verdict.unchecked)
+    print(render(problems(worth, found), args.format, color(sys.stdout), unchecked=missing), end="")
     if args.format != "text":
+        if missing:
+            print(f"recipe: {missing} rules were not checked; {_needs(verdict)}", file=sys.stderr)
         return
+    if not verdict.findings and not args.quiet:
+        print(f"{found.plan.recipe}: " + (f"nothing found, {missing} not checked" if missing else "nothing is known to go wrong"))
     if args.verbose:
         print("".join(f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked), end="")
-    elif verdict.unchecked and not args.quiet:
-        count = len(verdict.unchecked)
-        print(f"{count} rule{'s' if count > 1 else ''} could not be asked: -v says what they need")
+    elif missing:
+        print(f"{_needs(verdict)}; -v lists the rules")
     cost = found.plan.settings.limits.cost
     if cost is not None and not args.quiet:
         print(f"limits: cost {cost_limit_text(cost)}")
-    if not verdict.findings and not args.quiet:
-        print(f"{found.plan.recipe}: nothing is known to go wrong")
+
+
+def _needs(verdict: Verdict) -> str:
+    """What it would take to check the rest, and how many rules want it: what most of them want first."""
+    counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
+    return "what they need: " + "; ".join(f"{shown(what)} ({count})" for what, count in counts.most_common())
 
 
 def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None, found: Survey, verdict: Verdict) -> Verdict:
@@ -123,7 +132,7 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
         print("with that there is left:", file=out)
         _print(after, left, args) if args.format == "text" else None
     else:
-        print("with that nothing is left", file=out)
+        print("with that nothing is left" + (f", {len(left.unchecked)} not checked" if left.unchecked else ""), file=out)
     return left
 
 
