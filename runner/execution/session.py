@@ -357,13 +357,13 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
 
 
 def concerned(found: Survey) -> list[int]:
-    """The nodes that may run, where any of them may train or there are preflight rules beside its recipe; else none.  Costs next to nothing."""
+    """The nodes that may run, of a recipe that may train or has preflight rules beside it; else none.  Costs next to nothing."""
     if not found.todo:
         return []
 
     specs, ours = found.plan.specs(), str(shipped() / "recipes")
     own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
-    return found.todo if own or any(_may_train(specs[n]) for n in found.todo) else []
+    return found.todo if own or any(map(_may_train, specs)) else []
 
 
 def _may_train(spec: StepSpec) -> bool:

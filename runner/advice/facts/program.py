@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid
 from ..tool_settings import Told
-from . import LARGE
+from . import LARGE, contents
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -61,6 +62,13 @@ def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
         if word in ("trl", "axolotl", "llamafactory-cli", "simpletuner", "unsloth"):
             return word
     return "python" if heads and (heads[0].startswith("python") or heads[0].endswith(".py")) else "other"
+
+
+def logins() -> list[str]:
+    """Where this user is logged in for good, so that a step which runs here needs no key: `wandb`, `huggingface`."""
+    home = Path.home()
+    hub = Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
+    return [*(["wandb"] if b"wandb" in (contents(home / ".netrc", LARGE) or b"") else []), *(["huggingface"] if hub.is_file() else [])]
 
 
 def parsed(name: str, data: bytes) -> object:
