@@ -14,8 +14,13 @@ VERSION: Final = "0.1.0"
 
 def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
     """The settings files that may exist: the workspace's, which wins, and the user's."""
+    return f"{root}/recipe.toml", f"{config_folder(environ)}/config.toml"
+
+
+def config_folder(environ: Mapping[str, str]) -> str:
+    """Where a user's own files for all workspaces lie."""
     base = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
-    return f"{root}/recipe.toml", f"{base}/recipe/config.toml"
+    return f"{base}/recipe"
 
 
 @cache

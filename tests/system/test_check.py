@@ -267,6 +267,20 @@ def test_this_machines_gpu_is_asked_for_what_it_can(space: Space, tmp_path: Path
     assert found(space, "precision=bf16", "often=10") == {}, "no GPU here: not checked"
 
 
+def test_a_card_of_ones_own_is_known_by_what_its_file_says(space: Space, tmp_path: Path) -> None:
+    space.write("recipe.yaml", RECIPE_TEXT.replace("    state:", "    resources: {gpus: 1, gpu: ACME Trainer}\n    state:"))
+    assert found(space, "precision=bf16", "often=10") == {}, "not checked: nobody knows that card"
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "hardware.yaml").write_text("gpus:\n  acme: {memory: 24, capability: 7.5, tflops: 65, names: [ACME Trainer]}\n")
+    config = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert (
+        "ACME Trainer (compute capability 7.5) has no bf16" in found(space, "precision=bf16", "often=10", **config)["bf16-before-ampere"]["message"]
+    )
+    (tmp_path / "recipe" / "hardware.yaml").write_text("gpus:\n  acme: {memory: 24, capabillity: 7.5, tflops: 65}\n")
+    code, _, err = check(space, "precision=bf16", "often=10", **config)
+    assert code == 3 and "recipe/hardware.yaml:2:" in err and 'gpus.acme has no key "capabillity"' in err
+
+
 def test_a_host_elsewhere_is_asked_when_it_is_named(space: Space, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     program(tools / "nvidia-smi", NVIDIA_SMI)
