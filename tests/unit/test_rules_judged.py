@@ -221,8 +221,9 @@ def test_a_token_that_ends_a_turn_is_put_right_where_the_recipe_can() -> None:
 
 def test_columns_of_other_names_are_given_their_names_by_fix() -> None:
     called = {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}
-    case = {"step": {"tools": ["recipe-pairs"]}, "data": {"rows": 3, "columns": ["question", "chosen", "rejected"], "called": called}}
+    data = {"rows": 3, "columns": ["question", "chosen", "rejected"], "called": called, "conversational": False}
+    case = {"step": {"tools": ["recipe-pairs"]}, "data": data}
     assert [finding.fix for finding in judged("missing-column", case).findings] == [{"settings": {"columns": {"prompt": "question"}}}]
-    unlike = {"rows": 3, "columns": ["a", "chosen", "rejected"], "called": called | {"prompt": None}}
+    unlike = {**data, "columns": ["a", "chosen", "rejected"], "called": called | {"prompt": None}}
     finding = judged("missing-column", {**case, "data": unlike}).findings[0]
     assert finding.fix == {} and '\'columns={"prompt": "NAME"}\'' in finding.remedy
