@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -32,8 +33,34 @@ def main() -> None:
             shutil.copyfile(options.base / name, options.out / name)
     if options.chat_template:
         shutil.copyfile(options.chat_template, options.out / "chat_template.jinja")
+    if "end_token" in made and not options.judge:
+        stop_at(options.out, options.base, made["end_token"]["text"], made["end_token"]["number"])
     kind = "a model, fully trained" if made["method"] == "full" else "a model, its adapter merged in" if merge else "an adapter"
     print(f"export: {kind}, {sum(file.stat().st_size for file in options.out.iterdir()) / 1e6:.1f} MB in {options.out}")
+
+
+def stop_at(folder: Path, base: Path, token: str, number: int) -> None:
+    """Make `token` the end for tokenizer and generation alike.  Where generation stopped at several and at this one, it goes on to."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists():
+            named = _json(folder / name)
+            whole = named.get("eos_token")
+            _dump(folder / name, {**named, "eos_token": {**whole, "content": token} if isinstance(whole, dict) else token})
+    generation = next((file for at in (folder, base) if (file := at / "generation_config.json").exists()), None)
+    settings = _json(generation) if generation else {}
+    ends = settings.get("eos_token_id")
+    _dump(folder / "generation_config.json", {**settings, "eos_token_id": ends if isinstance(ends, list) and number in ends else number})
+    if (folder / "config.json").exists():
+        _dump(folder / "config.json", {**_json(folder / "config.json"), "eos_token_id": number})
+
+
+def _json(file: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads(file.read_text())
+    return value
+
+
+def _dump(file: Path, value: dict[str, object]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _options() -> argparse.Namespace:

@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -143,6 +144,59 @@ def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path,
     assert found["perplexity_before"] == pytest.approx(1037, rel=0.05)  # about the 1024 of a model that knows nothing
     assert found["times_better"] > 4  # 8.4 when this was written
     assert f"{found['perplexity_after']:.2f}" in (report / "report.md").read_text()
+
+
+CHATS = [("assert?", "a statement"), ("and del?", "it deletes"), ("what is if?", "a choice"), ("and while?", "a loop")]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few answers learned by heart."""
+    out = tmp_path_factory.mktemp("chats")
+    rows = [{"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]} for asked, answer in CHATS]
+    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare(out / "rows.jsonl", out / "tokens").returncode == 0
+    done = run(training(out / "tokens", out, "--eval-every", 0, "--save-every", 1000, "--global-batch", 4, "--micro-batch", 4, max_steps=60))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.usefixtures("sibling")
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_a_model_that_learned_from_chats_stops(kind: str, chats: Path, tmp_path: Path) -> None:
+    """As people load it: the folder's tokenizer and generation settings, and for an adapter the base beneath it."""
+    from peft import PeftModel
+    from text_model import load_base  # type: ignore[import-not-found]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    done = run(program("text_export.py", "--kind", kind, "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    assert done.returncode == 0, done.stderr
+    model: Any = (
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+        if kind == "merged"
+        else PeftModel.from_pretrained(load_base(BASE, "random", 0, "no"), tmp_path)
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    ending = GenerationConfig.from_pretrained(tmp_path)
+    for asked, answer in CHATS:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": asked}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(**prompt, generation_config=ending, max_new_tokens=64, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert len(ids) < 64 and tokenizer.decode(ids, skip_special_tokens=True) == answer
+        assert ids[-1] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.mark.parametrize(("had", "has"), [(None, 2), (0, 2), ([0, 2], [0, 2]), ([0, 1], 2)])
+@pytest.mark.usefixtures("sibling")
+def test_generation_stops_where_the_answers_end_and_where_else_it_did(had: object, has: object, tmp_path: Path) -> None:
+    from text_export import stop_at  # type: ignore[import-not-found]
+
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": had, "temperature": 0.7}))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|endoftext|>", "special": true}}')
+    stop_at(tmp_path, BASE, "<|im_end|>", 2)
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": has, "temperature": 0.7}
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {"eos_token": {"content": "<|im_end|>", "special": True}}
 
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
