@@ -15,6 +15,7 @@ from runner.advice.facts.data import facts as data_facts
 from runner.advice.facts.machine import facts as host_facts
 from runner.advice.facts.model import facts as model_facts
 from runner.advice.facts.packages import locked
+from runner.advice.facts.program import called_training
 from runner.advice.rules import Facts
 from runner.paths import shipped
 
@@ -125,6 +126,11 @@ def test_modules_are_named_by_the_head_of_the_weights(tmp_path: Path) -> None:
     assert model_facts(tmp_path, "x")["modules"] == ["c_attn"]
     (tmp_path / "model.safetensors").write_bytes(b"short")
     assert "modules" not in model_facts(tmp_path, "x")
+
+
+def test_a_program_is_a_training_by_its_verb_and_not_by_the_value_of_an_option() -> None:
+    assert called_training(["a", "trl", "sft", "--lr", "1"]) and called_training(["a", "python", "my_train.py"])
+    assert not called_training(["export", "python", "export.py", "--kind", "sft"])
 
 
 def test_what_is_no_model_here_or_on_the_hub_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

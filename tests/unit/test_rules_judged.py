@@ -212,7 +212,7 @@ def test_alpha_goes_with_rank_or_with_its_root(rank: int, alpha: int, stabilized
 def test_a_token_that_ends_a_turn_is_put_right_where_the_recipe_can() -> None:
     case = cases()["turn-end-is-no-stop"]["fires"]
     assert judged("turn-end-is-no-stop", case).findings[0].fix == {}
-    assert judged("turn-end-is-no-stop", {**case, "inputs": {"eos_token": ""}}).findings == (), "by default the recipe sets it"
+    assert judged("turn-end-is-no-stop", {**case, "inputs": {"eos_token": None}}).findings == (), "by default the recipe sets it"
     wrong = {**case, "inputs": {"eos_token": "<|endoftext|>"}, "settings": {"eos_token": "<|endoftext|>"}}
     assert judged("turn-end-is-no-stop", wrong).findings[0].fix == {"settings": {"eos_token": "<|im_end|>"}}
     right = {**case, "inputs": {"eos_token": "<|im_end|>"}, "settings": {"eos_token": "<|im_end|>"}}

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +50,8 @@ def method(line: Sequence[str]) -> str | None:
 def called_training(names: Sequence[str]) -> bool:
     """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`."""
     parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
-    return any("train" in each for each in parts) or any(name in _METHODS for name in names[1:])
+    verbs = takewhile(lambda name: not name.startswith("-"), names[1:])  # behind an option the same word is its value
+    return any("train" in each for each in parts) or any(name in _METHODS for name in verbs)
 
 
 def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
