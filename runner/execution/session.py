@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ..hosts.leases import HostPool
     from ..storage.store import Event
     from .commit import GroupCommit
-    from .loop import Failure, Report
+    from .loop import Report
+    from .work import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,8 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
 
     from ..hosts.leases import HostPool
     from ..planning.schedule import Move
-    from .loop import Executor, Options
+    from . import loop
+    from .work import Options, Work
 
     id = new_id()
     commits: GroupCommit | None = None
@@ -196,15 +198,15 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
             commits = _submitted(ws, found, id, jobs, listener, total, fresh, masker)
             contended = ws.store.version() != before
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
-            executor = Executor(ws, found, commits, host_pool, options, listener.tick)
+            working = Work(ws, found, commits, host_pool, options, listener.tick)
         except BaseException:
             await host_pool.close()
             raise
-        report = await executor.run()
+        report = await loop.run(working)
         if report.state == "COMPLETED" and found.library:
-            executor.publish_all()
+            loop.publish_all(working)
             _point_latest(ws, found)
-        return report, executor.interrupted
+        return report, working.control.interrupts > 0
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runner.execution.session import Listener, Overview, Summary
     from runner.storage.store import Event
 
-    from ..execution.loop import Failure
+    from ..execution.work import Failure
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.execution.loop import Failure
 from runner.execution.session import Overview, Summary
+from runner.execution.work import Failure
 from runner.interface.console import Live
 from runner.interface.tail import LogTail, MetricsTail
 from runner.secrets import Masker, Secret
