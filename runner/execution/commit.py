@@ -6,9 +6,10 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from drivers.base import Exit
@@ -104,6 +105,9 @@ class GroupCommit:
         expected: Mapping[str, float],
         say: Callable[[str], None],
         masker: Masker,
+        *,
+        tries: Mapping[str, int] = MappingProxyType({}),
+        made: Collection[str] = (),
     ) -> None:
         self.ws, self.run, self.fence, self.recipe, self.expected, self.masker = ws, run, fence, recipe, expected, masker
         self._say = say
@@ -111,9 +115,9 @@ class GroupCommit:
         self._listener = listener
         self._sent: _Group | None = None
         self._next = _Group()
-        self._tries: dict[str, int] = {}
+        self._tries: dict[str, int] = dict(tries)
         self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
-        self.made: set[str] = set()
+        self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
 
     @property

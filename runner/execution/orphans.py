@@ -19,8 +19,8 @@ from ..storage.objects import delete_whole
 from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
-_TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
-"""The end of a run's name in that of what it left in `attempts`."""
+_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
+"""What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
 
 class Orphans:
@@ -91,12 +91,12 @@ class Orphans:
         folder, own = self._attempts, self.commits.run[-6:]
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
-            if (tag := _TAG.search(name)) and tag[1] != own:
+            if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (own, str(self.commits.fence)):
                 left.setdefault(tag[1], []).append(name)
         if not left:
             return
         for run in self.ws.store.runs(recipe=self.commits.recipe):
-            if run.id[-6:] not in left or self.ws.store.live(run.id):
+            if run.id[-6:] not in left or (run.id != self.commits.run and self.ws.store.live(run.id)):
                 continue
             names = left[run.id[-6:]]
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}

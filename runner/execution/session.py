@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..storage.store import Event
     from .commit import GroupCommit
     from .loop import Report
+    from .resume import Claimed
     from .work import Failure
 
 
@@ -161,10 +162,21 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         return summary
     preflight(ws, found, settings)
     _check(ws, found, settings, listener)
-    return _work(ws, found, settings, listener, begun, total, fresh, before)
+    how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
+    return _work(ws, found, settings, how, listener, begun, total, fresh, before)
 
 
-def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, begun: float, total: int, fresh: int, before: int) -> Summary:
+def _work(
+    ws: Workspace,
+    found: Survey,
+    settings: Settings,
+    how: Mapping[str, object],
+    listener: Listener,
+    begun: float,
+    total: int,
+    fresh: int,
+    before: int,
+) -> Summary:
     import asyncio
 
     from drivers import load
@@ -180,14 +192,17 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
 
     from ..hosts.leases import HostPool
     from ..planning.schedule import Move
-    from . import loop
+    from . import loop, resume
     from .work import Options, Work
 
-    id = new_id()
+    digest = resume.request_digest(ws, found, how)
+    taken = resume.take_over(ws, found, digest)
+    id = taken.id if taken is not None else new_id()
+    fence = taken.fence if taken is not None else 0
     commits: GroupCommit | None = None
 
     async def work() -> tuple[Report, bool]:
-        nonlocal commits
+        nonlocal commits, fence
         host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say)
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
@@ -195,10 +210,12 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
             if found.request.current_python:
                 await host_pool.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
-            commits = _submitted(ws, found, id, jobs, listener, total, fresh, masker)
+            begins = taken or _submitted(ws, found, id, digest, total, fresh)
+            fence = begins.fence
+            commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
             contended = ws.store.version() != before
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
-            working = Work(ws, found, commits, host_pool, options, listener.tick)
+            working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
         except BaseException:
             await host_pool.close()
             raise
@@ -213,12 +230,12 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     try:
         report, interrupted = asyncio.run(work())
     except BaseException as error:
-        if commits is not None:
-            if isinstance(error, (RecipeError, DriverError)):
-                with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-                    commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
-                    commits.flush(("FAILED", str(error)))
-            ws.store.release(id, commits.fence)
+        if commits is not None and isinstance(error, (RecipeError, DriverError)):
+            with contextlib.suppress(Infrastructure):  # the store itself may be what failed
+                commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
+                commits.flush(("FAILED", str(error)))
+        if fence:
+            ws.store.release(id, fence)
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
         if isinstance(error, OSError):
@@ -247,30 +264,37 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     return summary
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
-    """The run, stored and claimed."""
-    from ..planning.schedule import Move
+def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:
+    """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
     from ..storage.store import RunRow
-    from ..survey.input_manifests import remember
-    from .commit import GroupCommit
+    from .resume import Claimed
 
-    nodes = found.plan.nodes
-    data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh}
+    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
     ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.claim(id, f"process {os.getpid()}")
     if fence is None:
         raise Infrastructure(f"the new run {id} is claimed by somebody else")
-    remember(ws, found)
-    ids = [nodes[n].id for n in found.todo]
-    expected = ws.store.expected(found.plan.recipe, ids)
-    _log.info("run %s submitted: %d steps, %d at once", id, len(ids), jobs)
-    commits = GroupCommit(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
-    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
-    _tell(ws, listener)
-    _bury(ws, found.plan.recipe, id)
     crashpoint("run-claimed")
-    commits.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
+    return Claimed(id, fence)
+
+
+def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
+    """The pen of a claimed run; what it begins with is noted and shown."""
+    from ..planning.schedule import Move
+    from ..survey.input_manifests import remember
+    from .commit import GroupCommit
+
+    recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
+    remember(ws, found)
+    expected = ws.store.expected(recipe, ids)
+    _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
+    commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
+    listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
+    _tell(ws, listener)
+    if begins.resumed:
+        listener.say(f"resuming run {begins.id}, whose worker is gone")
+    commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
     return commits
 
 
@@ -284,20 +308,6 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
-
-
-def _bury(ws: Workspace, recipe: str, id: str) -> None:
-    """Runs of this recipe whose workers died, or went and left their steps running, are over: this one takes up what they left."""
-    from ..planning.schedule import Move
-
-    for row in ws.store.runs(recipe=recipe, last=10):
-        if row.id == id or not row.fence or row.state not in ("QUEUED", "ACTIVE"):
-            continue
-        fence = ws.store.claim(row.id, f"process {os.getpid()}")
-        if fence is None:
-            continue
-        reason = f"its worker is gone; {id} goes on"
-        ws.store.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
 
 
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:

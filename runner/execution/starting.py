@@ -183,8 +183,10 @@ async def _launch(work: Work, id: str, held: Held) -> None:
 
 
 def _record(work: Work, id: str, held: Held) -> None:
-    """Note that the step's next attempt begins."""
-    work.commits.next_attempt(id)
+    """Note that the step's next attempt begins; one that this run began under an earlier worker, and that is there still, is the same."""
+    left = held.key is not None and held.key[:24] in work.orphans
+    if not (left and work.commits.tries(id)):
+        work.commits.next_attempt(id)
     data = shown(work, id, held.name, held.spec)
     if held.state is not None and (note := "; ".join(filter(None, (held.state.note, *(found.words for found in held.restored.values()))))):
         data["note"] = note
@@ -212,7 +214,9 @@ def name_of(work: Work, held: Held) -> str:
     """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
     run, what = work.commits.run, held.key or held.node.id
     work.named[what] = number = work.named.get(what, 0) + 1
-    return f"{held.key[:24]}-{run[-6:]}-{number}" if held.key is not None else f"{run}-{held.n}-{number}"
+    # A job is known by its name: none of this worker's is one of a worker that had the run before.
+    ordinal = f"{work.commits.fence}-{number}"
+    return f"{held.key[:24]}-{run[-6:]}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
 
 
 async def begin(work: Work, held: Held, start: Callable[[Command, str], Awaitable[Job]] | None = None) -> Running:

@@ -13,7 +13,7 @@ from drivers.base import DriverError, Exit, NearHost
 from ..errors import RecipeError
 from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
-from ..planning.schedule import Scheduler
+from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
 from ..planning.step import StateSpec, StepSpec
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
@@ -23,6 +23,7 @@ from .commit import GroupCommit
 from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
+from .resume import Claimed
 from .successors import Successors
 from .tasks import tasks_of
 from .tidying import Tidying
@@ -76,14 +77,21 @@ class Work:
     """One run, from its first judgement to its last move."""
 
     def __init__(
-        self, ws: Workspace, survey: Survey, commits: GroupCommit, host_pool: HostPool, options: Options, tick: Callable[[], None] | None
+        self,
+        ws: Workspace,
+        survey: Survey,
+        commits: GroupCommit,
+        host_pool: HostPool,
+        options: Options,
+        claimed: Claimed,
+        tick: Callable[[], None] | None,
     ) -> None:
         self.ws, self.survey, self.commits, self.host_pool, self.options, self.tick = ws, survey, commits, host_pool, options, tick
         self.folder = f"{ws.home}/attempts"
         self.plan, self.facts = survey.plan, survey.facts
         self.made = dict(survey.made)
-        self.todo = {self.plan.nodes[n].id for n in survey.todo}
-        self.verdicts = {self.plan.nodes[n].id: survey.verdicts[n] for n in survey.todo}
+        self.todo = {self.plan.nodes[n].id for n in survey.todo} | claimed.states.keys()
+        self.verdicts = {id: survey.verdicts[self.plan.index[id]] for id in self.todo}
         self.control = Control()
         self.contended = options.contended
         """Whether another run has stored something since this one began to look."""
@@ -109,17 +117,30 @@ class Work:
         host = host_pool.here.host
         self.successors = Successors(host) if isinstance(host, NearHost) else None
         self.orphans = Orphans(ws, commits, host_pool)
-        self.scrap = Scrap(self.folder, commits.run[-6:], GROUP_MOVES)
+        self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
         self.publisher = Publisher(ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link)
         self.tidying = Tidying(ws, commits, self.scrap, self.plan.recipe, self.beside, failures_kept=self.orphans.any_failed)
         self.groups = Groups(commits, self.running, self.wake)
         self.downloads = Downloads(ws.remote_cache, self.wake, commits.say) if ws.remote_cache is not None else None
         tasks = tasks_of(self.plan, self.todo, self.todo, commits.expected)
-        self.scheduler = Scheduler(tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going)
+        self.scheduler = Scheduler(
+            tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going, states=claimed.states, attempts=claimed.spent
+        )
         for move in self.scheduler.opening:
             commits.move(move)
+        self._take_over(claimed.states)
         ws.objects.inherit()
+
+    def _take_over(self, states: Mapping[str, State]) -> None:
+        """What the worker before us had begun, or chosen to run, is judged again: each attempt is looked for when its step is started."""
+        for id, state in states.items():
+            if state is State.RUNNING:
+                self.groups.record(self.scheduler.end(id, Outcome(False, ORPHANED)))
+            elif state in (State.DONE, State.FRESH):
+                self.groups.record(self.scheduler.gone(id, "it has to be made again"))
+            if self.scheduler.state(id) is State.QUEUED:
+                self.groups.record(self.scheduler.adopt(id, "its worker is gone"))
 
     def spec(self, id: str) -> StepSpec:
         """What a step does, by its id."""

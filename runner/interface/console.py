@@ -488,7 +488,7 @@ class _Story:
         if before == "RUNNING":
             if event.reason == "stopped":
                 return [(f"{name}: stopped, goes on later", "odd")]
-            if event.reason == "busy":  # it never began
+            if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
             limit = data.get("retries")
