@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from ..digest import Digest
 from . import fingerprint
+from .ids import bare
 from .mentions import unspelled
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan, bare
-from .step import MetricAsked, StepSpec
+from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan
+from .step import MetricAsked, MetricsSpec, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered

@@ -7,7 +7,6 @@ nothing to do never reads it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -26,11 +25,6 @@ COMPILER: Final = 8
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
-
-
-def bare(id: str) -> str:
-    """A node's id as its step is written: `s[rank=4]/train` is of `s/train`."""
-    return re.sub(r"\[[^]]*\]", "", id)
 
 
 class Place(NamedTuple):

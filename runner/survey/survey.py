@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..paths import VERSION, heads
+from ..planning.ids import names
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, is_glob, unspelled
 from ..planning.plan import COMPILER, Place, Plan
@@ -496,11 +497,7 @@ def _is_path(name: str) -> bool:
 
 
 def _forces(forced: frozenset[str], all: bool, id: str) -> bool:
-    return all or (bool(forced) and (id in forced or _base(id) in forced))
-
-
-def _base(id: str) -> str:
-    return id.partition("[")[0]
+    return all or (bool(forced) and not forced.isdisjoint(names(id)))
 
 
 def _identity_of(values: Mapping[str, Any]) -> dict[str, Any]:
