@@ -713,7 +713,22 @@ class Executor:
             end = error
         except OSError as error:
             end = no_space(error, error.filename or errand.name)
+        except Exception as error:
+            end = await self._internal(id, running, error)
         self._heard(id, end)
+
+    async def _internal(self, id: str, running: Running, error: Exception) -> RecipeError:
+        """The end of an attempt that an error of our own cut off: its job is stopped, and its log has the traceback."""
+        import traceback
+
+        told = "".join(traceback.format_exception(error))
+        _log.error("%s: %s", readable(id), told)
+        attempt_result.add(running.log, told)
+        if running.errand is None or running.errand.job is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._stop(running), 2 * GRACE.total_seconds())
+        words = f"internal error of recipe: {type(error).__name__}: {error}"
+        return Infrastructure(words, fix="run again; if it comes back, report it with the end of this step's log")
 
     async def _stop(self, running: Running) -> None:
         """End what runs; an attempt that has not begun yet on its host never does."""
@@ -757,13 +772,16 @@ class Executor:
 
     async def _wait(self, id: str, running: Running) -> None:
         """Hear of the job's end, whatever happens: for a host that has to be asked."""
+        end: Exit | DriverError | RecipeError
         try:
-            exit: Exit | DriverError | None = None
-            while exit is None:
-                exit = await running.site.host.wait(running.job, FOREVER)
+            while (exit := await running.site.host.wait(running.job, FOREVER)) is None:
+                pass
+            end = exit
         except DriverError as error:
-            exit = error
-        self._heard(id, exit)
+            end = error
+        except Exception as error:
+            end = await self._internal(id, running, error)
+        self._heard(id, end)
 
     # -- looking ahead ---------------------------------------------------------------------------------------------------------------------------
 
