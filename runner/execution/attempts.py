@@ -233,7 +233,7 @@ class Attempts:
             env |= assigned(running.devices, env)
         if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
-        if spec.metrics is not None:
+        if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in given(spec, os.environ)}
@@ -306,7 +306,7 @@ class Attempts:
         return [
             Mount(paths.cwd, True),
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
-            *([Mount(paths.metrics, True)] if spec.metrics is not None else ()),
+            *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{site.root}/objects"),
             *(Mount(state, True) for state in states),
         ]

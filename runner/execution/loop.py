@@ -574,7 +574,7 @@ class Executor:
         """What is said of an attempt that begins."""
         log = f"{self._attempts}/{name}.log"
         data: dict[str, object] = {"log": log, "attempt": self.commits.tries(id)}
-        if spec.metrics is not None:
+        if spec.metrics is not None and spec.metrics.in_environment:
             data["metrics"] = log[:-4] + ".metrics"
         if spec.secrets:
             # Names, so that who follows the raw log can mask it.
@@ -723,7 +723,8 @@ class Executor:
 
         told = "".join(traceback.format_exception(error))
         _log.error("%s: %s", readable(id), told)
-        attempt_result.add(running.log, told)
+        with contextlib.suppress(OSError):
+            attempt_result.add(running.log, told)
         if running.errand is None or running.errand.job is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._stop(running), 2 * GRACE.total_seconds())
@@ -953,7 +954,8 @@ class Executor:
             where = str(self.ws.root / stale[0]).removeprefix(f"{self.ws.root}/")
             note["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
         elif running.key is not None:
-            self.commits.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(spec)))
+            again = self.facts.traces.get(running.key) is not None
+            self.commits.trace(running.key, node, outputs, values, exit, self._facts(running, self.attempts.image(spec)), again=again)
         if not self.survey.library:
             try:
                 self.publisher.publish(n, made)

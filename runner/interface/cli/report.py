@@ -161,7 +161,7 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
 
 def _told_in(ws: Workspace, run: str, step: str, number: int, raw: object) -> Path:
     """The file of what an attempt told: where it is kept, or, while it runs, where it is written."""
-    kept = ws.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}.metrics"
+    kept = ws.kept(run, step, number, ".metrics")
     return Path(raw) if isinstance(raw, str) and not kept.exists() else kept
 
 
