@@ -660,8 +660,12 @@ class Executor:
             for old in self.left.pop(key[:24]):
                 found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
                 if found is not None:
-                    job, site = found
-                    attempt = Attempt(f"{self._attempts}/{old}")
+                    job, there = found
+                    before = Attempt(f"{self._attempts}/{old}")
+                    if not self.attempts.recall(node, before):
+                        await self.left.end(node, job, there)
+                        continue
+                    attempt, site = before, there
                     log = attempt.path + ".log"
                     running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, taking, taken_up=True)
                     if isinstance(site, Away):
