@@ -373,10 +373,10 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
     found: dict[str, _Past] = {}
     for row in reversed(rows):
         for each in done[row.id]:
-            told = traces[each.key].metrics if each.key in traces else {}
+            told = traces[each.key].numbers if each.key in traces else {}
             kind = told.get("gpu")
             if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
-                kept = ws.home / "runs" / row.id / f"{each.step.replace('/', '%2F')}.{each.n}.metrics"
+                kept = ws.kept(row.id, each.step, each.n, ".metrics")
                 found[each.key] = _Past(row.inputs, told, kind, kept)
     return list(found.values())
 

@@ -117,6 +117,12 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
     _copy_masked(source, target, masker, size)
 
 
+def add(log: str, text: str) -> None:
+    """Write something of our own at the end of what an attempt printed."""
+    with open(log, "ab") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
 def discard(log: str, measured: str, scrap: Scrap) -> None:
     """Delete what was printed and measured: it is kept, and its attempt is stored or has failed."""
     with contextlib.suppress(FileNotFoundError):

@@ -78,6 +78,7 @@ class _Group:
 
     moves: list[Move] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
+    again: set[str] = field(default_factory=set)  # keys whose trace stands instead of an earlier one
     attempts: list[AttemptRow] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     tiny: dict[Content, bytes] = field(default_factory=dict)
@@ -144,8 +145,10 @@ class GroupCommit:
         """How often a step was begun in this run."""
         return self._tries.get(step, 0)
 
-    def trace(self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any]) -> None:
-        """What a step left under its key.  `facts` are what `why` shows beside it."""
+    def trace(
+        self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any], *, again: bool
+    ) -> None:
+        """What a step left under its key, or made `again`.  `facts` are what `why` shows beside it."""
         import json
 
         paths = {output.name: output.path for output in node.outputs}
@@ -153,9 +156,13 @@ class GroupCommit:
         seconds = exit.ended - exit.started if exit.ended else 0.0
         used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
         told = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
-        self._next.traces.append(
-            Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", told)
-        )
+        numbers = json.dumps(dict(metrics)) if metrics else "{}"
+        trace = Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, told)
+        if node.rule:
+            trace = trace._replace(metrics_json="{}", measured_json=f'{{"{node.rule}": {numbers}}}')
+        self._next.traces.append(trace)
+        if again:
+            self._next.again.add(key)
         if (remote_cache := self.ws.remote_cache) is not None:
             self.after_flush(partial(remote_cache.push, self._next.traces[-1], node))
 
@@ -237,6 +244,7 @@ class GroupCommit:
             late, self._next = self._next, sent
             sent.moves += late.moves
             sent.traces += late.traces
+            sent.again |= late.again
             sent.attempts += late.attempts
             sent.published += late.published
             sent.tiny |= late.tiny
@@ -268,6 +276,7 @@ class GroupCommit:
                 steps=steps.values(),
                 attempts=group.attempts,
                 traces=group.traces,
+                again=group.again,
                 files=self.ws.cache.changes(),
                 objects=self.ws.objects.changes(),
                 tiny=group.tiny,

@@ -146,7 +146,8 @@ async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit
         where = str(work.ws.root / stale[0]).removeprefix(f"{work.ws.root}/")
         data["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
     elif running.key is not None:
-        work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, work.attempts.image(spec)))
+        again = work.facts.traces.get(running.key) is not None
+        work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, work.attempts.image(spec)), again=again)
     if not work.survey.library:
         try:
             work.publisher.publish(running.number, made)

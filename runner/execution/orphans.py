@@ -19,6 +19,7 @@ from ..storage.objects import delete_whole
 from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
+GRACE = timedelta(seconds=10)
 _LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
 """What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
@@ -66,6 +67,16 @@ class Orphans:
             await site.clear(paths)
         clear(path)
         return None
+
+    async def end(self, node: Node, job: Job, site: Site) -> None:
+        """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
+        self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
+        await site.host.stop(job, GRACE)
+        await site.host.wait(job, 2 * GRACE)
+        path = f"{self._attempts}/{job.key}"
+        if isinstance(site, Away):
+            await site.clear(site.paths(Attempt(path)))
+        clear(path)
 
     async def goes_on(self, name: str) -> bool:
         """Whether the job of an attempt that an earlier worker left is still running, as far as we can see."""

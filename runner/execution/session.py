@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
 from ..paths import shipped
+from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..planning.step import StepSpec
 from ..secrets import Masker
@@ -448,13 +449,13 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 def _check_ids(found: Survey, asked: Sequence[str]) -> None:
     known = {node.id for node in found.plan.nodes}
     for id in asked:
-        if id not in known and not any(k.startswith((id + "[", id + "/")) for k in known):
+        if not _named(found, id):
             hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
             raise NotFound(f'{found.plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
 
 
 def _named(found: Survey, id: str) -> set[int]:
-    return {n for n, node in enumerate(found.plan.nodes) if node.id == id or node.id.startswith((id + "[", id + "/"))}
+    return {n for n, node in enumerate(found.plan.nodes) if id in names(node.id)}
 
 
 def _restrict(found: Survey, choice: Choice) -> None:

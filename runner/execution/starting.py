@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import sys
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import DriverError, Exit, Job
 
 from ..digest import Digest
-from ..errors import CannotRun, RecipeError
+from ..errors import CannotRun, Infrastructure, RecipeError
 from ..hosts.sites import Away, Errand, Site
 from ..hosts.staging import Attempt
+from ..logs import Log
 from ..planning.fingerprint import World
+from ..planning.ids import readable
 from ..planning.judge import FORCED, world_of
 from ..planning.plan import LOCAL, UNCACHED, Node
 from ..planning.schedule import LIMIT
@@ -27,6 +30,7 @@ from ..planning.step import StepSpec
 from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
 from ..storage.locks import Lock
+from . import attempt_result
 from .attempts import Running, holds
 from .control import GRACE, stop
 from .failing import fail, fail_unstarted, wait_again
@@ -44,6 +48,9 @@ NO_ROOM: Final = 0.2
 """Seconds until a step that found no place, or its state in use, is tried again."""
 KEY_IN_USE: Final = 0.1
 """Seconds until a step that another run is making is looked at again."""
+
+
+_log: Final = Log("loop")
 
 
 class _Taken(Exception):
@@ -202,7 +209,7 @@ def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
     """What is said of an attempt that begins."""
     log = f"{work.folder}/{name}.log"
     data: dict[str, object] = {"log": log, "attempt": work.commits.tries(id)}
-    if spec.metrics is not None:
+    if spec.metrics is not None and spec.metrics.in_environment:
         data["metrics"] = log[:-4] + ".metrics"
     if spec.secrets:
         # Names, so that a reader of the raw log can mask it.
@@ -290,6 +297,9 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
             continue
         job, site = found
         running = _running(work, held, name, job, site)
+        if not work.attempts.recall(held.node, running.attempt):
+            await work.orphans.end(held.node, job, site)
+            continue
         running.devices, running.taken_up = (), True
         if isinstance(site, Away):
             running.errand = work.attempts.errand(running, held.spec, sys.executable, site)
@@ -313,18 +323,37 @@ async def _carry(work: Work, id: str, running: Running, errand: Errand) -> None:
         end = error
     except OSError as error:
         end = no_space(error, error.filename or errand.name)
+    except Exception as error:
+        end = await _internal(id, running, error)
     work.ends(id, end)
 
 
 async def _wait(work: Work, id: str, running: Running) -> None:
     """Wait for the job's end, whatever happens: for a host that has to be asked."""
+    end: End | None = None
     try:
-        end: End | None = None
         while end is None:
             end = await running.site.host.wait(running.job, FOREVER)
     except DriverError as error:
         end = error
+    except Exception as error:
+        end = await _internal(id, running, error)
     work.ends(id, end)
+
+
+async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
+    """The end of an attempt that an error of our own cut off: its job is stopped, and its log has the traceback."""
+    import traceback
+
+    told = "".join(traceback.format_exception(error))
+    _log.error("%s: %s", readable(id), told)
+    with contextlib.suppress(OSError):
+        attempt_result.add(running.log, told)
+    if running.errand is None or running.errand.job is not None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(stop(running), 2 * GRACE.total_seconds())
+    words = f"internal error of recipe: {type(error).__name__}: {error}"
+    return Infrastructure(words, fix="run again; if it comes back, report it with the end of this step's log")
 
 
 # -- places, GPUs and state

@@ -66,6 +66,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE published (path TEXT PRIMARY KEY, content TEXT, identity TEXT, run TEXT, step TEXT, recipe TEXT) WITHOUT ROWID",
     ),
     ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
+    ("CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",),
 )
 
 
@@ -90,7 +91,10 @@ class Made(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """This key gave these outputs.  Metrics and facts are parsed when asked for."""
+    """This key gave these outputs.  Metrics and facts are parsed when asked for.
+
+    `metrics` are those that the key itself says how to read; `measured` those read by other rules, by the digest of the rule, the newest last.
+    """
 
     key: str
     recipe: str
@@ -101,10 +105,20 @@ class Trace(NamedTuple):
     outputs: tuple[Made, ...] = ()
     metrics_json: str = "{}"
     facts_json: str = "{}"
+    measured_json: str = "{}"
 
     @property
     def metrics(self) -> Data:
         return _mapping(self.metrics_json)
+
+    @property
+    def measured(self) -> Mapping[str, Data]:
+        return cast("Mapping[str, Data]", _mapping(self.measured_json))
+
+    @property
+    def numbers(self) -> Data:
+        """Its metrics, or else those that were read last: for who does not know the rule."""
+        return self.metrics or next(reversed(list(self.measured.values())), {})
 
     @property
     def facts(self) -> Data:
@@ -294,20 +308,26 @@ class Store:
 
     def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
         """The traces of those keys that have one, whole.  A damaged row is no trace."""
-        rows = self._all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),))
-        return {row[0]: trace for row in rows if (trace := _trace(row)) is not None}
+        chosen = (json.dumps(keys),)
+        rows = self._all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", chosen)
+        measured: dict[str, list[_Row]] = {}
+        for row in self._all("SELECT * FROM measured WHERE key IN (SELECT value FROM json_each(?)) ORDER BY at", chosen):
+            measured.setdefault(row[0], []).append(row)
+        return {row[0]: trace for row in rows if (trace := _trace(row, measured.get(row[0], ()))) is not None}
 
     def trace(self, key: str) -> Trace | None:
         """The trace of one key, if it has one and it is whole."""
         row = self._one("SELECT * FROM traces WHERE key = ?", (key,))
-        return _trace(row) if row is not None else None
+        return _trace(row, self._all("SELECT * FROM measured WHERE key = ? ORDER BY at", (key,))) if row is not None else None
 
     def outputs(self, recipe: str) -> dict[str, tuple[list[Made], bool]]:
         """What every key of a recipe gave, and whether its trace has metrics: the fast half of `trace`, for tens of thousands at once.
 
         Items are bare (name, path, content) triples.
         """
-        rows = self._all("SELECT key, outputs, outputs_crc, metrics <> '{}' FROM traces WHERE recipe = ?", (recipe,))
+        rows = self._all(
+            "SELECT key, outputs, outputs_crc, metrics <> '{}' OR key IN (SELECT key FROM measured) FROM traces WHERE recipe = ?", (recipe,)
+        )
         crc32 = zlib.crc32
         sound = [row for row in rows if crc32(f"{row[0]}{row[1]}".encode()) == row[2]]
         made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
@@ -438,7 +458,8 @@ class Store:
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
-        traces: Iterable[Trace] = (),
+        traces: Sequence[Trace] = (),
+        again: Collection[str] = (),
         files: Iterable[FileRow] = (),
         objects: Iterable[Seal] = (),
         tiny: Mapping[Content, bytes] = MappingProxyType({}),
@@ -452,6 +473,8 @@ class Store:
 
         With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  Whoever asks the store for
         something meanwhile waits too.
+
+        A key keeps its first trace, unless it is `again` made: by a step that ran although it had one.
 
         `run_state` is the run's next (state, reason); a final one ends the run and its claim.  It must answer the request that is pending, if any:
         otherwise Requested is raised, so that a cancel that came before the end wins.  Stale: another worker has the run.
@@ -485,7 +508,7 @@ class Store:
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(*row[:5], _text(row.job), *row[6:11], _text(row.exit), _text(row.preimage)) for row in attempts],
             )
-            many("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+            self._save_traces(traces, again)
             many("INSERT OR REPLACE INTO tiny VALUES (?, ?, ?)", [(content, data, now) for content, data in tiny.items()])
             self._save(files, objects)
             many("DELETE FROM published WHERE path = ?", [(path,) for path in unpublished])
@@ -527,13 +550,13 @@ class Store:
     def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
         """Take files as they are for what a step makes: this trace instead of any other of its key."""
         with self._transaction():
-            self._db.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _trace_row(trace))
+            self._save_traces([trace], [trace.key])
             self._db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
 
-    def learn(self, traces: Iterable[Trace]) -> None:
-        """Keep traces that were made elsewhere, of keys that have none."""
+    def learn(self, traces: Sequence[Trace]) -> None:
+        """Keep traces of keys that have none, and metrics that were read anew of one that is the key's own."""
         with self._transaction():
-            self._db.executemany("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+            self._save_traces(traces)
 
     def unpublish(self, paths: Iterable[str]) -> None:
         """Forget that we have put these paths into the workspace."""
@@ -543,7 +566,7 @@ class Store:
     def forget(self, *, traces: Iterable[str] = (), runs: Iterable[str] = (), objects: Iterable[Content] = (), files: Iterable[str] = ()) -> None:
         """Delete rows: what `gc` decided."""
         with self._transaction():
-            self._db.executemany("DELETE FROM traces WHERE key = ?", [(key,) for key in traces])
+            self._forget_traces(traces)
             for table, column in (("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                 self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
             self._db.executemany("DELETE FROM objects WHERE content = ?", [(content,) for content in objects])
@@ -568,6 +591,20 @@ class Store:
     def _save(self, files: Iterable[FileRow], objects: Iterable[Seal]) -> None:
         self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", files)
         self._db.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", objects)
+
+    def _save_traces(self, traces: Sequence[Trace], again: Iterable[str] = ()) -> None:
+        self._forget_traces(again)
+        self._db.executemany("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+        # Numbers are of one attempt: they go with no other trace of the key.
+        self._db.executemany(
+            "INSERT OR REPLACE INTO measured SELECT key, ?, ?, ?, ? FROM traces WHERE key = ? AND run = ? AND step = ? AND made_at = ?",
+            [row for trace in traces if trace.measured_json != "{}" for row in _measured_rows(trace)],
+        )
+
+    def _forget_traces(self, keys: Iterable[str]) -> None:
+        gone = [(key,) for key in keys]
+        self._db.executemany("DELETE FROM traces WHERE key = ?", gone)
+        self._db.executemany("DELETE FROM measured WHERE key = ?", gone)
 
     def _one(self, statement: str, values: Sequence[object]) -> _Row | None:
         try:
@@ -658,10 +695,18 @@ def _trace_row(trace: Trace) -> _Row:
     return (*trace[:6], outputs, _crc(trace.key, outputs), *said, _crc(trace.key, *said))
 
 
-def _trace(row: _Row) -> Trace | None:
+def _trace(row: _Row, measured: Iterable[_Row]) -> Trace | None:
     if _crc(row[0], row[6]) != row[7] or _crc(row[0], row[8], row[9]) != row[10]:
         return None
-    return Trace._make((*row[:6], tuple(Made(*item) for item in json.loads(row[6])), row[8], row[9]))
+    sound = ",".join([f'"{rule}":{metrics}' for key, rule, _, metrics, crc in measured if _crc(key, rule, metrics) == crc])
+    return Trace._make((*row[:6], tuple(Made(*item) for item in json.loads(row[6])), row[8], row[9], f"{{{sound}}}"))
+
+
+def _measured_rows(trace: Trace) -> Iterator[_Row]:
+    """A row for each rule: what is stored, and then which trace it belongs to."""
+    for n, (rule, metrics) in enumerate(trace.measured.items()):
+        text = _text(metrics)
+        yield rule, time.time() + n * 1e-3, text, _crc(trace.key, rule, text), trace.key, trace.run, trace.step, trace.made_at
 
 
 def _crc(*parts: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,14 +16,14 @@ from ..paths import settings_files
 from .digest_cache import DigestCache
 from .files import Content, no_space
 from .objects import Objects
-from .store import Store, home
+from .store import Store, Trace, home
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..settings import Config
     from .remote_cache import RemoteCache
-    from .store import Published, Trace
+    from .store import Published
 
 NONE: Final = "none"
 """The name that stands for no store."""
@@ -99,6 +100,10 @@ class Workspace:
 
         return load(self.root, os.environ)
 
+    def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
+        """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""
+        return self.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}{suffix}"
+
     def knows(self, key: str) -> bool:
         """Whether a trace of this key is here."""
         return self.traces.get(key) is not None
@@ -135,12 +140,14 @@ class Workspace:
             raise no_space(error, str(path)) from error
 
     def save_cache(self) -> None:
-        """Keep what was learned of files while looking at them."""
+        """Keep what was learned of files and of earlier attempts while looking at them."""
         if self.read_only:
             return
         files, seals = self.cache.changes(), self.objects.changes()
         if files or seals:
             self.store.remember(files, seals)
+        if traces := self.traces.changes():
+            self.store.learn(traces)
 
     def published(self) -> dict[str, str]:
         """Content that we put at each path last."""
@@ -173,6 +180,7 @@ class _Outputs(NamedTuple):
 
     outputs: Sequence[Sequence[str]]
     metrics: Mapping[str, object] = MappingProxyType({})
+    measured: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
 
 class _Traces:
@@ -182,6 +190,7 @@ class _Traces:
         self._store = store
         self._found: dict[str, Trace | _Outputs] = {}
         self._kept: set[str] = set()  # keys whose trace is there, to be read when it is asked for
+        self._changed: dict[str, Trace] = {}
         self._complete: Callable[[], bool] = bool  # whether a key that is not here has no trace
 
     def expect(self, recipe: str) -> None:
@@ -198,7 +207,9 @@ class _Traces:
             self._complete = alone
 
     def add(self, key: str) -> None:
-        """Its trace has just been stored."""
+        """Its trace has just been stored, perhaps instead of another."""
+        self._found.pop(key, None)
+        self._changed.pop(key, None)
         self._kept.add(key)
 
     def learn(self, traces: Iterable[Trace]) -> None:
@@ -206,6 +217,29 @@ class _Traces:
         for trace in traces:
             if self.get(trace.key) is None:
                 self._found[trace.key] = trace
+
+    def measure(self, key: str, rule: str, metrics: Mapping[str, object]) -> None:
+        """These are the metrics of a key by another rule than it was made under: read anew from what is kept of its attempt."""
+        if (trace := self.whole(key)) is not None:
+            self._change(trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics})))
+
+    def rename(self, former: str, key: str, rule: str) -> None:
+        """What is known under the key that a step had while its metrics rule was part of it is known under its key."""
+        if (trace := self.whole(former)) is not None:
+            self._change(trace._replace(key=key, metrics_json="{}", measured_json=json.dumps({rule: trace.metrics})))
+
+    def _change(self, trace: Trace) -> None:
+        self._found[trace.key] = self._changed[trace.key] = trace
+
+    def changes(self) -> list[Trace]:
+        """What is known by now and was not stored, once."""
+        changed, self._changed = list(self._changed.values()), {}
+        return changed
+
+    def whole(self, key: str) -> Trace | None:
+        """The trace of a key with all that is known of its attempt."""
+        found = self._found.get(key)
+        return found if isinstance(found, Trace) else self._store.trace(key)
 
     def get(self, key: str) -> Trace | _Outputs | None:
         found = self._found.get(key)

@@ -74,6 +74,23 @@ def test_the_first_trace_of_a_key_wins(store: Store, claimed: int) -> None:
     assert store.traces(["k"])["k"].seconds == 1
 
 
+def test_a_key_that_is_made_again_has_its_newest_trace(store: Store, claimed: int) -> None:
+    store.group("r1", claimed, traces=[trace("k", seconds=1)])
+    store.group("r1", claimed, traces=[trace("k", seconds=2)], again={"k"})
+    assert store.traces(["k"])["k"].seconds == 2
+
+
+def test_metrics_by_a_rule_belong_to_one_trace_and_go_with_it(store: Store, fresh: Fresh, claimed: int) -> None:
+    first = trace("k")._replace(measured_json='{"rule 1":{"loss":0.5}}')
+    store.group("r1", claimed, traces=[first])
+    store.learn([first._replace(measured_json='{"rule 2":{"acc":1}}')])
+    assert fresh().traces(["k"])["k"].measured == {"rule 1": {"loss": 0.5}, "rule 2": {"acc": 1}} == store.traces(["k"])["k"].measured
+    store.learn([trace("k", made_at=2)._replace(measured_json='{"rule 3":{"f1":0}}')])  # of another attempt
+    assert list(fresh().traces(["k"])["k"].measured) == ["rule 1", "rule 2"] and fresh().outputs("tool@1")["k"][1]
+    store.group("r1", claimed, traces=[trace("k", made_at=3)], again={"k"})
+    assert fresh().traces(["k"])["k"].measured == {}
+
+
 def test_a_stale_worker_writes_nothing(store: Store, fresh: Fresh, claimed: int) -> None:
     store.release("r1", claimed)
     other = fresh()

@@ -162,7 +162,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     monkeypatch.setattr("runner.storage.objects.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
-        store._db.executescript("DROP TABLE tiny; PRAGMA user_version = 1")
+        store._db.executescript("DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1")
     monkeypatch.undo()
     (space.root / "a.txt").unlink()
     assert space.run() == [] and space.read("a.txt") == "1\n"

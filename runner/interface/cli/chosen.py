@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
+from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
 from ...survey.survey import Request
@@ -96,9 +97,7 @@ def find_run(store: Store, word: str) -> RunRow:
 def find_nodes(found: Survey, word: str) -> list[int]:
     """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
     nodes = found.plan.nodes
-    chosen = [n for n, node in enumerate(nodes) if node.id == word] or [
-        n for n, node in enumerate(nodes) if node.id.startswith((f"{word}[", f"{word}/"))
-    ]
+    chosen = [n for n, node in enumerate(nodes) if word in names(node.id)]
     if chosen:
         return chosen
     for pending in found.plan.pending:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import readable, stored
+from ...planning.ids import names, readable, stored
 from ...planning.schedule import word
 from ...survey.input_manifests import manifest
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
@@ -153,7 +153,7 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     if args.follow and args.attempt is None:
         return _follow(ws, row, step, writer)
     found = parts(ws.store.events(row.id))
-    chosen = [part for part in found if step is None or _is(part.step, step)]
+    chosen = [part for part in found if step is None or step in names(part.step)]
     if step is not None and not chosen:
         known = ws.store.steps(row.id)
         if step in known:
@@ -177,7 +177,7 @@ def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
     word = stored(word)
     rows = ws.store.runs(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
     ids = list(ws.store.steps(rows[0].id)) if rows else []
-    if rows and (any(_is(id, word) for id in ids) or word in ws.store.latest_attempts(rows[0].recipe, [word])):
+    if rows and (any(word in names(id) for id in ids) or word in ws.store.latest_attempts(rows[0].recipe, [word])):
         return rows[0], word  # or it did not run in that one, which is told
     name, slash, step = word.partition("/")
     try:
@@ -189,11 +189,11 @@ def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
 
 def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer) -> int:
     known = ws.store.steps(row.id)
-    if step is not None and not any(_is(id, step) for id in known) and not ws.store.live(row.id):
+    if step is not None and not any(step in names(id) for id in known) and not ws.store.live(row.id):
         raise _did_not_run(ws, row, step, list(known))
     # Of a step by its whole name the end is known; of a matrix only that of the run, for more instances may follow.
     alone = step if step is not None and step in known else None
-    follower = Follower(ws, row.id, lambda id: step is None or _is(id, step), writer, _say, heads=step is None or alone is None)
+    follower = Follower(ws, row.id, lambda id: step is None or step in names(id), writer, _say, heads=step is None or alone is None)
     if not follower.follow(step):
         _say(f"run {row.id} died: its worker is gone; `recipe run` goes on where it stopped")
     return 0
@@ -203,10 +203,6 @@ def _did_not_run(ws: Workspace, row: RunRow, step: str, known: list[str]) -> Not
     earlier = ws.store.latest_attempts(row.recipe, [step]).get(step)
     fix = f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}" if earlier is not None else near_step(step, known)
     return NotFound(f'"{step}" did not run in {row.id}', fix=fix)
-
-
-def _is(id: str, step: str) -> bool:
-    return id == step or id.startswith((f"{step}[", f"{step}/"))
 
 
 def _say(text: str) -> None:

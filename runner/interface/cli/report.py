@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ...advice import bottleneck
 from ...errors import NotFound
 from ...language.units import about
-from ...planning.ids import stored
+from ...planning.ids import names, stored
 from ...storage import metrics
 from ..tail import named, shown, span
 from .chosen import find_run, moment, near_step, opened
@@ -107,7 +107,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     if told["seconds"] is None and ws.store.live(row.id):
         told["seconds"] = time.time() - row.created
     done = _steps(ws, row)
-    chosen = [each for each in done if step is None or each.id == step or each.id.startswith((f"{step}[", f"{step}/"))]
+    chosen = [each for each in done if step is None or step in names(each.id)]
     if step is not None and not chosen:
         raise NotFound(f'"{step}" had nothing to do in {row.id}', fix=near_step(step, [each.id for each in done]) if done else "all was fresh in it")
     return {
@@ -161,7 +161,7 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
 
 def _told_in(ws: Workspace, run: str, step: str, number: int, raw: object) -> Path:
     """The file of what an attempt told: where it is kept, or, while it runs, where it is written."""
-    kept = ws.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}.metrics"
+    kept = ws.kept(run, step, number, ".metrics")
     return Path(raw) if isinstance(raw, str) and not kept.exists() else kept
 
 

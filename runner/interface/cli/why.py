@@ -71,13 +71,14 @@ class Answer:
     against: AttemptRow | None
     chosen: str | None
     trace: Trace | None
+    metrics: Mapping[str, object]
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
         told = [f"{named(self.id)} {WORDS[self.answer]}"]
         told += [f"  {named(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
-            told += _made(self.trace)
+            told += _made(self.trace, self.metrics)
         told += self._compared(held)
         for id, changes, reasons in self.causes:
             told.append(f"  {named(id)} would run first:")
@@ -108,7 +109,7 @@ class Answer:
             compared = {"run": row.run, "attempt": row.n, "started": row.started, "outcome": row.outcome, "reason": row.reason}
         made = None
         if trace is not None:
-            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": trace.metrics}
+            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": self.metrics}
             made["outputs"] = {path: content for _, path, content in trace.outputs}
         return {
             "id": self.id,
@@ -138,7 +139,8 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
             reasons.append(unremembered(row))
         trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
         causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
-        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, causes))
+        metrics = verdict.made.metrics if verdict.made is not None else trace.numbers if trace is not None else {}
+        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, metrics, causes))
     return answers
 
 
@@ -172,7 +174,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
     return causes
 
 
-def _made(trace: Trace) -> list[str]:
+def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
     who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
@@ -187,6 +189,6 @@ def _made(trace: Trace) -> list[str]:
             words.append(f"{name} {text(name, value)}")
     if words:
         told.append(f"  {', '.join(words)}")
-    if trace.metrics:
-        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in trace.metrics.items()))
+    if metrics:
+        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items()))
     return told
