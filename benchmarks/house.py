@@ -47,9 +47,9 @@ DEBTS = {
     "runner/execution/attempts.py": 5,
     "runner/execution/control.py": 4,
     "runner/execution/ending.py": 5,
-    "runner/execution/loop.py": 2,
-    "runner/execution/orphans.py": 4,
-    "runner/execution/starting.py": 7,
+    "runner/execution/loop.py": 1,
+    "runner/execution/orphans.py": 5,
+    "runner/execution/starting.py": 9,
     "runner/execution/tidying.py": 3,
     "runner/execution/watches.py": 1,
 }

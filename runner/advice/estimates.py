@@ -367,9 +367,9 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
 
     Those that name no GPU had none, so that a `smoke` on two cores says nothing here.  A step of a recipe that uses this one is not among them.
     """
-    rows = ws.store.runs(recipe=recipe, last=LOOKED_AT)
-    done = {row.id: [each for each in ws.store.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
-    traces = ws.store.traces([each.key for attempts in done.values() for each in attempts])
+    rows = ws.store.runs.latest(recipe=recipe, last=LOOKED_AT)
+    done = {row.id: [each for each in ws.store.runs.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
+    traces = ws.store.index.traces([each.key for attempts in done.values() for each in attempts])
     found: dict[str, _Past] = {}
     for row in reversed(rows):
         for each in done[row.id]:

@@ -20,7 +20,8 @@ from ..planning.plan import Node
 from ..planning.schedule import Move
 from ..secrets import Masker
 from ..storage.files import Content
-from ..storage.store import AttemptRow, Event, Made, Published, StepRow, Trace
+from ..storage.index import Changes, Made, Published, Trace
+from ..storage.runs import AttemptRow, Event, StepRow
 from ..storage.workspace import Workspace
 
 
@@ -239,7 +240,7 @@ class GroupCommit:
         if sent is None:
             return
         try:
-            self.ws.store.land()
+            self.ws.store.runs.land()
         except Infrastructure:
             late, self._next = self._next, sent
             sent.moves += late.moves
@@ -269,18 +270,13 @@ class GroupCommit:
         if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
             steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
             begun = time.monotonic()
-            group.last = self.ws.store.group(
+            group.last = self.ws.store.runs.group(
                 self.run,
                 self.fence,
                 group.moves,
                 steps=steps.values(),
                 attempts=group.attempts,
-                traces=group.traces,
-                again=group.again,
-                files=self.ws.cache.changes(),
-                objects=self.ws.objects.changes(),
-                tiny=group.tiny,
-                published=group.published,
+                changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.changes(), group.tiny, group.published),
                 run_state=state,
                 landed=landed,
             )

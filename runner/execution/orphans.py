@@ -106,8 +106,8 @@ class Orphans:
                 left.setdefault(tag[1], []).append(name)
         if not left:
             return
-        for run in self.ws.store.runs(recipe=self.commits.recipe):
-            if run.id[-6:] not in left or (run.id != self.commits.run and self.ws.store.live(run.id)):
+        for run in self.ws.store.runs.latest(recipe=self.commits.recipe):
+            if run.id[-6:] not in left or (run.id != self.commits.run and self.ws.store.runs.live(run.id)):
                 continue
             names = left[run.id[-6:]]
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}

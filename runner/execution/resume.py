@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..digest import of_value
 from ..planning.schedule import FINAL, Move, Spent, State, spent
-from ..storage.store import RunRow
+from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 
@@ -44,29 +44,29 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
 def take_over(ws: Workspace, found: Survey, digest: str) -> Claimed | None:
     """Claim the last run with this digest whose worker is dead.  Other runs of the recipe with dead workers are over.  None: there is none."""
     taken: Claimed | None = None
-    for row in ws.store.runs(recipe=found.plan.recipe, last=LOOKED_AT):
+    for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
         if not row.fence or row.state not in ("QUEUED", "ACTIVE"):
             continue
-        fence = ws.store.claim(row.id, f"process {os.getpid()}")
+        fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
         if taken is None and row.data.get("digest") == digest and (taken := _as_it_stood(ws, found, row, fence)) is not None:
             continue
         reason = "its worker is gone"
-        ws.store.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
+        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
     return taken
 
 
 def _as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
     """The run whose worker died; None when it cannot go on: something in it has failed, or its plan has steps that are no more."""
-    stored = {id: State(step.state) for id, step in ws.store.steps(row.id).items()}
+    stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
     todo = {found.plan.nodes[n].id for n in found.todo}
     open = {id for id, state in stored.items() if state not in FINAL}
     if any(state in (State.FAILED, State.BLOCKED, State.CANCELLED) for state in stored.values()):
         return None
     if not open <= found.plan.index.keys() or not {stored.get(id, State.WAITING) for id in todo} <= _GOES_ON:
         return None
-    attempts = ws.store.attempts(row.id)
+    attempts = ws.store.runs.attempts(row.id)
     failed: dict[str, list[str]] = {}
     tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
     for attempt in attempts:

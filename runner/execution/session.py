@@ -26,7 +26,7 @@ from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
     from ..hosts.leases import HostPool
-    from ..storage.store import Event
+    from ..storage.runs import Event
     from .commit import GroupCommit
     from .loop import Report
     from .resume import Claimed
@@ -149,7 +149,7 @@ def demand(ws: Workspace, found: Survey) -> None:
 def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
     """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
     begun = time.monotonic()
-    before = ws.store.version()
+    before = ws.store.database.version()
     found = look(ws, request, choice)
     todo = found.todo
     _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), time.monotonic() - begun, len(todo))
@@ -214,7 +214,7 @@ def _work(
             begins = taken or _submitted(ws, found, id, digest, total, fresh)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
-            contended = ws.store.version() != before
+            contended = ws.store.database.version() != before
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
         except BaseException:
@@ -236,7 +236,7 @@ def _work(
                 commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
                 commits.flush(("FAILED", str(error)))
         if fence:
-            ws.store.release(id, fence)
+            ws.store.runs.release(id, fence)
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
         if isinstance(error, OSError):
@@ -251,7 +251,7 @@ def _work(
     assert commits is not None
     if report.abandoned:
         commits.flush()
-        ws.store.release(id, commits.fence)
+        ws.store.runs.release(id, commits.fence)
     else:
         commits.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
         commits.flush((report.state, "interrupted" if interrupted else ""))
@@ -268,12 +268,12 @@ def _work(
 def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
-    from ..storage.store import RunRow
+    from ..storage.runs import RunRow
     from .resume import Claimed
 
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
-    ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
-    fence = ws.store.claim(id, f"process {os.getpid()}")
+    ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
+    fence = ws.store.runs.claim(id, f"process {os.getpid()}")
     if fence is None:
         raise Infrastructure(f"the new run {id} is claimed by somebody else")
     crashpoint("run-claimed")
@@ -288,7 +288,7 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
 
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     remember(ws, found)
-    expected = ws.store.expected(recipe, ids)
+    expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
     listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))

@@ -23,7 +23,7 @@ from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, 
 
 if TYPE_CHECKING:
     from runner.execution.session import Listener, Overview, Summary
-    from runner.storage.store import Event
+    from runner.storage.runs import Event
 
     from ..execution.work import Failure
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import queue
     import threading
 
+    from .index import Trace
     from .objects import Objects, Seal
     from .remotes import Found, Remote
-    from .store import Trace
 
 PATIENCE: Final = 5.0
 """Seconds that one question of a plan may take."""

@@ -35,8 +35,8 @@ from . import files
 from .bucket import crew, lock
 from .crash import crashpoint
 from .files import Content, Entry
+from .index import Made, Trace
 from .objects import delete
-from .store import Made, Trace
 
 if TYPE_CHECKING:
     from .bucket import Bucket, Stat

@@ -15,15 +15,16 @@ from ..errors import Invalid, NotFound, Problem, Unusable
 from ..paths import settings_files
 from .digest_cache import DigestCache
 from .files import Content, no_space
+from .index import Trace
 from .objects import Objects
-from .store import Store, Trace, home
+from .store import Store, home
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..settings import Config
+    from .index import Published
     from .remote_cache import RemoteCache
-    from .store import Published
 
 NONE: Final = "none"
 """The name that stands for no store."""
@@ -51,8 +52,8 @@ class Workspace:
         self._top = str(root)
         self.home = store.root
         self.locks = store.locks
-        self.objects = Objects(store.root, store.seal, store)
-        self.cache = DigestCache(root, store.files(), store.root / "listings")
+        self.objects = Objects(store.root, store.index.seal, store.index)
+        self.cache = DigestCache(root, store.index.files(), store.root / "listings")
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
@@ -112,7 +113,7 @@ class Workspace:
         """Remember what was made elsewhere."""
         self.traces.learn(traces)
         if not self.read_only:
-            self.store.learn(traces)
+            self.store.index.learn(traces)
 
     def __enter__(self) -> Workspace:
         return self
@@ -145,13 +146,13 @@ class Workspace:
             return
         files, seals = self.cache.changes(), self.objects.changes()
         if files or seals:
-            self.store.remember(files, seals)
+            self.store.index.remember(files, seals)
         if traces := self.traces.changes():
-            self.store.learn(traces)
+            self.store.index.learn(traces)
 
     def published(self) -> dict[str, str]:
         """Content that we put at each path last."""
-        rows: dict[str, Published] = self.store.published()
+        rows: dict[str, Published] = self.store.index.published()
         return {path: row[1] for path, row in rows.items()}
 
     def publish(self, content: Content, path: str, *, link: bool, spare: Callable[[str], bool] = lambda _path: False) -> None:
@@ -195,7 +196,7 @@ class _Traces:
 
     def expect(self, recipe: str) -> None:
         """Most keys of this recipe will be asked for: read what they gave in one go."""
-        for key, (items, measured) in self._store.outputs(recipe).items():
+        for key, (items, measured) in self._store.index.outputs(recipe).items():
             if measured:
                 self._kept.add(key)
             else:
@@ -203,7 +204,7 @@ class _Traces:
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
         """While we are `alone`, nobody stores a trace but us: what was read at the beginning, and is added, is all that there is."""
-        if not self._store.traces_of_others(recipe):
+        if not self._store.index.traces_of_others(recipe):
             self._complete = alone
 
     def add(self, key: str) -> None:
@@ -239,12 +240,12 @@ class _Traces:
     def whole(self, key: str) -> Trace | None:
         """The trace of a key with all that is known of its attempt."""
         found = self._found.get(key)
-        return found if isinstance(found, Trace) else self._store.trace(key)
+        return found if isinstance(found, Trace) else self._store.index.trace(key)
 
     def get(self, key: str) -> Trace | _Outputs | None:
         found = self._found.get(key)
         if found is None and (key in self._kept or not self._complete()):
-            found = self._store.trace(key)
+            found = self._store.index.trace(key)
             if found is not None:
                 self._found[key] = found
         return found

@@ -13,8 +13,8 @@ from ..planning.step import MetricsSpec
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.files import Content
+from ..storage.index import Trace
 from ..storage.objects import glob
-from ..storage.store import Trace
 from ..storage.workspace import Workspace
 
 
@@ -40,7 +40,7 @@ def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str,
 
 def _log(ws: Workspace, trace: Trace) -> Path:
     """The kept log of the attempt that a trace is of."""
-    done = [attempt.n for attempt in ws.store.attempts(trace.run, trace.step) if attempt.outcome == "done"]
+    done = [attempt.n for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.outcome == "done"]
     return ws.kept(trace.run, trace.step, done[-1] if done else 1, ".log")
 
 

@@ -340,7 +340,7 @@ class Earlier:
     def _rows(self) -> dict[str, tuple[str, str]]:
         """Paths below the workspace: how the store spells each, and the content that it was left with."""
         head = f"{self._ws.root}/"
-        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.published(self._recipe).items() if row.run}
+        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.index.published(self._recipe).items() if row.run}
 
     @cached_property
     def _above(self) -> set[str]:

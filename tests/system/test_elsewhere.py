@@ -14,7 +14,7 @@ import pytest
 from drivers.base import Exit, Job
 from runner.execution.session import Choice, Settings
 from runner.hosts import sites as sites_module
-from runner.storage.store import Event
+from runner.storage.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.storage.store import Event, RunRow, Store
+from runner.storage.runs import Event, RunRow
+from runner.storage.store import Store
 
 RECIPE = """\
 recipe: r@1
@@ -78,12 +79,12 @@ def killed_in_b(space: Path, *words: str) -> None:
 
 def runs(space: Path) -> list[RunRow]:
     with Store.open(space / "ws/.recipe", read_only=True) as store:
-        return store.runs()
+        return store.runs.latest()
 
 
 def events(space: Path, id: str) -> list[Event]:
     with Store.open(space / "ws/.recipe", read_only=True) as store:
-        return store.events(id)
+        return store.runs.events(id)
 
 
 def test_a_run_whose_worker_was_killed_goes_on_under_its_own_id(space: Path) -> None:

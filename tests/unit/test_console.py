@@ -18,7 +18,7 @@ from runner.execution.session import Overview, Summary
 from runner.execution.work import Failure
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width
-from runner.storage.store import Event
+from runner.storage.runs import Event
 
 
 class Terminal(io.StringIO):

@@ -16,7 +16,8 @@ from ...survey.survey import Request
 from .parser import out_folder, told_apart
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow, Store
+    from ...storage.runs import RunRow
+    from ...storage.store import Store
     from ...survey.survey import Survey
 
 
@@ -66,7 +67,7 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def _last(ws: Workspace) -> Request | None:
-    for row in ws.store.runs(last=1):
+    for row in ws.store.runs.latest(last=1):
         asked = row.data.get("asked")
         if isinstance(asked, dict):
             out = Path(asked["out"]) if asked["out"] is not None else None
@@ -76,7 +77,7 @@ def _last(ws: Workspace) -> Request | None:
 
 def find_run(store: Store, word: str) -> RunRow:
     """The run that a word names: its id, a part of it that no other has, `last`, or `last~1` for the one before."""
-    rows = store.runs()
+    rows = store.runs.latest()
     if not rows:
         raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
     name, tilde, back = word.partition("~")

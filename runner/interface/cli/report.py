@@ -19,7 +19,7 @@ from ..tail import named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow
+    from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
 
 _LISTED = 60  # steps
@@ -103,8 +103,8 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
     from .history import overview
 
-    told = overview(ws, row, ws.store.tallies([row.id])[row.id])
-    if told["seconds"] is None and ws.store.live(row.id):
+    told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
+    if told["seconds"] is None and ws.store.runs.live(row.id):
         told["seconds"] = time.time() - row.created
     done = _steps(ws, row)
     chosen = [each for each in done if step is None or step in names(each.id)]
@@ -126,7 +126,7 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     """The steps that were begun, in that order, and those that are yet to begin."""
     found: dict[str, _Done] = {}
     began: dict[str, float] = {}
-    for event in ws.store.events(row.id):
+    for event in ws.store.runs.events(row.id):
         if event.subject != "step":
             continue
         done = found.setdefault(event.id, _Done(event.id, event.after))
@@ -138,13 +138,13 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
             done.files.append(_told_in(ws, row.id, event.id, number if isinstance(number, int) else done.attempts, event.data.get("metrics")))
         elif event.before == "RUNNING" and event.after != "RUNNING":
             began.pop(event.id, None)
-    if ws.store.live(row.id):
+    if ws.store.runs.live(row.id):
         for id, since in began.items():
             found[id].seconds += max(0.0, time.time() - since)
     # Events are stored in groups, and so are their moments: rows of attempts are nearer.  One that was taken over from a worker that died began
     # before its row did, which its trace knows.
-    attempts = ws.store.attempts(row.id)
-    traces = ws.store.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
+    attempts = ws.store.runs.attempts(row.id)
+    traces = ws.store.index.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
     for attempt in attempts:
         if attempt.step not in found:
             continue

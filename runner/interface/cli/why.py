@@ -19,7 +19,8 @@ from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
-    from ...storage.store import AttemptRow, Trace
+    from ...storage.index import Trace
+    from ...storage.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
@@ -126,7 +127,7 @@ class Answer:
 def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | None) -> list[Answer]:
     """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
     answers = []
     for n in numbers:
         id, verdict = nodes[n].id, found.verdicts[n]
@@ -137,7 +138,7 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
         reasons += [word for word in words if word not in reasons]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
-        trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
+        trace = ws.store.index.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
         causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
         metrics = verdict.made.metrics if verdict.made is not None else trace.numbers if trace is not None else {}
         answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, metrics, causes))
@@ -163,7 +164,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
     """The steps that run for certain, of all that this one waits for: they are why it may."""
     running = sorted(need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run")[:MANY]
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
     causes = []
     for need in running:
         row = rows.get(nodes[need].id)
