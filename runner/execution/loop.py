@@ -729,7 +729,7 @@ class Executor:
         _log.error("%s: %s", readable(id), told)
         with contextlib.suppress(OSError):
             attempt_result.add(running.log, told)
-        if running.errand is None or running.errand.job is not None:
+        if not running.errand or running.errand.job:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._stop(running), 2 * GRACE.total_seconds())
         words = f"internal error of recipe: {type(error).__name__}: {error}"
@@ -779,8 +779,9 @@ class Executor:
         """Hear of the job's end, whatever happens: for a host that has to be asked."""
         end: Exit | DriverError | RecipeError
         try:
-            while (exit := await running.site.host.wait(running.job, FOREVER)) is None:
-                pass
+            exit = None
+            while exit is None:
+                exit = await running.site.host.wait(running.job, FOREVER)
             end = exit
         except DriverError as error:
             end = error
