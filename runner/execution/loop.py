@@ -968,7 +968,7 @@ class Executor:
                 self._failed(id, running, spec, "publish", str(error))
                 return
             crashpoint("published")
-        self.commits.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
+        self.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit)
         self.tidying.keep_log(id, running, spec)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
@@ -1008,7 +1008,7 @@ class Executor:
             declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
             missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
-        image = {"author": spec.author, "world": running.world}
+        image = attempt_result.image(spec, running.world)
         self.commits.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
         self.tidying.tidy(running, spec, success=False)
         self._fail(id, reason, words, hint, attempt_result.words(tail), log, self.tidying.left(running))
