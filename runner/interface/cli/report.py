@@ -287,7 +287,8 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
     if len(wanted) > _COLUMNS:
         text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json tells all)")
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
-        text.append(f"no log is kept of {', '.join(lost[:5])}{f' and {len(lost) - 5} more' if len(lost) > 5 else ''}")
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        text.append(f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known")
     return text
 
 
