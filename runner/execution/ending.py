@@ -154,7 +154,7 @@ async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit
         except RecipeError as error:
             return _failed(work, id, running, spec, _Why("publish", str(error)))
         crashpoint("published")
-    work.commits.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
+    work.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit)
     work.tidying.keep_log(id, running, spec)
     if values:
         data["metrics"] = values
@@ -215,7 +215,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why) ->
         declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
         missing = undeclared(tail.decode(errors="replace"), work.ws.root, running.site.paths(attempt).cwd, declared)
         hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
-    image = {"author": spec.author, "world": running.world}
+    image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
     work.tidying.tidy(running, spec, success=False)
     fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running))

@@ -63,9 +63,7 @@ class Orphans:
             return job, site
         if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node.outputs)):
             return job, site
-        if isinstance(site, Away):
-            await site.clear(paths)
-        clear(path)
+        await self._clear(site, path)
         return None
 
     async def end(self, node: Node, job: Job, site: Site) -> None:
@@ -73,7 +71,9 @@ class Orphans:
         self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
         await site.host.stop(job, GRACE)
         await site.host.wait(job, 2 * GRACE)
-        path = f"{self._attempts}/{job.key}"
+        await self._clear(site, f"{self._attempts}/{job.key}")
+
+    async def _clear(self, site: Site, path: str) -> None:
         if isinstance(site, Away):
             await site.clear(site.paths(Attempt(path)))
         clear(path)

@@ -171,7 +171,7 @@ class Attempt:
 
     def recall_object(self, content: str, name: str) -> bool:
         """The same of what `add_object` put there."""
-        if os.path.islink(f"{self.path}/{name}"):
+        if os.path.islink(f"{self.path}/{name}") or not os.path.lexists(f"{self.path}/{name}"):  # one that its host has, and we have not
             self.objects[name] = content
             return True
         return self._recall_copy(content, name)

@@ -29,7 +29,7 @@ def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str,
             return None
         found = metrics.match(log, rule.pattern, metrics.NOTHING)  # it was masked when it was kept
     else:
-        files = sorted(_files(ws, trace, str(rule.file)))
+        files = sorted(stored_files(ws, trace, str(rule.file)))
         if not files:
             return None
         found = {name: value for _, path in files for name, value in metrics.read(path).items()}
@@ -44,7 +44,7 @@ def _log(ws: Workspace, trace: Trace) -> Path:
     return ws.kept(trace.run, trace.step, done[-1] if done else 1, ".log")
 
 
-def _files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:
+def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:
     """The stored files of outputs whose path in an attempt matches, each with that path.  A whole folder is not fetched for this."""
     fits = glob(os.path.normpath(pattern))
     for _, path, content in trace.outputs:
