@@ -20,7 +20,7 @@ from .paths import VERSION as __version__
 if TYPE_CHECKING:
     from .execution.session import Choice, Settings, Summary
     from .language.recipe import Recipe
-    from .storage.store import Event
+    from .storage.runs import Event
     from .survey.survey import Survey
 
 __all__ = ["__version__", "load", "plan", "run"]

@@ -393,16 +393,16 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
 
     Those that name no GPU had none, so that a `smoke` on two cores says nothing here.  A step of a recipe that uses this one is not among them.
     """
-    rows = ws.store.runs(recipe=recipe, last=LOOKED_AT)
-    done = {row.id: [each for each in ws.store.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
-    traces = ws.store.traces([each.key for attempts in done.values() for each in attempts])
+    rows = ws.store.runs.latest(recipe=recipe, last=LOOKED_AT)
+    done = {row.id: [each for each in ws.store.runs.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
+    traces = ws.store.index.traces([each.key for attempts in done.values() for each in attempts])
     found: dict[str, _Past] = {}
     for row in reversed(rows):
         for each in done[row.id]:
-            told = traces[each.key].metrics if each.key in traces else {}
+            told = traces[each.key].numbers if each.key in traces else {}
             kind = told.get("gpu")
             if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
-                kept = ws.home / "runs" / row.id / f"{each.step.replace('/', '%2F')}.{each.n}.metrics"
+                kept = ws.kept(row.id, each.step, each.n, ".metrics")
                 found[each.key] = _Past(row.inputs, told, kind, kept)
     return list(found.values())
 

@@ -257,7 +257,7 @@ class _Looks:
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
-        row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
+        row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
         if not spec.state or any(need not in self._found.made for need in plan.needs(n)):

@@ -301,8 +301,9 @@ class _Compiler:
             author["image"] = image
         if recipe.setup:
             author["setup"] = list(recipe.setup)
-        if step.metrics:
-            author["metrics"] = [step.metrics.file, step.metrics.pattern]
+        metrics = MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None
+        if metrics is not None and metrics.in_environment:
+            author["metrics"] = list(metrics)
         if resources.key:
             author["resources"] = resource_spec(resources).asked
         if not step.outputs:
@@ -376,7 +377,7 @@ class _Compiler:
             timeout=step.timeout,
             idle_timeout=step.idle_timeout,
             asks=mentioned.metrics or NOTHING,
-            metrics=MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
+            metrics=metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=step.nodes,
         )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import Problem, did_you_mean
+from .ids import bare
 from .mentions import templates
-from .plan import bare
 from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, Author, ResourceSpec, Source, StepSpec
 
 if TYPE_CHECKING:

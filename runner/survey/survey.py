@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING, Any
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..paths import VERSION, heads
+from ..planning.ids import names
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, is_glob, unspelled
 from ..planning.plan import COMPILER, Place, Plan
+from ..planning.step import MetricsSpec
 from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
@@ -104,6 +106,9 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
             verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+        for n, verdict in enumerate(verdicts):
+            if verdict.former is not None and verdict.key is not None and verdict.made is not None:
+                ws.traces.rename(verdict.former, verdict.key, plan.nodes[n].rule)
         grown = expansions(ws, plan, made)
         if not grown:
             ws.save_cache()
@@ -335,7 +340,7 @@ class Earlier:
     def _rows(self) -> dict[str, tuple[str, str]]:
         """Paths below the workspace: how the store spells each, and the content that it was left with."""
         head = f"{self._ws.root}/"
-        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.published(self._recipe).items() if row.run}
+        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.index.published(self._recipe).items() if row.run}
 
     @cached_property
     def _above(self) -> set[str]:
@@ -367,7 +372,7 @@ class Earlier:
 
 def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     """Contents of everything that the plan's nodes refer to."""
-    facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
+    facts = Facts(ws.traces, _Trees(ws), stored=ws.stored, numbers=partial(_numbers, ws, plan))
     wanted: dict[str, None] = {}
     theirs = _Theirs(ws, plan)
     for node in plan.nodes:
@@ -393,6 +398,13 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
 
         facts.current_python = of_value("packages/1", packages())
     return facts
+
+
+def _numbers(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str, Any] | None:
+    """The metrics of a key by a rule that is new, read from what is kept of its attempt; None where nothing is."""
+    from .numbers import read
+
+    return read(ws, plan, key, rule)
 
 
 class _Theirs:
@@ -496,11 +508,7 @@ def _is_path(name: str) -> bool:
 
 
 def _forces(forced: frozenset[str], all: bool, id: str) -> bool:
-    return all or (bool(forced) and (id in forced or _base(id) in forced))
-
-
-def _base(id: str) -> str:
-    return id.partition("[")[0]
+    return all or (bool(forced) and not forced.isdisjoint(names(id)))
 
 
 def _identity_of(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
+from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
 from ...survey.survey import Request
 from .parser import out_folder, told_apart
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow, Store
+    from ...storage.runs import RunRow
+    from ...storage.store import Store
     from ...survey.survey import Survey
 
 
@@ -65,7 +67,7 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def _last(ws: Workspace) -> Request | None:
-    for row in ws.store.runs(last=1):
+    for row in ws.store.runs.latest(last=1):
         asked = row.data.get("asked")
         if isinstance(asked, dict):
             out = Path(asked["out"]) if asked["out"] is not None else None
@@ -75,7 +77,7 @@ def _last(ws: Workspace) -> Request | None:
 
 def find_run(store: Store, word: str) -> RunRow:
     """The run that a word names: its id, a part of it that no other has, `last`, or `last~1` for the one before."""
-    rows = store.runs()
+    rows = store.runs.latest()
     if not rows:
         raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
     name, tilde, back = word.partition("~")
@@ -96,9 +98,7 @@ def find_run(store: Store, word: str) -> RunRow:
 def find_nodes(found: Survey, word: str) -> list[int]:
     """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
     nodes = found.plan.nodes
-    chosen = [n for n, node in enumerate(nodes) if node.id == word] or [
-        n for n, node in enumerate(nodes) if node.id.startswith((f"{word}[", f"{word}/"))
-    ]
+    chosen = [n for n, node in enumerate(nodes) if word in names(node.id)]
     if chosen:
         return chosen
     for pending in found.plan.pending:

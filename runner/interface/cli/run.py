@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
                 print(f"recipe: {notice}", file=sys.stderr)
             verdict = _checked(ws, found, args)
-            expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+            expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
             if args.json:
                 print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
             else:

@@ -60,9 +60,9 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     memory: dict[str | None, int] = {}
     try:
         with opened(root) as ws:
-            rows = [row for row in ws.store.runs() if row.recipe == recipe and row.state == "COMPLETED" and row.data.get("fresh") == 0]
+            rows = [row for row in ws.store.runs.latest() if row.recipe == recipe and row.state == "COMPLETED" and row.data.get("fresh") == 0]
             rows = rows[:_LOOKED_AT]
-            tallies = ws.store.tallies([row.id for row in rows])
+            tallies = ws.store.runs.tallies([row.id for row in rows])
             for row in reversed(rows):
                 asked = row.data.get("asked")
                 states = {state for state, _ in tallies[row.id]}
@@ -70,7 +70,7 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
                     continue
                 preset = asked.get("preset")
                 seconds.setdefault(preset, []).append(row.ended - row.created)
-                for attempt in ws.store.attempts(row.id):
+                for attempt in ws.store.runs.attempts(row.id):
                     peak = attempt.exit.get("peak_memory")
                     memory[preset] = max(memory.get(preset, 0), peak if isinstance(peak, int) else 0)
     except (RecipeError, OSError):

@@ -83,14 +83,14 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
             recipe, rows = found.plan.recipe, stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)
-            rows = [row for _, row in sorted(ws.store.published(recipe).items())]
+            rows = [row for _, row in sorted(ws.store.index.published(recipe).items())]
         demand_quiet(ws, recipe)
         going += examined(ws, rows)
     edited = [item.row.path for item in going if item.now == "edited" and not args.force]
     removed = [item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)]
     if not args.dry_run:
         withdraw(ws, removed)
-        ws.store.unpublish(item.row.path for item in going if item.now == "gone")
+        ws.store.index.unpublish(item.row.path for item in going if item.now == "gone")
     paths = [row.path for row in removed]
     if args.json:
         print(json.dumps({"removed": paths, "kept": edited, "dry_run": args.dry_run}, indent=2))
