@@ -1,15 +1,67 @@
-"""Paths: settings files, what ships with the program, and whether a path stays below its folder.  Reads none of them."""
+"""Paths: the workspace of a folder, settings files, what ships with the program, and whether a path stays below its folder.  Opens none of them."""
 
 from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 VERSION: Final = "0.1.0"
+MARKERS: Final = ("recipe.toml", ".recipe", ".git")
+"""What makes a folder a workspace."""
+
+
+TAGS: Final[Mapping[str, str]] = {
+    ".gitignore": "*\n",
+    "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# Made by recipe; backups may leave this folder out: https://bford.info/cachedir/\n",
+}
+"""What `.recipe` says to git, and to programs that make backups: files by name."""
+
+
+class Standing(NamedTuple):
+    """Where a caller stands: the workspace, and the folder in which the paths that are typed begin, relative to it (empty: the workspace)."""
+
+    root: Path
+    below: str = ""
+
+    @property
+    def here(self) -> Path:
+        """The folder in which typed paths begin."""
+        return self.root / self.below
+
+    def typed(self, path: str) -> str:
+        """A path as it was typed, from the workspace.  One that is absolute, begins with `~`, or is an address stays as it is."""
+        if not self.below or path.startswith(("/", "~")) or "://" in path:
+            return path
+        return posixpath.normpath(f"{self.below}/{path}") + ("/" if path.endswith("/") else "")
+
+    def folders(self, inputs: Iterable[str]) -> dict[str, str]:
+        """In which folder of the workspace each of these inputs is typed; nothing where that is the workspace itself."""
+        return dict.fromkeys(inputs, self.below) if self.below else {}
+
+
+def standing(environ: Mapping[str, str]) -> Standing:
+    """Where the caller stands: the workspace is the nearest folder upwards that is one, else the current folder."""
+    here = os.getcwd()
+    root = next((folder for folder in (here, *_above(here)) if _is_workspace(folder, environ)), here)
+    return Standing(Path(root), "" if root == here else os.path.relpath(here, root))
+
+
+def _above(folder: str) -> list[str]:
+    return heads(folder)[1:]  # without `/`, which is no workspace
+
+
+def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:
+    """Whether a folder bears a marker.  `/`, the user's home and a folder in which all users may write, such as /tmp, are none by that alone."""
+    if folder == "/" or not any(os.path.lexists(f"{folder}/{marker}") for marker in MARKERS):
+        return False
+    if stat.S_IMODE(os.stat(folder).st_mode) & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH:
+        return False
+    return folder != os.path.realpath(environ.get("HOME") or os.path.expanduser("~"))
 
 
 def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from .. import digest
 from ..errors import Busy, Corrupt, Infrastructure, NotFound, Unusable
+from ..paths import TAGS
 from .crash import crashpoint
 from .files import Content, FileRow
 from .locks import Lock, Locks
@@ -718,6 +719,8 @@ def _make(root: Path, path: Path) -> None:
         with Locks(root / "locks").hold("store"):
             if path.exists():
                 return
+            for name, text in TAGS.items():
+                (root / name).write_text(text)
             new = root / "recipe.db-new"
             for left in (new, root / "recipe.db-new-journal"):
                 left.unlink(missing_ok=True)

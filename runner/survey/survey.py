@@ -36,7 +36,7 @@ from ..storage.files import Content
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe
+    from ..language.recipe import Input, Recipe
     from ..language.values import Tree
 
 
@@ -50,6 +50,7 @@ class Request:
     out: Path | None = None
     current_python: bool = False
     update: bool = False
+    typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
 
 
 @dataclass(slots=True)
@@ -148,6 +149,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
     asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
+    asked += [dict(request.typed_in)] if request.typed_in else []
     try:
         digest = of_value("request", asked)
     except (TypeError, ValueError):
@@ -198,16 +200,39 @@ def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: 
         gc.enable()
 
 
-def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
-    from ..language import document, inputs, parse
-    from ..planning.compile import compile_plan
+def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
+    """The recipe that is asked for, and a value for each of its inputs.  Raises NotFound, Invalid."""
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    try:
+        text = whole(source)
+    except OSError as error:
+        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+    return _read(ws, source, text, request, {}, {})
+
+
+def _read(
+    ws: Workspace, source: Path, text: bytes, request: Request, used: dict[str, Recipe], sources: dict[str, Digest]
+) -> tuple[Recipe, dict[str, Tree]]:
+    from ..language import document, parse
 
     recipe = parse.recipe(document.parse(text, str(source)))
-    globs.recipe = recipe.id
-    used: dict[str, Recipe] = {}
     load_used(ws.root, recipe, used, sources)
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ)
+    for name, folder in request.typed_in.items():
+        values[name] = _from_root(recipe.inputs[name], values.get(name), folder)
+    return recipe, values
+
+
+def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+    from ..language import inputs
+    from ..planning.compile import compile_plan
+
+    used: dict[str, Recipe] = {}
+    recipe, values = _read(ws, source, text, request, used, sources)
+    globs.recipe = recipe.id
     bind = partial(_bind, ws)
-    values = bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
     digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
     plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=bind, kind_of=inputs.kind_of, preset=request.preset)
     return recipe, plan
@@ -238,12 +263,25 @@ def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -
     return values
 
 
+def _from_root(spec: Input, value: Tree, folder: str) -> Tree:
+    """A value that was typed in a folder of the workspace: a path in it begins there."""
+    from ..language.inputs import kind_of
+
+    if isinstance(value, list):
+        return [_from_root(spec, item, folder) for item in value]
+    if not isinstance(value, str) or not {spec.type, spec.items} & {"file", "dataset", "model"} or kind_of(value) != "path" or value[:1] in "/~":
+        return value
+    path = posixpath.normpath(f"{folder}/{value}")
+    return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
+
+
 def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
-    """The request without what opens its addresses."""
-    if not ws.addresses:
+    """The request without what opens its addresses, and with paths that begin at the workspace."""
+    if not ws.addresses and not request.typed_in:
         return request
-    opened = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
-    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in opened}})
+    bound = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
+    bound |= {name for name in request.typed_in if isinstance(plan.inputs.get(name), (str, list))}
+    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in bound}}, typed_in={})
 
 
 def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:

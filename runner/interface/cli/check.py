@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...language.units import cost_limit_text
 from ...storage.workspace import Workspace
 from ..tail import shown
+from .chosen import begun
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with Workspace.open(args.workspace, read_only=False) as ws:
+    with begun(args.workspace, request) as ws:
         ws.share(args.store)
         host = _host(ws, args)
         found, verdict = _asked(ws, request, args, host)

@@ -12,13 +12,14 @@ from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
-from ...storage.workspace import Workspace
 from ..tail import named, shown
+from .chosen import begun
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
+    from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
     dry = args.verb == "plan" or args.dry_run
-    with Workspace.open(args.workspace, read_only=False) as ws:
+    with begun(args.workspace, request) as ws:
         ws.share(args.store)
         if dry:
             found = look(ws, request, choice)

@@ -14,6 +14,7 @@ from ...errors import RecipeError
 from ...language import library
 from ...reading import whole
 from ..tail import shown
+from .parser import RECIPE
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
@@ -31,7 +32,7 @@ _LOOKED_AT: Final = 50  # runs
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("recipe", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml")
+    parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = "examples:\n  recipe show sft@1\n  recipe show ./pipeline.yaml --json"
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from ...language import parse
     from .. import datasheet
 
-    recipe = parse.load(library.find(args.recipe, args.workspace))
+    recipe = parse.load(library.find(library.meant(args.standing, args.recipe), args.workspace))
     sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), reckoned(args.workspace, recipe))
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
