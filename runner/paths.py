@@ -78,6 +78,17 @@ def shipped() -> Path:
     return inside if inside.is_dir() else package.parent
 
 
+def beside(path: str) -> str:
+    """A path as it is shown, and can be typed: from the current folder where it lies below it, else as it is."""
+    here = os.getcwd().rstrip("/") + "/"
+    return os.path.normpath(path).removeprefix(here)
+
+
+def is_path(word: str) -> bool:
+    """Whether a word names a recipe by its path, and not by its name in the library."""
+    return "/" in word or word.endswith((".yaml", ".yml"))
+
+
 def escapes(path: str) -> bool:
     """Whether a path leads out of the folder that it is relative to."""
     plain = posixpath.normpath(path)

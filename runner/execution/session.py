@@ -335,7 +335,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
+        raise CannotRun(shown, fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder")
     if unset:
         raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:
@@ -362,7 +362,7 @@ def concerned(found: Survey) -> list[int]:
         return []
 
     specs, ours = found.plan.specs(), str(shipped() / "recipes")
-    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
+    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in {str(found.source.parent), *found.plan.homes})
     return found.todo if own or any(_may_train(specs[n]) for n in found.todo) else []
 
 

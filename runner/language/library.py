@@ -13,7 +13,7 @@ from pathlib import Path
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
-from ..paths import Standing, shipped
+from ..paths import Standing, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
@@ -87,7 +87,7 @@ def find(name: str, workspace: Path) -> Path:
     Other packages are asked only for a name that the library has not, and so cannot take one of its names.  Raises NotFound; Invalid where two
     packages bring recipes of that name.
     """
-    if _is_path(name):
+    if is_path(name):
         return _by_path(name, workspace)
     word, at, version = name.partition("@")
     versions = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
@@ -119,7 +119,7 @@ def meant(standing: Standing, word: str | None) -> str:
 
     `train` is the file train.yaml where the caller stands, else the one in the workspace, else a recipe of the library.  No word is recipe.yaml.
     """
-    if word is not None and _is_path(word):
+    if word is not None and is_path(word):
         return path(standing, word)
     if word is None or "@" not in word:
         for folder in dict.fromkeys((standing.below, "")):
@@ -178,10 +178,6 @@ def _by_path(name: str, workspace: Path) -> Path:
 
 def _beside(name: str, workspace: Path) -> str:
     return f"the file beside you is given as ./{name}.yaml" if (workspace / f"{name}.yaml").is_file() else ""
-
-
-def _is_path(word: str) -> bool:
-    return "/" in word or word.endswith((".yaml", ".yml"))
 
 
 def _head(path: Path) -> str:

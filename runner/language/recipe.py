@@ -232,6 +232,7 @@ class Recipe:
     pass_env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode, ...] = ()
+    home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file
 
     @property
     def id(self) -> str:

@@ -125,7 +125,7 @@ class _Compiler:
         self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
         asked: Resources = _UNSAID, named: bool = False,
     ) -> Scope:  # fmt: skip
-        home = posixpath.dirname(recipe.document.name) or "."
+        home = recipe.home or posixpath.dirname(recipe.document.name) or "."
         if home not in self.sketch.homes:
             self.sketch.homes.append(home)
         scope = Scope(recipe, self._take(recipe, values), prefix, self.sketch.homes.index(home), asked, named)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
-from ..paths import VERSION, heads
+from ..paths import VERSION, heads, is_path, shipped
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import Makes, excluded, is_glob, unspelled
 from ..planning.plan import COMPILER, Place, Plan
@@ -34,6 +34,7 @@ from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
 from ..storage.workspace import Workspace
+from . import code_files
 
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
@@ -92,7 +93,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     from ..language.library import find
 
     source = find(request.recipe, ws.root)
-    library = not _is_path(request.recipe)
+    library = not is_path(request.recipe)
     known: dict[str, tuple[str, ...]] = {}
     while True:
         plan = compiled(ws, source, request, known)
@@ -218,6 +219,8 @@ def _read(
     from ..language import document, parse
 
     recipe = parse.recipe(document.parse(text, str(source)))
+    if is_path(request.recipe):
+        recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
     values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ)
     for name, folder in request.typed_in.items():
@@ -284,6 +287,13 @@ def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
     return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in bound}}, typed_in={})
 
 
+def placed(recipe: Recipe, source: Path, root: Path) -> Recipe:
+    """A recipe that is given by its path: below the workspace its own paths begin there; one of the library keeps its folder."""
+    from ..planning.roots import rooted
+
+    return recipe if source.is_relative_to(shipped() / "recipes") else rooted(recipe, os.path.abspath(source), os.path.abspath(root))
+
+
 def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
     """Read every recipe that `recipe` uses, and those that they use.  Raises Invalid."""
     from ..language import document, parse
@@ -296,7 +306,7 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
         base = Path(recipe.document.name).parent
         name = step.uses.recipe
         try:
-            path = (base / name) if _is_path(name) else find(name, root)
+            path = (base / name) if is_path(name) else find(name, root)
             text = whole(path)
         except (NotFound, OSError) as error:
             absent = isinstance(error, (NotFound, FileNotFoundError))
@@ -306,6 +316,8 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
             continue
         sources[str(path)] = of_bytes(text)
         other = parse.recipe(document.parse(text, str(path)))
+        if recipe.home and is_path(name):
+            other = placed(other, path, root)
         used[name] = other
         load_used(root, other, used, sources)
     if problems:
@@ -478,15 +490,14 @@ def _lock(ws: Workspace, path: Path) -> Content | None:
 
 
 def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:
-    pattern, exclude = unspelled(text)
-    base = Path(home).resolve()
-    names = sorted(name for name in glob.glob(pattern, root_dir=base, recursive=True) if (base / name).is_file() and "__pycache__" not in name)
-    names = [name for name in names if not excluded(name, exclude)]
-    if is_glob(text) and base.is_relative_to(root := ws.root.resolve()):
-        at = {str((base / name).relative_to(root)): name for name in names}
+    base = os.path.realpath(home)
+    names = code_files.matches(base, text)
+    root = f"{os.path.realpath(ws.root)}/"
+    if f"{base}/".startswith(root) and (is_glob(text) or code_files.is_folder(base, text)):
+        at = {f"{base}/{name}".removeprefix(root): name for name in names}
         names = [at[path] for path in theirs.among(list(at))]
-    contents = ws.cache.contents(str(base / name) for name in names)
-    return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
+    contents = ws.cache.contents(f"{base}/{name}" for name in names)
+    return [(name, content) for name in names if (content := contents[f"{base}/{name}"]) is not None]
 
 
 class _Trees(Mapping[str, Mapping[str, str]]):
@@ -527,10 +538,6 @@ def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
     if request.out is not None:
         return ws.absolute(str(request.out))
     return ws.root / "out" / plan.recipe / plan.digest[:12] if library else ws.root
-
-
-def _is_path(name: str) -> bool:
-    return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def _forces(forced: frozenset[str], all: bool, id: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
-from ...paths import TAGS
+from ...paths import TAGS, beside, is_path
 from ..tail import shown
 from .parser import color, told_apart
 
@@ -83,7 +83,9 @@ def _validate(args: argparse.Namespace) -> int:
             if name == "-":
                 mine = validation.read(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given)
             else:
-                mine = validation.file(library.find(library.meant(args.standing, name if names else None), args.workspace), args.workspace, given)
+                meant = library.meant(args.standing, name if names else None)
+                path = library.find(meant, args.workspace)
+                mine = validation.file(Path(beside(str(path))), args.workspace, given, own=is_path(meant))
         except NotFound as error:
             mine = [Problem("not-found", str(error), fix=error.fix)]
         found += mine

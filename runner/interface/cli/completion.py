@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import RecipeError
-from ...paths import Standing, standing
+from ...paths import Standing, is_path, standing
 from .parser import VERBS, parser_of
 
 _SCRIPTS: Final = {
@@ -203,7 +203,7 @@ def _recipe(words: Sequence[str], place: Standing) -> Any:
     from ...language import document, library
 
     named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
-    named += [word for word in words if "=" not in word and not word.startswith("-") and (_is_file(word) or "@" in word)]
+    named += [word for word in words if "=" not in word and not word.startswith("-") and (is_path(word) or "@" in word)]
     named += [word for word in words if word.isidentifier()]
     for name in [*named, None]:
         try:
@@ -211,10 +211,6 @@ def _recipe(words: Sequence[str], place: Standing) -> Any:
         except RecipeError:
             continue
     return {}
-
-
-def _is_file(word: str) -> bool:
-    return "/" in word or word.endswith((".yaml", ".yml"))
 
 
 def _section(recipe: Any, name: str) -> dict[str, Any]:

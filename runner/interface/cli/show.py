@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import RecipeError
 from ...language import library
+from ...paths import is_path
 from ...reading import whole
 from ..tail import shown
 from .parser import RECIPE
@@ -39,9 +41,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...language import parse
+    from ...survey.survey import placed
     from .. import datasheet
 
-    recipe = parse.load(library.find(library.meant(args.standing, args.recipe), args.workspace))
+    meant = library.meant(args.standing, args.recipe)
+    recipe = parse.load(path := library.find(meant, args.workspace))
+    recipe = placed(recipe, path, args.workspace) if is_path(meant) else recipe
     sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), reckoned(args.workspace, recipe))
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
@@ -140,7 +145,7 @@ def locked(recipe: Recipe) -> dict[str, str]:
     found = {}
     for name in locks(recipe):
         try:
-            text = whole(Path(recipe.document.name).parent.joinpath(name)).decode("utf-8")
+            text = whole(Path(recipe.home or os.path.dirname(recipe.document.name), name)).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             continue  # `recipe plan` says so
         pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))
