@@ -30,6 +30,7 @@ from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
 from ..hosts.sites import SOONEST_LOOK, Away, Errand, Site
 from ..hosts.staging import Attempt, OutputProblem, undeclared
+from ..language.imports import started
 from ..logs import Log
 from ..planning import judge as judging
 from ..planning.fingerprint import World
@@ -46,6 +47,7 @@ from ..storage.locks import Lock
 from ..storage.objects import delete
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
+from ..survey import imports
 from ..survey.survey import Survey, compiled, expansions, look
 from . import attempt_result
 from .attempts import Attempts, Running, clear_up, holds
@@ -981,8 +983,10 @@ class Executor:
         hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
         if reason in ("exit", "output"):
             declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
-            missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
-            hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
+            said, base = tail.decode(errors="replace"), self.plan.homes[running.node.home]
+            hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
+            missing = undeclared(said, self.ws.root, running.site.paths(attempt).cwd, declared) if not hint else None
+            hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else hint
         image = {"author": spec.author, "world": running.world}
         self.commits.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
         self.tidying.tidy(running, spec, success=False)

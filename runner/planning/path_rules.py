@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Problem
-from ..language.recipe import GitCode, Glob
+from ..language.recipe import AutoCode, GitCode, Glob
 from ..paths import escapes
 
 if TYPE_CHECKING:
@@ -67,9 +67,11 @@ def _spelled(recipe: Recipe, step: Step, below: Where) -> Where:
     return (below[0], names.index(str(below[1]))) if listed else below
 
 
-def _code(recipe: Recipe, code: tuple[str | Glob | GitCode, ...], origin: Where) -> Iterator[Problem]:
+def _code(recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where) -> Iterator[Problem]:
     for n, item in enumerate(code):
         where = (*origin, "code", n)
+        if isinstance(item, AutoCode):
+            continue
         if not isinstance(item, GitCode):
             yield from _read(recipe, item, "the workspace" if recipe.home else "the recipe's folder", _CODE, where)
         elif posixpath.normpath(item.at) != "." and (wrong := unfit(item.at)):  # all of the attempt may be a checkout

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from ..language.recipe import GitCode, Glob, Python
+from ..language.recipe import AutoCode, GitCode, Glob, Python
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
     from ..language.values import Tree
 
-_Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode")
+_Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
 
 
 def rooted(recipe: Recipe, source: str, root: str) -> Recipe:
@@ -54,6 +54,8 @@ def _step(step: Step, folder: str) -> Step:
 
 
 def _item(item: _Code, folder: str) -> _Code:
+    if isinstance(item, AutoCode):
+        return item
     if isinstance(item, GitCode):
         beside = item.url.startswith(("./", "../"))  # a repository may lie anywhere
         return replace(item, url=posixpath.normpath(f"{folder}/{item.url}")) if beside else item

@@ -5,14 +5,24 @@ A folder without `__init__.py` counts for what is imported from it, and not by i
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..language.imports import Import, Imports, Start
+from ..paths import VERSION
+from ..reading import whole
 
 if TYPE_CHECKING:
-    from ..language.imports import Import, Imports, Start
+    from ..storage.workspace import Workspace
+
+_MOST: Final = 5000
+"""Files whose imports are remembered; beyond it those of earlier surveys are dropped."""
 
 
 class Found(NamedTuple):
@@ -128,6 +138,88 @@ class Seek:
                     portions.append(place)
             path = portions
         return files, list(path)
+
+
+class ImportCache:
+    """What Python files import, by their content: read from their syntax once for a workspace, and remembered in `.recipe/imports.json`."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws, self._path = ws, ws.home / "imports.json"
+        self._known: dict[str, list[object]] | None = None
+        self._new: dict[str, list[object]] = {}
+
+    def read(self, file: str) -> Imports:
+        """The imports of a file; of one that is no Python, none."""
+        if self._known is None:
+            self._known = self._remembered()
+        content = self._ws.cache.content_of(file)
+        if content is None:
+            return Imports()
+        if content not in self._known:
+            self._known[content] = self._new[content] = list(syntax_of(file))
+        return Imports.load(self._known[content])
+
+    def _remembered(self) -> dict[str, list[object]]:
+        try:
+            version, known = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, TypeError):
+            return {}
+        return known if version == VERSION and isinstance(known, dict) else {}
+
+    def save(self) -> None:
+        """Remember what was read now."""
+        if self._new and self._known is not None and not self._ws.read_only:
+            kept = self._known if len(self._known) <= _MOST else self._new
+            self._ws.write(self._path, json.dumps([VERSION, kept], separators=(",", ":")).encode())
+            self._new = {}
+
+
+def syntax_of(file: str) -> Imports:
+    """What a file imports, read now."""
+    from ..language.python_reader import read
+
+    try:
+        return read(whole(Path(file)))
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        return Imports(doubts=(f"cannot be read as Python: {error}",))
+
+
+def advice(said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]) -> str:
+    """What to do about an import that failed, by what the step printed; empty where it says nothing of one, or the module is not below `base`.
+
+    `listed` are the files that the attempt had, `starts` what its command starts.
+    """
+    if "attempted relative import with no known parent package" in said:
+        return _as_module(base, starts)
+    if not (missing := re.findall(r"ModuleNotFoundError: No module named '([\w.]+)'", said)):
+        return ""
+    module = missing[-1]
+    for found in followed(base, starts, (), syntax_of).files.values():
+        if found.file not in listed and f"{found.module.lstrip('.')}.".startswith(f"{module}."):
+            return f"{found.module} is {found.file}, which is not in `code` of {step}: add it, or write `code: auto`"
+    for file in holding(base, module):
+        if file not in listed:
+            return f"{module} is {file}, which is not in `code` of {step}: add it"
+        folder = posixpath.normpath(file.removesuffix("/__init__.py").removesuffix(".py").removesuffix(module.replace(".", "/")) or ".")
+        return f"{module} is {file}, and Python does not look in {folder}: add `env: {{PYTHONPATH: {folder}}}` to {step}"
+    return ""
+
+
+def _as_module(base: str, starts: Sequence[Start]) -> str:
+    """How to start a file of a package, so that its relative imports work."""
+    seek = Seek(base)
+    for kind, name in starts:
+        file = posixpath.normpath(name)
+        top = posixpath.dirname(file)
+        if kind == "module" or not top or not seek.is_file(file):
+            continue
+        while seek.is_file(f"{posixpath.dirname(top)}/__init__.py"):
+            top = posixpath.dirname(top)
+        above = posixpath.dirname(top)
+        module = file.removeprefix(f"{above}/").removesuffix(".py").replace("/", ".")
+        way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
+        return f"{file} imports from its own package: start it by its name: `python -m {module}`{way}"
+    return ""
 
 
 def holding(base: str, module: str) -> Iterator[str]:

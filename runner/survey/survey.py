@@ -28,13 +28,14 @@ from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..paths import VERSION, heads, is_path, shipped
 from ..planning.judge import Facts, Made, Verdict, judge
-from ..planning.mentions import Makes, excluded, is_glob, unspelled
+from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
 from ..planning.plan import COMPILER, Place, Plan
 from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
 from ..storage.workspace import Workspace
 from . import code_files
+from .imports import ImportCache, followed
 
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
@@ -419,7 +420,7 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     """Contents of everything that the plan's nodes refer to."""
     facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
     wanted: dict[str, None] = {}
-    theirs = _Theirs(ws, plan)
+    theirs, reader = _Theirs(ws, plan), ImportCache(ws)
     for node in plan.nodes:
         for dep in node.deps:
             if is_glob(dep):
@@ -431,12 +432,13 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
                 wanted[dep] = None
         for pattern in node.code:
             if (node.home, pattern) not in facts.code:
-                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs)
+                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs, reader)
         for source in node.takes:
             if source.asked not in facts.takes:
                 facts.takes[source.asked] = _identity(ws, source.kind, source.address, source.only, update=request.update)
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
             facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
+    reader.save()
     facts.files = dict(ws.cache.contents(wanted))
     if request.current_python:
         from ..extensions import packages
@@ -489,11 +491,12 @@ def _lock(ws: Workspace, path: Path) -> Content | None:
     return ws.cache.content_of(str(path.resolve()))
 
 
-def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:
+def _code(ws: Workspace, home: str, text: str, theirs: _Theirs, reader: ImportCache) -> list[tuple[str, str]]:
     base = os.path.realpath(home)
-    names = code_files.matches(base, text)
+    auto = unspelled(text)[0] == AUTO
+    names = sorted(followed(base, *parts_of_automatic(text), reader.read).files) if auto else code_files.matches(base, text)
     root = f"{os.path.realpath(ws.root)}/"
-    if f"{base}/".startswith(root) and (is_glob(text) or code_files.is_folder(base, text)):
+    if f"{base}/".startswith(root) and (auto or is_glob(text) or code_files.is_folder(base, text)):
         at = {f"{base}/{name}".removeprefix(root): name for name in names}
         names = [at[path] for path in theirs.among(list(at))]
     contents = ws.cache.contents(f"{base}/{name}" for name in names)

@@ -19,6 +19,8 @@ from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where
 from ..planning.compile import compile_plan
+from . import code_warnings
+from .imports import syntax_of
 from .survey import Globs, load_used, placed
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def problems(document: Document, root: Path, given: Mapping[str, str], source: P
     if source is not None:
         recipe = placed(recipe, source, root)
     found += _scripts(recipe)
+    found += code_warnings.warnings(recipe, syntax_of)
     used: dict[str, Recipe] = {}
     try:
         load_used(root, recipe, used, {})

@@ -150,3 +150,142 @@ def test_problems_are_named_from_where_one_stands(repo: Path) -> None:
     written(repo, {"configs/odd.yaml": "recipe: odd@1\nsummary: Odd\nsteps: {a: {run: [true], depends: [b]}}\n"})
     assert typed(repo / "configs", "validate", "odd.yaml").out.startswith("odd.yaml:3:")
     assert typed(repo, "validate", "configs/odd.yaml").out.startswith("configs/odd.yaml:3:")
+
+
+# -- code: auto ------------------------------------------------------------------------------------------------------------------------------------
+
+
+AUTO = """\
+recipe: auto@1
+summary: Auto
+steps: {train: {run: [python, src/main.py, "{{ outputs.o }}"], code: auto, outputs: {o: auto.txt}}}
+"""
+SOURCES = {
+    ".git/HEAD": "",
+    "auto.yaml": AUTO,
+    "src/main.py": "import sys\nimport lib.util\nopen(sys.argv[1], 'w').write(lib.util.word())\n",
+    "src/lib/util.py": "from . import words\ndef word(): return words.WORD\n",
+    "src/lib/words.py": "WORD = 'one'\n",
+    "src/unused.py": "",
+}
+
+
+@pytest.fixture(scope="module")
+def auto(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of a recipe with `code: auto`, run once."""
+    root = written(tmp_path_factory.mktemp("auto"), SOURCES)
+    assert (ran := typed(root, "run", "auto")).code == 0, ran
+    assert (root / "auto.txt").read_text() == "one"
+    return root
+
+
+@contextlib.contextmanager
+def changed(root: Path, name: str, text: str) -> Iterator[None]:
+    path = root / name
+    before = path.read_text() if path.exists() else None
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    yield
+    path.unlink() if before is None else path.write_text(before)
+
+
+def plan_of(root: Path) -> str:
+    return typed(root, "plan", "auto").out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("src/lib/words.py", "WORD = 'two'\n", "code src/lib/words.py changed"),
+        ("src/lib/__init__.py", "", "code src/lib/__init__.py is new"),
+        ("src/words.py", "", ""),
+        ("src/unused.py", "import lib\n", ""),
+        ("src/lib/util.py", "WORD = 'x'\ndef word(): return WORD\n", "code src/lib/words.py is gone"),
+    ],
+)
+def test_the_key_has_exactly_what_is_imported(auto: Path, name: str, text: str, words: str) -> None:
+    """A module that appears and would be imported is part of the key, too."""
+    with changed(auto, name, text):
+        assert words in plan_of(auto) if words else "fresh" in plan_of(auto)
+    assert "1 fresh" in plan_of(auto)
+
+
+def test_a_shadow_of_an_installed_module_is_code(auto: Path) -> None:
+    with changed(auto, "src/sys.py", ""):  # built in: never read from a file
+        assert "1 fresh" in plan_of(auto)
+    with changed(auto, "src/lib/util.py", "import json\nfrom . import words\ndef word(): return words.WORD\n"), changed(auto, "src/json.py", ""):
+        assert "code src/json.py is new" in plan_of(auto)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import importlib, sys\nimportlib.import_module(sys.argv[1])\n", "src/main.py: line 2 imports a module that a value names"),
+        ("import sys\nsys.path.insert(0, 'src/lib')\n", "src/main.py: line 2 changes sys.path"),
+        ("this is no Python", "src/main.py: cannot be read as Python"),
+    ],
+)
+def test_what_auto_cannot_read_is_a_warning(auto: Path, text: str, words: str) -> None:
+    with changed(auto, "src/main.py", text):
+        said = typed(auto, "validate", "auto.yaml")
+        assert said.code == 0 and words in said.out
+        assert words in typed(auto, "plan", "auto").err
+
+
+def test_auto_that_finds_nothing_says_so(auto: Path) -> None:
+    with changed(auto, "none.yaml", AUTO.replace("src/main.py", "src/gone.py")):
+        said = typed(auto, "run", "none.yaml")
+        assert said.code == 2 and "finds no script below" in said.err
+
+
+# -- what is not listed ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_import_that_code_does_not_list_is_a_warning_with_the_line_to_add(auto: Path) -> None:
+    with changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/main.py]")):
+        said = typed(auto, "validate", "listed.yaml")
+        assert said.code == 0 and "src/main.py imports lib.util, which `code` does not list" in said.out
+        assert "add src/lib/util.py, or write `code: auto`" in said.out
+        assert "words" not in said.out, "what is missing first comes first"
+
+
+def test_a_script_that_code_does_not_list_is_a_warning(auto: Path) -> None:
+    with changed(auto, "listed.yaml", AUTO.replace("code: auto, ", "")):
+        assert '"train" starts src/main.py, which `code` does not list' in typed(auto, "validate", "listed.yaml").out
+
+
+def test_a_module_that_is_not_there_is_named_by_its_file_when_the_step_fails(auto: Path) -> None:
+    with changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/main.py, src/unused.py]")):
+        said = typed(auto, "run", "listed.yaml")
+        assert said.code == 1 and "lib.util is src/lib/util.py, which is not in `code` of train: add it, or write `code: auto`" in said.err
+
+
+def test_a_module_in_a_folder_that_python_does_not_look_in_is_said(auto: Path) -> None:
+    listed = AUTO.replace("src/main.py", "other/start.py").replace("code: auto", "code: [other/start.py, src/unused.py]")
+    with changed(auto, "listed.yaml", listed), changed(auto, "other/start.py", "import unused"):
+        said = typed(auto, "run", "listed.yaml")
+        assert said.code == 1 and "unused is src/unused.py, and Python does not look in src: add `env: {PYTHONPATH: src}` to train" in said.err
+
+
+def test_a_file_of_a_package_that_is_started_by_its_path_is_said(auto: Path) -> None:
+    with changed(auto, "src/lib/__init__.py", ""), changed(auto, "listed.yaml", AUTO.replace("src/main.py", "src/lib/util.py")):
+        said = typed(auto, "run", "listed.yaml")
+        assert said.code == 1 and "start it by its name: `python -m lib.util`, with `env: {PYTHONPATH: src}`" in said.err
+
+
+def test_a_large_file_in_code_is_a_warning_with_its_size(auto: Path) -> None:
+    with changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/]")), changed(auto, "src/weights.bin", ""):
+        os.truncate(auto / "src/weights.bin", 20_000_000)
+        assert "src/weights.bin in `code` has 20.0 MB, and is copied for each attempt" in typed(auto, "validate", "listed.yaml").out
+
+
+# -- cd --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_output_that_was_made_elsewhere_is_named(auto: Path) -> None:
+    recipe = AUTO.replace('[python, src/main.py, "{{ outputs.o }}"]', '"mkdir -p src/deep; cd src/deep; echo 1 > {{ outputs.o }}"').replace(
+        "code: auto, ", ""
+    )
+    with changed(auto, "cd.yaml", recipe):
+        said = typed(auto, "run", "cd.yaml")
+        assert said.code == 1 and "declared output auto.txt was not made; src/deep/auto.txt was made: did the script cd?" in said.err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.language import imports
+from runner.language import python_reader
 from runner.language.imports import Start
 from runner.survey.imports import Followed, followed, holding
 
@@ -46,7 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(base: Path, start: Start, *path: str) -> Followed:
-    return followed(str(base), [start], path, lambda file: imports.read(Path(file).read_bytes()))
+    return followed(str(base), [start], path, lambda file: python_reader.read(Path(file).read_bytes()))
 
 
 MODEL = {"pkg/__init__.py", "pkg/base.py", "pkg/model.py", "pkg/layers.py", "pkg/sub/__init__.py", "pkg/sub/deep.py"}

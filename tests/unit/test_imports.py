@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from runner.language.imports import Import, Start, read, started
+from runner.language.imports import Import, Start, started
+from runner.language.python_reader import read
 
 
 @pytest.mark.parametrize(

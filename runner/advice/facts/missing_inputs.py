@@ -21,7 +21,7 @@ def _beside(source: Path, home: str, pattern: str) -> str:
 
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
-    from ...planning.mentions import unspelled
+    from ...planning.mentions import AUTO, unspelled
     from ...storage.sources import wanted
 
     node, facts = found.plan.nodes[n], found.facts
@@ -29,7 +29,10 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
     home = found.plan.homes[node.home]
     for pattern in (unspelled(each)[0] for each in node.code if facts.code.get((node.home, each)) == []):
-        wrong.append((pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}"))
+        if pattern == AUTO:
+            wrong.append(("its code, `auto`", f"finds no script below {home} that its command starts"))
+        else:
+            wrong.append((pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}"))
     if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
         wrong.append((node.lock, absent))
     for source in node.takes:

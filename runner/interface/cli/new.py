@@ -141,33 +141,33 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     ]
 
 
-def _drafted(standing: Standing, path: Path, name: str, script: Path) -> Draft:
+def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft:
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
+    from ...language.imports import Start
+    from ...survey.imports import followed, syntax_of
     from .. import drafting
 
-    home = Path(os.path.abspath(standing.here / path)).parent
+    home = Path(os.path.abspath(standing.here / recipe)).parent
     home = root if home.is_relative_to(root := Path(os.path.abspath(standing.root))) else home
     source = Path(os.path.abspath(standing.here / script))
     if not source.is_file():
         raise NotFound(f"there is no file {script}", fix="name the Python program that trains")
     if not source.is_relative_to(home):
         fix = f"write the recipe beside it: recipe new {script.parent / name} --script {script}"
-        raise Invalid([Problem("bad-place", f"{script} is not in {home}, where the code of {_shown(path)} has to lie", None, fix)])
-    read, seen = _read(source), {source}
-    imports = list(read.imports)
-    for module in imports:  # grows: what a module beside the script imports is needed, too
-        beside = source.parent / f"{module.partition('.')[0]}.py"
-        if beside.is_file() and beside not in seen:
-            seen.add(beside)
-            imports += _read(beside).imports
+        raise Invalid([Problem("bad-place", f"{script} is not in {home}, where the code of {_shown(recipe)} has to lie", None, fix)])
+    read, path = _read(source), source.relative_to(home).as_posix()
+    needed = followed(str(home), [Start("script", path)], (), syntax_of)
+    imports = [name for file in needed.files if file.endswith(".py") for name in syntax_of(str(home / file)).dotted]
 
     def kind(place: str) -> str:
         there = home / place
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
-    return drafting.draft(name, source.relative_to(home).as_posix(), replace(read, imports=tuple(dict.fromkeys(imports))), _shown(path), kind)
+    made = drafting.draft(name, path, replace(read, imports=tuple(dict.fromkeys(imports))), list(needed.files), _shown(recipe), kind)
+    made.look += [f"{file}: {doubt}: see that `code` lists what it needs" for file, doubt in needed.doubts]
+    return made
 
 
 def _read(source: Path) -> Script:

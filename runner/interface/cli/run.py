@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         ws.share(args.store)
         if dry:
             found = look(ws, request, choice)
-            _warn(found, args)
+            _warn(ws, found, args)
             for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
                 print(f"recipe: {notice}", file=sys.stderr)
             verdict = _checked(ws, found, args)
@@ -205,13 +205,21 @@ def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Names
     print("\n" + render(problems(verdict.findings, found), "text", color(sys.stdout)), end="")
 
 
-def _warn(found: Survey, args: argparse.Namespace) -> None:
+def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document
+    from ...language import document, parse
+    from ...survey import code_warnings
+    from ...survey.imports import ImportCache
+    from ...survey.survey import placed
 
-    warnings = document.read(found.source).warnings
+    read = document.read(found.source)
+    warnings = list(read.warnings)
+    if not found.library:
+        cache = ImportCache(ws)
+        warnings += code_warnings.warnings(placed(parse.recipe(read), found.source, ws.root), cache.read)
+        cache.save()
     if warnings:
         from ..diagnostics import render
 
