@@ -84,6 +84,12 @@ def beside(path: str) -> str:
     return os.path.normpath(path).removeprefix(here)
 
 
+def from_here(root: Path, path: str) -> str:
+    """A path of a workspace as it can be typed: from the current folder, where that lies in the workspace."""
+    here = os.getcwd()
+    return os.path.relpath(f"{root}/{path}", here) if here.startswith(f"{root}/") and path[:1] != "/" else path
+
+
 def is_path(word: str) -> bool:
     """Whether a word names a recipe by its path, and not by its name in the library."""
     return "/" in word or word.endswith((".yaml", ".yml"))

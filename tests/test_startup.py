@@ -42,10 +42,10 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("space")
     (root / "two.yaml").write_text(RECIPE)
     (root / "auto.yaml").write_text(
-        RECIPE.replace("two@1", "auto@1").replace("[cp,", "[python, copy.py,").replace("outputs: {o: b", "code: auto, outputs: {o: b")
+        RECIPE.replace("two@1", "auto@1").replace("[cp,", "[python, taker.py,").replace("outputs: {o: b", "code: auto, outputs: {o: b")
     )
-    (root / "copy.py").write_text("import shutil, sys, helper\nshutil.copy(*sys.argv[1:])\n")
-    (root / "helper.py").touch()
+    (root / "taker.py").write_text("import shutil, sys, taker_aid\nshutil.copy(*sys.argv[1:])\n")
+    (root / "taker_aid.py").touch()
     first = imported(root, "run", "./two.yaml")
     assert {"yaml", "asyncio"} <= first, "a run that does something shows that this test can see imports"
     return root

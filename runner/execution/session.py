@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
-from ..paths import shipped
+from ..paths import from_here, shipped
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..planning.step import StepSpec
 from ..secrets import Masker
@@ -327,7 +327,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         unset += faults(id, spec, os.environ)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
-        shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
+        shown = ", ".join(from_here(ws.root, path) for path in clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
         raise CannotRun(
             f"these were changed by hand, or were there before, and would be replaced: {shown}",
             fix="move them away, give --overwrite, or `recipe adopt` the step",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
+from ...paths import from_here
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
@@ -108,7 +109,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
-        lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
+        lines += [f"{'':9}would replace {from_here(ws.root, path)}, which was changed by hand" for path in verdict.conflicts]
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...execution.session import look
 from ...language.units import about
+from ...paths import from_here
 from ...planning.ids import stored
 from ...storage.workspace import Workspace
 from ...survey.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
@@ -67,7 +68,7 @@ def _adopt(ws: Workspace, args: argparse.Namespace) -> int:
         if trace is None:
             print(f"{named(id)} is fresh already")
         else:
-            made = ", ".join(f"{shown(path)} ({brief(content)})" for _, path, content in trace.outputs)
+            made = ", ".join(f"{shown(from_here(ws.root, path))} ({brief(content)})" for _, path, content in trace.outputs)
             print(f"{named(id)} is fresh now" + (f": {made}" if made else ""))
     return 0
 
@@ -96,9 +97,9 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps({"removed": paths, "kept": edited, "dry_run": args.dry_run}, indent=2))
         return 0
     for path in paths if not args.quiet else ():
-        print(f"{'would remove' if args.dry_run else 'removed'} {shown(path)}")
+        print(f"{'would remove' if args.dry_run else 'removed'} {shown(from_here(ws.root, path))}")
     for path in edited:
-        print(f"kept {shown(path)}: it was changed by hand (--force removes it)", file=sys.stderr)
+        print(f"kept {shown(from_here(ws.root, path))}: it was changed by hand (--force removes it)", file=sys.stderr)
     return 0
 
 
