@@ -32,7 +32,7 @@ def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
     from .language import parse
     from .language.library import find, meant
 
-    standing = _standing(workspace)
+    standing = _standing(workspace, recipe)
     return parse.load(find(meant(standing, str(recipe)), standing.root))
 
 
@@ -55,7 +55,7 @@ def plan(
     from .execution.session import Choice, look
     from .storage.workspace import Workspace
 
-    standing = _standing(workspace)
+    standing = _standing(workspace, recipe)
     with Workspace.open(standing.root) as ws:
         ws.share(store)
         found = look(ws, _request(standing, recipe, inputs, preset, out, python), choice or Choice())
@@ -84,19 +84,19 @@ def run(
     from .execution.session import run as run_session
     from .storage.workspace import Workspace
 
-    standing = _standing(workspace)
+    standing = _standing(workspace, recipe)
     with Workspace.open(standing.root) as ws:
         ws.share(store)
         request = _request(standing, recipe, inputs, preset, out, python)
         return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
 
 
-def _standing(workspace: str | Path | None) -> Standing:
+def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:
     import os
 
     from .paths import Standing, standing
 
-    return standing(os.environ) if workspace is None else Standing(Path(workspace))
+    return standing(os.environ, [str(recipe)]) if workspace is None else Standing(Path(workspace))
 
 
 def _request(

@@ -37,22 +37,31 @@ class Standing(NamedTuple):
         """A path as it was typed, from the workspace.  One that is absolute, begins with `~`, or is an address stays as it is."""
         if not self.below or path.startswith(("/", "~")) or "://" in path:
             return path
-        return posixpath.normpath(f"{self.below}/{path}") + ("/" if path.endswith("/") else "")
+        return os.path.relpath(f"{self.here}/{path}", self.root) + ("/" if path.endswith("/") else "")
 
     def folders(self, inputs: Iterable[str]) -> dict[str, str]:
         """In which folder of the workspace each of these inputs is typed; nothing where that is the workspace itself."""
         return dict.fromkeys(inputs, self.below) if self.below else {}
 
 
-def standing(environ: Mapping[str, str]) -> Standing:
-    """Where the caller stands: the workspace is the nearest folder upwards that is one, else the current folder."""
+def standing(environ: Mapping[str, str], words: Iterable[str] = ()) -> Standing:
+    """Where the caller stands: the workspace is the nearest folder upwards that is one, else that of the first recipe that `words` name by path.
+
+    Where neither is found it is the current folder.
+    """
     here = os.getcwd()
-    root = next((folder for folder in (here, *_above(here)) if _is_workspace(folder, environ)), here)
+    root = _workspace_of(here, environ)
+    for word in words if not root else ():
+        if is_path(word) and os.path.isfile(word):
+            root = _workspace_of(os.path.dirname(os.path.abspath(word)), environ)
+            break
+    root = root or here
     return Standing(Path(root), "" if root == here else os.path.relpath(here, root))
 
 
-def _above(folder: str) -> list[str]:
-    return heads(folder)[1:]  # without `/`, which is no workspace
+def _workspace_of(folder: str, environ: Mapping[str, str]) -> str:
+    """The nearest workspace upwards; empty where there is none."""
+    return next((each for each in heads(folder) if _is_workspace(each, environ)), "")
 
 
 def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
-from ..paths import VERSION, heads, is_path, shipped
+from ..paths import VERSION, Standing, heads, is_path, shipped
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
 from ..planning.plan import COMPILER, Place, Plan
@@ -225,7 +225,7 @@ def _read(
     load_used(ws.root, recipe, used, sources)
     values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ)
     for name, folder in request.typed_in.items():
-        values[name] = _from_root(recipe.inputs[name], values.get(name), folder)
+        values[name] = _from_root(recipe.inputs[name], values.get(name), Standing(ws.root, folder))
     return recipe, values
 
 
@@ -267,15 +267,15 @@ def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -
     return values
 
 
-def _from_root(spec: Input, value: Tree, folder: str) -> Tree:
-    """A value that was typed in a folder of the workspace: a path in it begins there."""
+def _from_root(spec: Input, value: Tree, standing: Standing) -> Tree:
+    """A value that was typed there: a path in it begins there."""
     from ..language.inputs import kind_of
 
     if isinstance(value, list):
-        return [_from_root(spec, item, folder) for item in value]
+        return [_from_root(spec, item, standing) for item in value]
     if not isinstance(value, str) or not {spec.type, spec.items} & {"file", "dataset", "model"} or kind_of(value) != "path" or value[:1] in "/~":
         return value
-    path = posixpath.normpath(f"{folder}/{value}")
+    path = standing.typed(value)
     return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
 
 

@@ -49,6 +49,17 @@ def test_a_folder_in_which_all_users_may_write_is_no_workspace(inside: Path) -> 
     assert standing(os.environ) == (inside, "")
 
 
+def test_a_recipe_that_is_named_from_outside_brings_its_workspace(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its results, and a second `.recipe`, would lie wherever somebody happened to stand."""
+    project = inside.parents[1]
+    (project / ".git").mkdir()
+    (inside / "t.yaml").touch()
+    monkeypatch.chdir(project.parent)
+    found = standing(os.environ, ["run", "project/src/pkg/t.yaml", "data=project/a.txt"])
+    assert found == (project, "..") and found.typed("project/src/pkg/t.yaml") == "src/pkg/t.yaml"
+    assert standing(os.environ, ["run", "project/none.yaml"]) == (project.parent, "")
+
+
 @pytest.mark.parametrize(
     ("typed", "means"),
     [

@@ -90,7 +90,7 @@ def run(words: Sequence[str]) -> int:
     parser, module = parser_of(verb)
     args = parser.parse_intermixed_args(words)
     args.verb = verb
-    args.standing = standing(os.environ) if args.workspace is None else Standing(Path(args.workspace))
+    args.standing = standing(os.environ, words) if args.workspace is None else Standing(Path(args.workspace))
     args.workspace = args.standing.root
     if args.verbose or os.environ.get("RECIPE_LOG"):
         from ...logs import begin
