@@ -128,6 +128,7 @@ def test_what_cannot_be_read_makes_no_recipe_folder(tmp_path: Path) -> None:
     written(tmp_path, {"bad.yaml": "recipe: bad@1\nsteps: {a: {run: [true], depends: [b]}}\n"})
     assert [typed(tmp_path, verb, "bad.yaml").code for verb in ("plan", "run", "check")] == [3, 3, 3]
     assert typed(tmp_path, "run", "missing.yaml").code == 3
+    assert [typed(tmp_path, *words).code for words in (("gc",), ("clean",), ("adopt", "a"), ("clean", "bad.yaml"))] == [0, 3, 3, 3]
     assert not (tmp_path / ".recipe").exists()
 
 

@@ -39,12 +39,21 @@ def opened(root: Path) -> Workspace:
     return Workspace.open(root, read_only=not writable)
 
 
+def existing(root: Path) -> Workspace:
+    """The workspace, to change what it remembers.  Where nothing was run nothing is made."""
+    return Workspace.open(root, read_only=not _has_store(root))
+
+
+def _has_store(root: Path) -> bool:
+    return (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists()
+
+
 def begun(root: Path, request: Request) -> Workspace:
     """The workspace, to work in.  The first time its recipe is read beforehand: one that cannot be read makes no `.recipe`.
 
     Raises Invalid, NotFound.
     """
-    if not (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists():
+    if not _has_store(root):
         with Workspace.open(root, read_only=True) as ws:
             read(ws, request)
     return Workspace.open(root)
