@@ -238,6 +238,7 @@ class Recipe:
     secrets: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
     home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file
+    folder: str = ""  # of its file, from there: where paths with ./ or ../ in front begin
 
     @property
     def id(self) -> str:

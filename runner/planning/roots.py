@@ -14,7 +14,7 @@ from ..language.recipe import AutoCode, GitCode, Glob, Python
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
-    from ..language.values import Tree
+    from ..language.values import Tree, Where
 
 _Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
 
@@ -30,7 +30,7 @@ def rooted(recipe: Recipe, source: str, root: str) -> Recipe:
     steps = {id: _step(step, folder) for id, step in recipe.steps.items()}
     presets = {name: replace(preset, python=_python(preset.python, folder)) for name, preset in recipe.presets.items()}
     code = tuple(_item(item, folder) for item in recipe.code)
-    return replace(recipe, home=root, code=code, steps=steps, presets=presets, python=_python(recipe.python, folder))
+    return replace(recipe, home=root, folder=folder, code=code, steps=steps, presets=presets, python=_python(recipe.python, folder))
 
 
 def from_root(path: str, folder: str) -> str:
@@ -44,6 +44,19 @@ def from_root(path: str, folder: str) -> str:
                 return path
             left.pop()
     return "/".join([*left, rest]) if rest != path else path
+
+
+def moved(recipe: Recipe, where: Where) -> int:
+    """By how many characters the path at a place of the file is longer there than from the root."""
+    if not recipe.folder or where[2:3] not in (("deps",), ("matrix",)):
+        return 0
+    written: object = recipe.document.value
+    for part in where:
+        if isinstance(written, dict):
+            written = written.get(part)
+        elif isinstance(written, list) and isinstance(part, int):
+            written = written[part]
+    return len(written) - len(from_root(written, recipe.folder)) if isinstance(written, str) else 0
 
 
 def _step(step: Step, folder: str) -> Step:

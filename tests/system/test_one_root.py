@@ -153,6 +153,12 @@ def test_problems_are_named_from_where_one_stands(repo: Path) -> None:
     assert typed(repo, "validate", "configs/odd.yaml").out.startswith("configs/odd.yaml:3:")
 
 
+def test_a_mistake_in_a_path_that_begins_at_the_recipe_is_shown_where_it_stands(repo: Path) -> None:
+    line = '  a: {run: [true], deps: ["../data/{{ inputs.nope }}.txt"], outputs: [y]}'
+    written(repo, {"configs/caret.yaml": f"recipe: caret@1\nsummary: C\nsteps:\n{line}\n"})
+    assert typed(repo, "validate", "configs/caret.yaml").out.startswith(f"configs/caret.yaml:4:{line.index('nope') + 1}:")
+
+
 # -- code: auto ------------------------------------------------------------------------------------------------------------------------------------
 
 
