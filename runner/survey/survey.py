@@ -151,7 +151,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
     asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
-    asked += [dict(request.typed_in)] if request.typed_in else []
+    asked += [is_path(request.recipe), dict(request.typed_in)]  # what is given by its path has its code at the root
     try:
         digest = of_value("request", asked)
     except (TypeError, ValueError):
