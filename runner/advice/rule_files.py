@@ -77,7 +77,11 @@ def beside(found: Survey) -> tuple[str, ...]:
     """The folders of recipes that bring rules of their own."""
 
     ours = str(shipped() / "recipes")
-    return tuple(home for home in dict.fromkeys(found.plan.homes) if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours)
+    return tuple(
+        home
+        for home in dict.fromkeys((str(found.source.parent), *found.plan.homes))
+        if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours
+    )
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from drivers.base import DriverError, Exit, HostLost
 from ..errors import Infrastructure, RecipeError
 from ..hosts.sites import Away
 from ..hosts.staging import OutputProblem, undeclared
+from ..language.imports import started
 from ..logs import Log
 from ..planning.ids import readable
 from ..planning.judge import Made
@@ -22,6 +23,7 @@ from ..storage import metrics
 from ..storage.crash import crashpoint
 from ..storage.files import no_space
 from ..storage.objects import delete
+from ..survey import imports
 from . import attempt_result
 from .attempts import Running, clear_up
 from .failing import fail, wait_again
@@ -213,8 +215,10 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why) ->
     hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
     if reason in ("exit", "output"):
         declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
-        missing = undeclared(tail.decode(errors="replace"), work.ws.root, running.site.paths(attempt).cwd, declared)
-        hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
+        said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
+        hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
+        missing = undeclared(said, work.ws.root, running.site.paths(attempt).cwd, declared) if not hint else None
+        hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else hint
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
     work.tidying.tidy(running, spec, success=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
-from ..paths import shipped
+from ..paths import from_here, shipped
 from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..planning.step import StepSpec
@@ -340,7 +340,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         unset += faults(id, spec, os.environ)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
-        shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
+        shown = ", ".join(from_here(ws.root, path) for path in clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
         raise CannotRun(
             f"these were changed by hand, or were there before, and would be replaced: {shown}",
             fix="move them away, give --overwrite, or `recipe adopt` the step",
@@ -348,7 +348,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
+        raise CannotRun(shown, fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder")
     if unset:
         raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:
@@ -375,7 +375,7 @@ def concerned(found: Survey) -> list[int]:
         return []
 
     specs, ours = found.plan.specs(), str(shipped() / "recipes")
-    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
+    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in {str(found.source.parent), *found.plan.homes})
     return found.todo if own or any(map(_may_train, specs)) else []
 
 

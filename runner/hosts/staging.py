@@ -25,6 +25,8 @@ from .scrap import Scrap, Spare
 
 _Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""
+_LOOKED_AT = 10_000
+"""Files of an attempt among which an output that was not made is looked for."""
 SMALL = 64 << 10
 """Files up to this size are copied into an attempt, larger ones linked: bytes."""
 HEAVY = 8 << 20
@@ -243,7 +245,7 @@ class Attempt:
                 here = os.lstat(target)
             except OSError:
                 if not flags & OPTIONAL:
-                    wrong.append(f"declared output {path} was not made")
+                    wrong.append(f"declared output {path} was not made{self._elsewhere(path)}")
                 continue
             if self._leads_out(path, kept):
                 wrong.append(f"declared output {path} lies behind a link that leads out of the attempt directory")
@@ -271,6 +273,18 @@ class Attempt:
         if wrong:
             raise OutputProblem("; ".join(wrong))
         return found
+
+    def _elsewhere(self, path: str) -> str:
+        """Where the command made a file of this name instead."""
+        name, looked = posixpath.basename(path), 0
+        for at, folders, files in os.walk(self.path):
+            found = os.path.relpath(f"{at}/{name}", self.path)
+            if (name in files or name in folders) and found not in self.staged:
+                return f"; {found} was made: did the script cd?"
+            looked += len(files)
+            if looked > _LOOKED_AT:
+                break
+        return ""
 
     def whole(self, outputs: Sequence[OutputSpec]) -> bool:
         """Whether every output that has to be there is."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from ..digest import Digest
 from . import fingerprint
 from .ids import bare
-from .mentions import unspelled
+from .mentions import code_name
 from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan
 from .step import MetricAsked, MetricsSpec, StepSpec
 
@@ -197,7 +197,7 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
     for pattern in node.code:
         found = facts.code.get((node.home, pattern), ())
         if not found:
-            missing.append(f"no code matches {unspelled(pattern)[0]}")
+            missing.append(f"no code matches {code_name(pattern)}")
         world.extend(["code", name, content] for name, content in found)
     for source in node.takes:
         name, kind, address = source.name, source.kind, source.address

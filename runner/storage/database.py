@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from ..errors import Busy, Corrupt, Infrastructure, Unusable
+from ..paths import TAGS
 from .crash import crashpoint
 from .locks import Locks
 
@@ -263,6 +264,8 @@ def _make(root: Path, path: Path) -> None:
         with Locks(root / "locks").hold("store"):
             if path.exists():
                 return
+            for name, text in TAGS.items():
+                (root / name).write_text(text)
             new = root / "recipe.db-new"
             for left in (new, root / "recipe.db-new-journal"):
                 left.unlink(missing_ok=True)

@@ -110,19 +110,17 @@ def _module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Of one file, whose content is in the key of the cache."""
     import ast
 
+    from ...language.python_reader import of_tree
+
     try:
         data = Path(path).read_bytes()
         tree = ast.parse(data[:LARGE], path) if len(data) <= LARGE else ast.Module([], [])
     except (OSError, SyntaxError, ValueError, RecursionError):
         return (), ()
-    imports, keywords = [], []
+    keywords = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
             if called.endswith(("Arguments", "Config")):
                 keywords += [word.arg for word in node.keywords if word.arg]
-    return tuple(imports), tuple(keywords)
+    return of_tree(tree).dotted, tuple(keywords)

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...language.units import cost_limit_text
+from ...paths import from_here, is_path
 from ...storage.workspace import Workspace
 from ..tail import shown
+from .chosen import begun
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with Workspace.open(args.workspace, read_only=False) as ws:
+    with begun(args.workspace, request) as ws:
         ws.share(args.store)
         host = _host(ws, args)
         found, verdict = _asked(ws, request, args, host)
@@ -51,6 +53,11 @@ def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
     return found, preflight.check(
         ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow
     )
+
+
+def _typeable(ws: Workspace, request: Request) -> str:
+    path = from_here(ws.root, request.recipe) if is_path(request.recipe) else request.recipe
+    return path if "/" in path or not is_path(path) else f"./{path}"
 
 
 def _driver(args: argparse.Namespace) -> str:
@@ -125,7 +132,7 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
     flags = [*([f"--preset {request.preset}"] if request.preset else []), *(["--python current"] if request.current_python else [])]
     flags += [*([f"--driver {args.driver}"] if args.driver != "local" else []), *(f"--host {shlex.quote(host)}" for host in args.hosts or ())]
     flags += [f"--allow {rule}" for rule in args.allow]
-    print(shown(" ".join(["type: recipe run", shlex.quote(request.recipe), *flags, *map(shlex.quote, words)])), file=out)
+    print(shown(" ".join(["type: recipe run", shlex.quote(_typeable(ws, request)), *flags, *map(shlex.quote, words)])), file=out)
     again = replace(request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}})
     after, left = _asked(ws, again, args, host)
     if left.findings:
