@@ -47,8 +47,9 @@ def plan(
 ) -> Survey:
     """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
 
-    `inputs` are typed values, or text as on the command line.  `python="current"` runs in the caller's packages.  `store` names a shared store, as on
-    the command line; without it the one that recipe.toml says.  Raises errors.RecipeError.
+    `inputs` are typed values, or text as on the command line.  `python` is the interpreter of steps without a lock; `"current"` is the caller's, with
+    its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
+    Raises errors.RecipeError.
     """
     from .execution.session import Choice, look
     from .storage.workspace import Workspace
@@ -77,6 +78,8 @@ def run(
 
     `on_event` is called with every stored event, in order.  Raises errors.RecipeError when nothing could be started.
     """
+    from dataclasses import replace
+
     from .execution.session import Choice, Settings
     from .execution.session import run as run_session
     from .storage.workspace import Workspace
@@ -84,16 +87,16 @@ def run(
     with Workspace.open(Path(workspace)) as ws:
         ws.share(store)
         request = _request(recipe, inputs, preset, out, python)
-        return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
+        how = settings or Settings()
+        if python and not request.current_python:
+            how = replace(how, python=python)
+        return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
 
 
 def _request(recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None) -> Any:
-    from .errors import CannotRun
     from .storage.workspace import local_folder
     from .survey.survey import Request
 
-    if python not in (None, "current"):
-        raise CannotRun(f'python="{python}" is not known', fix='leave it out, or say "current"')
     return Request(str(recipe), dict(inputs or {}), preset, local_folder(out) if out is not None else None, python == "current")
 
 

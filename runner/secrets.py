@@ -15,6 +15,10 @@ SHORTEST: Final = 6
 """Characters.  A shorter value is refused: to mask it would spoil ordinary text, and not to mask it would show it."""
 
 STARS: Final = b"***"
+_NAMES: Final = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
+_TOKEN: Final = re.compile(r"(hf_|sk-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|eyJ)[A-Za-z0-9_.-]{12,}|-----BEGIN ")
+"""How well-known kinds of tokens begin."""
+_PASSWORD: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]*:([^/?#@\s]+)@", re.IGNORECASE)
 _LINE_END: Final = re.compile(rb"[\r\n]")
 
 
@@ -40,6 +44,17 @@ def unusable(variable: str, value: str | None, *, required: bool) -> str:
     if value or not required:
         return ""
     return "is not set" if value is None else f"is empty: {variable} is set, but to an empty text"
+
+
+def tokenlike(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret: a part of its name ends as those of secrets do, or its value begins as well-known tokens do."""
+    return len(value) >= SHORTEST and (any(part.endswith(_NAMES) for part in name.upper().split("_")) or _TOKEN.match(value) is not None)
+
+
+def passwords(variables: Mapping[str, str]) -> list[Secret]:
+    """Those in addresses such as `http://user:password@proxy`, which have to be passed on and must not be shown."""
+    found = {name: _PASSWORD.search(value) for name, value in variables.items() if "@" in value}
+    return [Secret(name, match[1]) for name, match in found.items() if match and len(match[1]) >= SHORTEST]
 
 
 class Masker:

@@ -220,13 +220,7 @@ class Attempts:
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
         image = self.image(spec)
-        if image:
-            from ..hosts.containers import base_env as boxed_env
-        inherits = (site.name, bool(image), *spec.pass_env)
-        if (base := self._base.get(inherits)) is None:
-            base = boxed_env(spec.pass_env, os.environ) if image else site.env(spec.pass_env)
-            base = self._base[inherits] = base | {"RECIPE_RUN": self.commits.run, "NODE_RANK": "0", "NNODES": "1"}
-        env = {**base, "RECIPE_STEP": node.id}
+        env = {**self._inherited(spec, site, image), "RECIPE_STEP": node.id}
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
             from drivers.devices import assigned
 
@@ -240,10 +234,24 @@ class Attempts:
         locks = tuple(device.lock for device in running.devices)
         command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks)
         if image:
-            limited = "CUDA_VISIBLE_DEVICES" in site.env(())
+            limited = "CUDA_VISIBLE_DEVICES" in site.login
             held = running.devices if gpus is not None else site.devices if limited else None
             command = self.containers_of(site).wrap(command, image, self._mounts(running, spec, command), held, needed=bool(gpus))
         return command, script
+
+    def _inherited(self, spec: StepSpec, site: Site, image: str) -> dict[str, str]:
+        """What an attempt gets of the login on its machine and of the caller's variables."""
+        inherits = (site.name, bool(image), *spec.pass_env, None, *spec.env)
+        if (base := self._base.get(inherits)) is None:
+            passed = {name: os.environ[name] for name in spec.pass_env if name in os.environ}
+            if image:
+                from ..hosts.containers import base_env
+
+                base = base_env(site.login)
+            else:
+                base = site.env({*passed, *spec.env})
+            base = self._base[inherits] = base | passed | {"RECIPE_RUN": self.commits.run, "NODE_RANK": "0", "NNODES": "1"}
+        return base
 
     def stage(self, node: Node, spec: StepSpec, attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""

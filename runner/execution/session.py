@@ -96,6 +96,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
 def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
@@ -177,6 +178,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     if isinstance(local, Waking):
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
+    from ..hosts.interpreters import CURRENT
     from ..hosts.leases import HostPool
     from ..planning.schedule import Move
     from .loop import Executor, Options
@@ -186,7 +188,9 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
 
     async def work() -> tuple[Report, bool]:
         nonlocal commits
-        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say)
+        host_pool = HostPool(
+            ws, id, local, settings.driver, settings.hosts, listener.say, CURRENT if found.request.current_python else settings.python
+        )
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
             fits(ws, found, host_pool, settings)

@@ -130,7 +130,13 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="publish the recipe's outputs below DIR")
-    parser.add_argument("--python", choices=["current"], help="`current`: run in the packages of this Python instead of what the recipe declares")
+    parser.add_argument(
+        "--python",
+        default="",
+        metavar="PYTHON",
+        help="the Python of steps without a lock: a path, a virtual environment, a name (default: .venv here, $VIRTUAL_ENV, python3 of PATH); "
+        "`current`: the packages of the Python that runs recipe, instead of locks and images",
+    )
     parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
     parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
     parser.add_argument(

@@ -77,7 +77,17 @@ def run(args: argparse.Namespace) -> int:
         from ..console import Live, for_stream
 
         pools = dict(_pool(word) for word in args.pool)
-        settings = Settings(args.driver, tuple(args.hosts), args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools, tuple(args.allow))
+        settings = Settings(
+            args.driver,
+            tuple(args.hosts),
+            args.jobs,
+            args.keep_going,
+            args.overwrite,
+            args.link == "hard",
+            pools,
+            tuple(args.allow),
+            args.python if args.python != "current" else "",
+        )
         listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
         with through(listener.log if isinstance(listener, Live) else None):
             summary = run_session(ws, request, choice, settings, listener)

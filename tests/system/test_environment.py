@@ -1,0 +1,45 @@
+"""What a step finds in its environment: what it inherits, what it asked for, and which Python it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.execution.session import Settings
+from tests.support import Space
+
+SHOW = "steps: {s: {run: 'env > o', outputs: {o: o}%s}}\n"
+LOOPBACK = Settings(driver="loopback")
+
+
+def seen(space: Space) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in space.read("o").splitlines() if "=" in line)
+
+
+def test_a_step_inherits_what_tools_need_and_no_more(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HF_HOME": "/data/hf", "https_proxy": "http://proxy:1", "HF_HUB_OFFLINE": "1", "WANDB_PROJECT": "p"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HUB_TOKEN", "hf_abcdefghijklmnop")
+    space.recipe(SHOW % "")
+    space.run()
+    env = seen(space)
+    assert (env["HF_HOME"], env["https_proxy"], env["HF_HUB_OFFLINE"]) == ("/data/hf", "http://proxy:1", "1") and "HOME" in env
+    assert (env["LANG"], env["LC_ALL"], env["TZ"]) == ("C.UTF-8", "C.UTF-8", "UTC")
+    assert not env.keys() & {"WANDB_PROJECT", "HF_HUB_TOKEN", "PYTEST_CURRENT_TEST"}
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
+    assert space.run() == [], "no part of the key"
+
+
+def test_a_step_with_a_locale_of_its_own_keeps_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    space.recipe(SHOW % ", env: {LANG: C}, pass_env: [TZ]")
+    space.run()
+    env = seen(space)
+    assert (env["LANG"], env["TZ"]) == ("C", "Europe/Berlin") and "LC_ALL" not in env
+
+
+def test_on_another_host_a_step_inherits_from_that_hosts_login(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "/data/hf")
+    space.recipe(SHOW % "")
+    space.run(settings=LOOPBACK)
+    env = seen(space)
+    assert env["HOME"].endswith("/loopback/host-1") and "HF_HOME" not in env and env["TZ"] == "UTC"
