@@ -39,6 +39,7 @@ from ..planning.plan import LOCAL, SELECT, STATEFUL, UNCACHED, Node
 from ..planning.schedule import BUSY, LIMIT, Move, Outcome, Scheduler, State
 from ..planning.secret_values import all_given
 from ..planning.step import TEMPORARY, StateSpec, StepSpec
+from ..secrets import tokenlike
 from ..storage import metrics
 from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
@@ -576,9 +577,13 @@ class Executor:
         data: dict[str, object] = {"log": log, "attempt": self.commits.tries(id)}
         if spec.metrics is not None:
             data["metrics"] = log[:-4] + ".metrics"
-        if spec.secrets:
-            # Names, so that who follows the raw log can mask it.
-            data["secrets"] = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
+        # Names, so that who follows the raw log can mask it.
+        hidden = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
+        hidden += [name for name in spec.pass_env if tokenlike(name, os.environ.get(name, ""))]
+        if hidden:
+            data["secrets"] = hidden
+        if spec.env_files:
+            data["env_files"] = list(spec.env_files)
         return data
 
     def _site_for(self, node: Node, wants: Mapping[str, float]) -> Site | None:

@@ -21,6 +21,7 @@ from ..planning.step import StepSpec
 from ..secrets import Masker
 from ..storage.files import Content
 from ..storage.workspace import Workspace
+from ..survey.env_files import EnvFiles
 from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
@@ -315,8 +316,8 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
-    wrong, gone, unset = [], [], list[str]()
-    specs = found.plan.specs()
+    wrong, gone, unset, unread = [], [], list[str](), list[str]()
+    specs, env_files = found.plan.specs(), EnvFiles(ws.root)
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
@@ -329,6 +330,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
         unset += faults(id, spec, os.environ)
+        unread += env_files.faults(spec.env_files)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
         shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
@@ -340,6 +342,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
         raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
+    if unread:
+        raise CannotRun(
+            "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
+            fix="write it, with a line NAME=value for each variable, or take it out of `env_file`; its path is relative to the workspace",
+        )
     if unset:
         raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:

@@ -161,6 +161,7 @@ class Step:
     state: tuple[State, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] | None = None  # None: the recipe's
     image: str | None = None
     python: Python | None = None
@@ -230,6 +231,7 @@ class Recipe:
     cleanup: tuple[list[Tree] | str, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode, ...] = ()
 

@@ -230,7 +230,7 @@ def test_a_line_without_end_is_shown_in_pieces() -> None:
 def test_a_secret_is_masked_across_reads(tmp_path: Path) -> None:
     raw = tmp_path / "a.log"
     raw.write_bytes(b"a" * ((1 << 18) - 5) + SECRET.encode() + b"b")
-    tail = Tail.of(tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
+    tail = Tail.of(tmp_path, tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
     assert tail is not None
     out = io.BytesIO()
     tail.rest(Raw(out).write)

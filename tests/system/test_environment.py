@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runner.errors import CannotRun
 from runner.execution.session import Settings
 from tests.support import Space
 
@@ -43,3 +44,31 @@ def test_on_another_host_a_step_inherits_from_that_hosts_login(space: Space, mon
     space.run(settings=LOOPBACK)
     env = seen(space)
     assert env["HOME"].endswith("/loopback/host-1") and "HF_HOME" not in env and env["TZ"] == "UTC"
+
+
+def test_an_env_file_is_given_to_the_step_and_its_tokens_are_masked(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHO", "shell")
+    space.write(".env", "export WANDB_PROJECT='my project' # mine\nWANDB_API_KEY=0123456789abcdef\nWHO=file\nSET=file\n")
+    space.recipe(
+        "env_file: .env\nsteps: {s: {run: 'echo $WANDB_PROJECT $WHO $SET > o; test -n \"$WANDB_API_KEY\"; echo key $WANDB_API_KEY',"
+        " pass_env: [WHO], env: {SET: recipe}, outputs: {o: o}}}\n"
+    )
+    space.run()
+    assert space.read("o") == "my project shell recipe\n"
+    log = next((space.root / ".recipe/runs").glob("*/s.1.log")).read_text()
+    assert log == "key ***\n"
+    space.write(".env", "WANDB_PROJECT=other\n")
+    assert space.run() == [], "no part of the key"
+
+
+def test_an_env_file_that_is_missing_is_named_before_anything_starts(space: Space) -> None:
+    space.recipe("steps:\n  a: {run: 'echo > o', outputs: {o: o}}\n  b: {run: 'echo > p', env_file: [.env], outputs: {p: p}}\n")
+    with pytest.raises(CannotRun, match=r"the env_file \.env is not there") as caught:
+        space.run()
+    assert "NAME=value" in caught.value.fix and not (space.root / "o").exists()
+
+
+def test_an_env_file_stays_in_the_workspace(space: Space) -> None:
+    space.recipe("env_file: ../.env\nsteps: {s: {run: 'echo > o', outputs: {o: o}}}\n")
+    (problem,) = space.problems()
+    assert problem.message == 'the env_file "../.env" leaves the workspace' and space.pointed(problem) == "../.env"
