@@ -16,6 +16,7 @@ from drivers.base import Command, DriverError, Job
 from ..digest import Digest
 from ..hosts import launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
+from ..hosts.interpreters import described
 from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
 from ..hosts.sites import Away, Brought, Errand, Site
@@ -131,6 +132,17 @@ class Attempts:
                 self._pythons[place, content] = asyncio.get_running_loop().create_task(self._environment(node, place, content))
                 self._pythons[place, content].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
         return await self._pythons[site, content]
+
+    def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
+        """The Python that a step is given there, as people read it; empty in an image, which has its own."""
+        if self.image(spec):
+            return ""
+        if not node.lock or self.survey.request.current_python:
+            return site.interpreter
+        made = self._pythons.get((site, str(self.survey.facts.locks[node.home, node.lock])))
+        if made is None or not made.done() or made.cancelled() or made.exception() is not None:
+            return ""
+        return made.result() if isinstance(site, Away) else described(made.result())
 
     async def _environment(self, node: Node, site: Site, content: str) -> str:
         from ..hosts.environments import built, python_of

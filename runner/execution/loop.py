@@ -48,7 +48,7 @@ from ..storage.objects import delete
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, expansions, look
-from . import attempt_result
+from . import attempt_result, hints
 from .attempts import Attempts, Running, clear_up, holds
 from .commit import GroupCommit
 from .groups import GROUP_MOVES, GROUP_SECONDS, Groups
@@ -889,7 +889,7 @@ class Executor:
                         words += f" on {where}; `recipe doctor --driver {self.host_pool.name}` tells what there is"
                     if full := attempt_result.full(attempt_result.tail(running.log, self.commits.masker), await running.site.room(), where):
                         reason, words = "disk", f"{words}: {full}"
-                self._failed(id, running, spec, reason, words)
+                self._failed(id, running, spec, reason, words, exit)
             else:
                 await self._succeeded(id, running, spec, exit)
         finally:
@@ -948,7 +948,8 @@ class Executor:
                 self._failed(id, running, spec, "publish", str(error))
                 return
             crashpoint("published")
-        self.commits.attempt(id, running.name, running.key, running.started, "done", "", {"author": spec.author, "world": running.world}, exit)
+        pre_image, python = {"author": spec.author, "world": running.world}, self.attempts.interpreter(node, spec, running.site)
+        self.commits.attempt(id, running.name, running.key, running.started, "done", "", pre_image, exit, python)
         self.tidying.keep_log(id, running, spec)
         data: dict[str, object] = {"seconds": round(seconds, 3), **note}
         if values:
@@ -966,6 +967,8 @@ class Executor:
             found["host"] = running.site.name
         if image:
             found["image"] = self.attempts.containers_of(running.site).digest(image)
+        if python := self.attempts.interpreter(running.node, self.plan.specs()[running.number], running.site):
+            found["python"] = python
         if running.goes_on is not None:
             found["continued_from"] = running.goes_on
         return found
@@ -973,7 +976,7 @@ class Executor:
     def _with_data(self, moves: list[Move], id: str, data: dict[str, object]) -> list[Move]:
         return [Move(m.subject, m.id, m.before, m.after, m.reason, {**m.data, **data}) if m.id == id and m.subject == "step" else m for m in moves]
 
-    def _failed(self, id: str, running: Running, spec: StepSpec, reason: str, words: str) -> None:
+    def _failed(self, id: str, running: Running, spec: StepSpec, reason: str, words: str, exit: Exit | None = None) -> None:
         attempt = running.attempt
         tail = attempt_result.tail(running.log, self.commits.masker)
         if reason == "disk":
@@ -988,8 +991,14 @@ class Executor:
             declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
             missing = undeclared(tail.decode(errors="replace"), self.ws.root, running.site.paths(attempt).cwd, declared)
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
+        python = self.attempts.interpreter(running.node, spec, running.site)
+        if exit is not None and not hint:
+            host = "" if running.site is self.host_pool.here else running.site.name
+            lock = "" if self.survey.request.current_python else running.node.lock
+            ran = hints.Ran(python, lock, self.attempts.image(spec), host)
+            hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ)
         image = {"author": spec.author, "world": running.world}
-        self.commits.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
+        self.commits.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
         self.tidying.tidy(running, spec, success=False)
         self._fail(id, reason, words, hint, attempt_result.words(tail), log, self.tidying.left(running))
 

@@ -18,7 +18,7 @@ from ..errors import CannotRun
 CURRENT: Final = "current"
 NAMES: Final = ("python", "python3")
 _ASK: Final = "import platform, sys; print(sys.executable); print(platform.python_version())"
-_PATIENCE: Final = 20.0
+_PATIENCE: Final = 2.0
 """Seconds that a Python may take to say which it is."""
 
 
@@ -54,6 +54,12 @@ def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
         folder = f"{home}/bin/python-{of_value('python', python)[:12]}"
         _call(python, Path(folder))
     return f"{folder}:{path}"
+
+
+def described(python: str) -> str:
+    """An interpreter of this machine as people read it: its path, and its version."""
+    path, number = version(python)
+    return f"{path} ({number})" if number else path
 
 
 def version(python: str) -> tuple[str, str]:

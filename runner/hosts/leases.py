@@ -62,10 +62,11 @@ TELL = 5.0
 _ASK = (
     "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
     'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
+    'printf "VERSION=%s\\n" "$("$1" -c "import platform; print(platform.python_version())" 2>/dev/null)"\n'
     "env | sed 's/^/env /'\n"
     "nvidia-smi -L 2>/dev/null || :\n"
 )
-_TOLD = ("PATH=", "PYTHON=")
+_TOLD = ("PATH=", "PYTHON=", "VERSION=")
 
 
 # A program called `python` in the folder $1 that is the Python $2, as words of a shell: systems have a python3 and no python, or an older one of that
@@ -297,7 +298,20 @@ class HostPool:
                 path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
         login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
-        return Away(self.ws, name, host, machine, seen, depot, slots=slots, python=python, path=path, login=login, say=self.say)
+        return Away(
+            self.ws,
+            name,
+            host,
+            machine,
+            seen,
+            depot,
+            slots=slots,
+            python=python,
+            version=told.get("VERSION", ""),
+            path=path,
+            login=login,
+            say=self.say,
+        )
 
     def _near(
         self, name: str, host: Host, machine: Mapping[str, float], devices: Callable[[], Sequence[devices.Device]], slots: int | None = None

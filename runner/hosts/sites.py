@@ -29,6 +29,7 @@ from ..storage.files import Content, Entry
 from ..storage.objects import delete
 from ..storage.workspace import Workspace
 from . import variables
+from .interpreters import described
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -160,6 +161,11 @@ class Site:
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
     @functools.cached_property
+    def interpreter(self) -> str:
+        """The Python of steps without a lock as people read it."""
+        return described(self.python)
+
+    @functools.cached_property
     def devices(self) -> tuple[Device, ...]:
         """The GPUs that a program sees here which is given none."""
         return tuple(self._devices())
@@ -284,6 +290,7 @@ class Away(Site):
         *,
         slots: int,
         python: str,
+        version: str,
         path: str,
         login: Mapping[str, str],
         say: Callable[[str], None],
@@ -291,6 +298,7 @@ class Away(Site):
         super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python, path=path, login=login)
         self.depot = depot
         self.installer = python
+        self.interpreter = f"{python} ({version})" if version else python
         self._say = say
         self._here: set[str] = set()  # contents that lie there for certain
         self._silent_since = 0.0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from runner.errors import CannotRun
-from runner.execution.session import Settings
+from runner.execution.session import Choice, Settings
 from tests.support import Space
 
 SHOW = "steps: {s: {run: 'env > o', outputs: {o: o}%s}}\n"
@@ -72,3 +74,35 @@ def test_an_env_file_stays_in_the_workspace(space: Space) -> None:
     space.recipe("env_file: ../.env\nsteps: {s: {run: 'echo > o', outputs: {o: o}}}\n")
     (problem,) = space.problems()
     assert problem.message == 'the env_file "../.env" leaves the workspace' and space.pointed(problem) == "../.env"
+
+
+def python(space: Space, name: str) -> str:
+    """A Python of its own in the workspace."""
+    path = space.write(f"{name}/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    (path.parent / "python3").symlink_to("python")
+    space.write(f"{name}/pyvenv.cfg", "version = 3.99.1\n")
+    return str(path)
+
+
+def test_the_roots_environment_runs_a_step_and_why_and_diff_say_so(space: Space) -> None:
+    first, second = python(space, ".venv"), python(space, "other")
+    space.recipe("steps: {s: {run: 'command -v python python3 > o', outputs: {o: o}}}\n")
+    space.run()
+    assert space.read("o").splitlines()[0] == first
+    code, said, _ = space.command("why", "s")
+    assert code == 0 and f"python {first} (3.99.1)" in said
+    assert space.run(python="other") == [], "no part of the key"
+    space.run(python="other", choice=Choice(all=True))
+    assert space.read("o").splitlines()[0] == second
+    code, said, _ = space.command("diff", "last~2", "last")
+    assert code == 0 and f"python: {first} (3.99.1) -> {second} (3.99.1)" in said
+
+
+def test_a_module_that_is_missing_is_told_with_the_python_that_has_not_got_it(space: Space) -> None:
+    used = python(space, ".venv")
+    space.recipe("steps: {s: {run: 'python -c \"import no_such_thing\"', outputs: {o: o}}}\n")
+    space.attempt()
+    assert space.summary is not None
+    (failure,) = space.summary.failed
+    assert failure.hint.startswith(f"{used} (3.99.1) has no module no_such_thing")

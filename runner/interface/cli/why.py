@@ -92,7 +92,8 @@ class Answer:
                 return [f"  it did not run in {self.chosen}"]
             return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
         ended = f", {row.outcome}" + (f" ({row.reason})" if row.reason else "") if row.outcome != "done" else ""
-        when = f"in run {row.run}, {moment(row.started or 0)}{ended}"
+        by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
+        when = f"in run {row.run}, {moment(row.started or 0)}{ended}{by}"
         if self.changes is None:
             return [f"  it ran last {when}"]
         if not self.changes:
