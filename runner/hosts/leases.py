@@ -131,11 +131,12 @@ class HostPool:
 
     async def open(self, *, want: int) -> None:
         """Take what there is, for at most `want` steps at once.  Raises Busy when all is taken, DriverError."""
+        python = self._python()
         self._here = await self.local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
         found = await self.local.hosts(self._here)
         if not found:
             raise Infrastructure("this machine has no host")
-        self.here = self._near("local", found[0], self.ws.machine(), lambda: self.ws.devices)
+        self.here = self._near(python, "local", found[0], self.ws.machine(), lambda: self.ws.devices)
         if not self.away:
             self.sites = [self.here]
             return
@@ -277,7 +278,7 @@ class HostPool:
         machine = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
         if self._of().traits.shared_disk:
-            return self._near(f"{self.name} {offer.id}", host, machine, lambda: devices.visible(None, cards), slots)
+            return self._near(self._python(), f"{self.name} {offer.id}", host, machine, lambda: devices.visible(None, cards), slots)
         from .transfer import Depot
 
         name = f"{self.name} {offer.id}"
@@ -313,13 +314,23 @@ class HostPool:
             say=self.say,
         )
 
+    def _python(self) -> str:
+        """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
+        named = "" if self.away and self.python != interpreters.CURRENT else self.python
+        return interpreters.chosen(named, self.ws.root, os.environ)
+
     def _near(
-        self, name: str, host: Host, machine: Mapping[str, float], devices: Callable[[], Sequence[devices.Device]], slots: int | None = None
+        self,
+        python: str,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        devices: Callable[[], Sequence[devices.Device]],
+        slots: int | None = None,
     ) -> Site:
         """A place that sees our disk: what this login has is there, too."""
-        python = interpreters.chosen(self.python, self.ws.root, os.environ)
         path = interpreters.command_path(python, self.ws.home, os.environ)
-        return Site(self.ws, name, host, machine, devices, slots=slots, python=python, path=path, login=os.environ)
+        return Site(self.ws, name, host, machine, cards, slots=slots, python=python, path=path, login=os.environ)
 
     def _recall(self, content: str) -> Any:
         from ..storage.files import Content

@@ -92,10 +92,11 @@ def test_the_roots_environment_runs_a_step_and_why_and_diff_say_so(space: Space)
     assert space.read("o").splitlines()[0] == first
     code, said, _ = space.command("why", "s")
     assert code == 0 and f"python {first} (3.99.1)" in said
-    assert space.run(python="other") == [], "no part of the key"
-    space.run(python="other", choice=Choice(all=True))
+    other = str(space.root / "other")
+    assert space.run(python=other) == [], "no part of the key"
+    space.run(python=other, choice=Choice(all=True))
     assert space.read("o").splitlines()[0] == second
-    code, said, _ = space.command("diff", "last~2", "last")
+    code, said, _ = space.command("diff", "last~1", "last")
     assert code == 0 and f"python: {first} (3.99.1) -> {second} (3.99.1)" in said
 
 
