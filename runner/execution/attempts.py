@@ -16,7 +16,6 @@ from drivers.base import Command, DriverError, Job
 from ..digest import Digest
 from ..hosts import launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
-from ..hosts.interpreters import described
 from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
 from ..hosts.sites import Away, Brought, Errand, Site
@@ -138,11 +137,11 @@ class Attempts:
         if self.image(spec):
             return ""
         if not node.lock or self.survey.request.current_python:
-            return site.interpreter
+            return site.described(site.python)
         made = self._pythons.get((site, str(self.survey.facts.locks[node.home, node.lock])))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
-        return made.result() if isinstance(site, Away) else described(made.result())
+        return site.described(made.result())
 
     async def _environment(self, node: Node, site: Site, content: str) -> str:
         from ..hosts.environments import built, python_of

@@ -511,9 +511,10 @@ class Executor:
         try:
             conflicts = [] if self.options.overwrite else self.publisher.conflicts(n)
             if conflicts:
-                raise CannotRun(
-                    f"{conflicts[0]} was changed by hand, or was there before", fix="move it away, give --overwrite, or `recipe adopt` it"
-                )
+                from ..survey.explain import replaced
+
+                (words,) = replaced(self.ws, conflicts[:1])
+                raise CannotRun(f"it would replace {words}", fix="move it away, give --overwrite, or `recipe adopt` it")
             running = await self._begin(n, node, spec, key, world, generation, lock, name, site, restored, gpus)
         except _Taken:
             if lock is not None:
@@ -993,9 +994,8 @@ class Executor:
             hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else ""
         python = self.attempts.interpreter(running.node, spec, running.site)
         if exit is not None and not hint:
-            host = "" if running.site is self.host_pool.here else running.site.name
             lock = "" if self.survey.request.current_python else running.node.lock
-            ran = hints.Ran(python, lock, self.attempts.image(spec), host)
+            ran = hints.Ran(python, lock, self.attempts.image(spec), running.site.elsewhere)
             hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ)
         image = {"author": spec.author, "world": running.world}
         self.commits.attempt(id, self.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)

@@ -333,11 +333,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         unread += env_files.faults(spec.env_files)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
-        shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
-        raise CannotRun(
-            f"these were changed by hand, or were there before, and would be replaced: {shown}",
-            fix="move them away, give --overwrite, or `recipe adopt` the step",
-        )
+        from ..survey.explain import replaced
+
+        shown = "\n".join(f"the run would replace {words}" for words in replaced(ws, clashes[:5]))
+        shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
+        raise CannotRun(shown, fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes")
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")

@@ -325,7 +325,7 @@ class HostPool:
         name: str,
         host: Host,
         machine: Mapping[str, float],
-        devices: Callable[[], Sequence[devices.Device]],
+        cards: Callable[[], Sequence[devices.Device]],
         slots: int | None = None,
     ) -> Site:
         """A place that sees our disk: what this login has is there, too."""

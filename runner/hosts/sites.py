@@ -28,8 +28,7 @@ from ..storage.crash import crashpoint
 from ..storage.files import Content, Entry
 from ..storage.objects import delete
 from ..storage.workspace import Workspace
-from . import variables
-from .interpreters import described
+from . import interpreters, variables
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -106,6 +105,9 @@ class Site:
         """The Python that makes environments from locks."""
         self.login = variables.inherited(login)
         """What every step gets of the variables of the login there."""
+        self.elsewhere = ""
+        """The name of a machine that does not see our disk."""
+        self._described: dict[str, str] = {}
         self._devices = devices
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
@@ -160,10 +162,11 @@ class Site:
         found = os.statvfs(f"{self.root}/attempts")
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
-    @functools.cached_property
-    def interpreter(self) -> str:
-        """The Python of steps without a lock as people read it."""
-        return described(self.python)
+    def described(self, python: str) -> str:
+        """A Python there as people read it: its path, and its version where that is known."""
+        if python not in self._described:
+            self._described[python] = interpreters.described(python)
+        return self._described[python]
 
     @functools.cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -297,8 +300,9 @@ class Away(Site):
     ) -> None:
         super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python, path=path, login=login)
         self.depot = depot
+        self.elsewhere = name
         self.installer = python
-        self.interpreter = f"{python} ({version})" if version else python
+        self._version = version
         self._say = say
         self._here: set[str] = set()  # contents that lie there for certain
         self._silent_since = 0.0
@@ -307,6 +311,9 @@ class Away(Site):
 
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
+
+    def described(self, python: str) -> str:
+        return f"{python} ({self._version})" if self._version and python == self.python else python
 
     @property
     def root(self) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..paths import heads
 from ..planning import fingerprint
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
+from ..storage.store import Published
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -41,6 +43,24 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
                 differ = [f"its last attempt failed ({row.reason})"]
             answer[n] = differ
     return answer
+
+
+def replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
+    """Each of these paths, where a step would replace something, and what that is: another recipe's, an edit, or older than recipe's."""
+    published = ws.store.published()
+    return [f"{path}, {_whose(published, path)}" for path in paths]
+
+
+def _whose(published: Mapping[str, Published], path: str) -> str:
+    if row := published.get(path):
+        return f"which was edited after {row.recipe} made it"
+    above = [published[each] for each in heads(path) if each in published]
+    if above:
+        return f"which is in {above[0].path}, made by {above[0].recipe}"
+    below = [row for each, row in published.items() if each.startswith(f"{path.rstrip('/')}/")]
+    if below:
+        return f"which holds {below[0].path}, made by {below[0].recipe}"
+    return "which was there before recipe made anything there"
 
 
 def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:

@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
-        parser.add_argument("--overwrite", action="store_true", help="replace published files that were changed by hand")
+        parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...survey.explain import shown_command
+    from ...survey.explain import replaced, shown_command
 
     counts: dict[str, int] = {}
     lines = []
@@ -117,7 +117,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
-        lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
+        lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):

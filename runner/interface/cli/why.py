@@ -13,7 +13,7 @@ from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.ids import stored
-from ...survey.explain import image_of
+from ...survey.explain import image_of, replaced
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
@@ -133,8 +133,7 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
         row = rows.get(id)
         changes = differences(found, n, row)
         reasons = list(verdict.reasons)
-        words = [f"{path} was changed by hand, or was there before" for path in verdict.conflicts]
-        reasons += [word for word in words if word not in reasons]
+        reasons += [f"it would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
         trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
