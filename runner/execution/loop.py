@@ -500,7 +500,16 @@ class Executor:
         name = self._name(n, key)
         self.commits.next_attempt(id)
         data = self._shown(id, name, spec)
-        if generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
+        conflicts = [] if self.options.overwrite else self.publisher.conflicts(n)
+        taken, trouble = None, None
+        try:
+            if not conflicts:
+                taken = await self._take_up(n, node, spec, key, world, generation, lock)
+        except (RecipeError, OSError, DriverError) as error:
+            trouble = error
+        if taken is not None:
+            restored = {}  # it goes on: nothing is begun again from a checkpoint
+        elif generation is not None and (note := "; ".join(filter(None, (generation.note, *(found.words for found in restored.values()))))):
             data["note"] = note
         for found in restored.values():
             if found.passed and found.name is None:
@@ -509,13 +518,14 @@ class Executor:
             data["site"] = site.name
         self.groups.record([self.scheduler.start(id, data)])
         try:
-            conflicts = [] if self.options.overwrite else self.publisher.conflicts(n)
+            if trouble is not None:
+                raise trouble
             if conflicts:
                 from ..survey.explain import replaced
 
                 (words,) = replaced(self.ws, conflicts[:1])
                 raise CannotRun(f"it would replace {words}", fix="move it away, give --overwrite, or `recipe adopt` it")
-            running = await self._begin(n, node, spec, key, world, generation, lock, name, site, restored, gpus)
+            running = taken or await self._begin(n, node, spec, key, world, generation, lock, name, site, restored, gpus)
         except _Taken:
             if lock is not None:
                 lock.release()
@@ -644,6 +654,24 @@ class Executor:
         self._named[what] = number = self._named.get(what, 0) + 1
         return f"{key[:24]}-{run[-6:]}-{number}" if key is not None else f"{run}-{n}-{number}"
 
+    async def _take_up(
+        self, n: int, node: Node, spec: StepSpec, key: Digest | None, world: World, generation: checkpoints.Generation | None, lock: Lock | None
+    ) -> Running | None:
+        """What an earlier worker left of this very step, if it runs still or ended well.  Raises CannotRun, DriverError, OSError."""
+        for old in self.left.pop(key[:24]) if key is not None else ():
+            found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
+            if found is not None:
+                job, site = found
+                attempt = Attempt(f"{self._attempts}/{old}")
+                log = attempt.path + ".log"
+                wants = spec.resources.room
+                running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, wants, taken_up=True)
+                if isinstance(site, Away):
+                    running.errand = self.attempts.errand(running, spec, sys.executable, site)
+                    running.errand.job, running.errand.rejoined = job, True
+                return running
+        return None
+
     async def _begin(
         self,
         n: int,
@@ -662,18 +690,6 @@ class Executor:
         """Prepare an attempt and start it: at once, unless `start` says in which way."""
         attempt = Attempt(f"{self._attempts}/{name}")
         taking = spec.resources.room
-        if key is not None:
-            for old in self.left.pop(key[:24]):
-                found = await self.left.taken_up(node, old, self._always(n, self._verdicts[node.id]))
-                if found is not None:
-                    job, site = found
-                    attempt = Attempt(f"{self._attempts}/{old}")
-                    log = attempt.path + ".log"
-                    running = Running(node, n, key, world, attempt, job, old, log, time.time(), generation, lock, site, taking, taken_up=True)
-                    if isinstance(site, Away):
-                        running.errand = self.attempts.errand(running, spec, sys.executable, site)
-                        running.errand.job, running.errand.rejoined = job, True
-                    return running
         if not gpus and taking.get("gpus") and not (gpus := await self._pick(node.id, site, int(taking["gpus"]))):
             raise _Taken
         log = attempt.path + ".log"

@@ -11,7 +11,7 @@ from ..paths import heads
 from ..planning import fingerprint
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
-from ..storage.store import Published
+from ..storage.store import AttemptRow, Published
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -40,9 +40,26 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
         else:
             differ = [str(change) for change in fingerprint.explain(row.preimage, image)]
             if not differ and row.outcome != "done":
-                differ = [f"its last attempt failed ({row.reason})"]
+                differ = [ended(row)]
             answer[n] = differ
     return answer
+
+
+def ended(row: AttemptRow) -> str:
+    """How an attempt ended that was not done, as a sentence."""
+    return "its last attempt was stopped" if row.reason == "stopped" else f"its last attempt failed ({row.reason})"
+
+
+def resumes(ws: Workspace, found: Survey, n: int) -> str:
+    """From where a step with checkpoints here would go on, as far as that shows without reading them; empty for one that starts anew."""
+    spec, image = found.plan.specs()[n], image_of(found, n)
+    if not spec.state or image is None:
+        return ""
+    from ..storage import checkpoints
+
+    path, note = checkpoints.chosen(ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id), spec.continues)
+    newest = (checkpoints.newest(path / each.name, each.checkpoint, thorough=False) for each in spec.state)
+    return "; ".join(filter(None, (note, *(each.words for each in newest))))
 
 
 def replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:

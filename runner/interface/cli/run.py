@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...survey.explain import replaced, shown_command
+    from ...survey.explain import replaced, resumes, shown_command
 
     counts: dict[str, int] = {}
     lines = []
@@ -118,6 +118,8 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        if verdict.answer == "run" and (words := resumes(ws, found, n)):
+            lines.append(f"{'':9}{named(words)}")
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
@@ -164,6 +166,8 @@ def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
 
 
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
+    from ...survey.explain import resumes
+
     steps = []
     why = reasons(ws, found)
     reckoned = _reckoned(ws, found)
@@ -179,6 +183,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in reckoned else None,
                 "conflicts": list(verdict.conflicts),
+                "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
                 "memory": reckoned[n].as_json() if n in reckoned else None,
             }
         )

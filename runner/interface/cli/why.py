@@ -13,7 +13,7 @@ from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.ids import stored
-from ...survey.explain import image_of, replaced
+from ...survey.explain import ended, image_of, replaced
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
@@ -91,9 +91,10 @@ class Answer:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
             return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
-        ended = f", {row.outcome}" + (f" ({row.reason})" if row.reason else "") if row.outcome != "done" else ""
+        how = row.outcome + (f" ({row.reason})" if row.reason else "") if row.reason != "stopped" else "stopped"
+        end = f", {how}" if row.outcome != "done" else ""
         by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
-        when = f"in run {row.run}, {moment(row.started or 0)}{ended}{by}"
+        when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"
         if self.changes is None:
             return [f"  it ran last {when}"]
         if not self.changes:
@@ -153,7 +154,7 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
 def unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
-        return f"its last attempt failed ({row.reason})"
+        return ended(row)
     return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
 
 
