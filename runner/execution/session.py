@@ -360,7 +360,8 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
         return
     from ..advice import findings, preflight
 
-    verdict = preflight.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
+    python = "current" if found.request.current_python else settings.python
+    verdict = preflight.check(ws, found, numbers, driver=settings.driver, python=python, allow=settings.allow)
     findings.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":

@@ -198,7 +198,7 @@ def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict 
     from ...advice import preflight
 
     driver = "ssh" if args.driver == "local" and args.hosts else args.driver
-    return preflight.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
+    return preflight.check(ws, found, numbers, driver=driver, python=args.python, allow=args.allow)
 
 
 def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
