@@ -59,11 +59,6 @@ class Budget(NamedTuple):
 # -- writing -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def tar_size(entries: Iterable[Entry]) -> int:
-    """How many bytes `tar_stream` gives for these entries."""
-    return len(END) + sum(map(member_size, entries))
-
-
 def member_size(entry: Entry) -> int:
     """How many bytes of a tar one entry takes."""
     if len(entry.path) <= 24 and entry.kind != "l":  # at most 97 bytes of UTF-8 and a slash: one header block
