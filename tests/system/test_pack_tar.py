@@ -312,7 +312,7 @@ def test_an_archive_with_tricks_leaves_nothing(tmp_path: Path, name: str) -> Non
 
 
 def test_our_own_checks_hold_where_the_filter_of_python_lets_everything_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tarfile, "data_filter", lambda member, _path: member)
+    monkeypatch.setattr(tarfile, "data_filter", lambda member, _path: member, raising=False)
     for data in BAD.values():
         with pytest.raises(BadArchive):
             unpack([[data + END]], tmp_path / "out", ROOM)
