@@ -72,7 +72,7 @@ class _Looks:
     ) -> None:
         self._ws, self._found, self._library, self._driver = ws, found, library, driver
         self._current_python = current_python
-        self._models: dict[str, Facts] = {}
+        self._models: dict[tuple[str, Path | None], Facts] = {}
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
@@ -149,7 +149,8 @@ class _Looks:
             processes = block["processes"]
         given = {secret.source for secret in spec.secrets if os.environ.get(secret.source)}
         sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
-        env = {name: value for name, value in spec.env.items() if value is not None}
+        passed = {name: os.environ[name] for name in spec.pass_env if name in os.environ}
+        env = passed | {name: value for name, value in spec.env.items() if value is not None}
         return Facts(
             {
                 "id": node.id,
@@ -165,6 +166,7 @@ class _Looks:
                 "retries": spec.retries,
                 "env": Facts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
+                "logins": program.logins() if self._driver in _HERE and not spec.image else [],
                 "image": spec.image,
                 "git": [each for each in spec.git],
                 "remote": self._driver not in _HERE,
@@ -213,10 +215,12 @@ class _Looks:
         address = told.value if told is not None else None
         if not isinstance(address, str):
             return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
-        if address not in self._models:
-            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address)
-            self._models[address] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
-        return self._models[address]
+        template = settings.told("chat_template")
+        file = self._ws.absolute(template.value) if template is not None and isinstance(template.value, str) else None
+        if (address, file) not in self._models:
+            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address, file)
+            self._models[address, file] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
+        return self._models[address, file]
 
     def _data_of(self, settings: Settings, step: Facts) -> Facts:
         told = settings.told("dataset")
@@ -253,7 +257,7 @@ class _Looks:
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
-        row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
+        row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
         if not spec.state or any(need not in self._found.made for need in plan.needs(n)):

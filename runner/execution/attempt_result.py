@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from drivers.base import Exit
 
 from ..hosts.scrap import Scrap
+from ..planning.fingerprint import World
 from ..planning.step import MetricsSpec, StepSpec
 from ..secrets import Masker, Stream
 from ..storage import metrics
@@ -115,6 +116,18 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
             if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 raise
     _copy_masked(source, target, masker, size)
+
+
+def image(spec: StepSpec, world: World) -> dict[str, object]:
+    """What is stored of the way in which an attempt was made: the pre-image of its key, and how its metrics are read where that is not in it."""
+    rule = {"metrics": list(spec.metrics)} if spec.metrics is not None and not spec.metrics.in_environment else {}
+    return {"author": spec.author, "world": world, **rule}
+
+
+def add(log: str, text: str) -> None:
+    """Write something of our own at the end of what an attempt printed."""
+    with open(log, "ab") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def discard(log: str, measured: str, scrap: Scrap) -> None:

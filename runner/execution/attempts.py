@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -233,7 +233,7 @@ class Attempts:
             env |= assigned(running.devices, env)
         if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
-        if spec.metrics is not None:
+        if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in given(spec, os.environ)}
@@ -247,14 +247,9 @@ class Attempts:
 
     def stage(self, node: Node, spec: StepSpec, attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
-        root, cache = self._top, self.ws.cache
-        found = {path for dep in node.deps for path in self.survey.facts.matches.get(dep, (dep,))}
-        for path in sorted(found):  # a folder before what lies in it
-            attempt.add_path(cache, path, self.survey.facts.files.get(path), f"{root}/{path}", path)
-        for pattern in node.code:
-            base = os.path.realpath(self.survey.plan.homes[node.home])
-            for name, content in self.survey.facts.code.get((node.home, pattern), ()):
-                attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
+        cache = self.ws.cache
+        for at, content, source, name, copy in self._declared(node):
+            attempt.add_path(cache, at, content, source, name, copy=copy)
         for url, commit, at in spec.git:
             from ..storage.git_checkout import checkout, located
 
@@ -286,6 +281,30 @@ class Attempts:
             else:
                 attempt.add_object(self.ws.objects, made, name)
 
+    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, bool]]:
+        """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and if as a copy."""
+        facts = self.survey.facts
+        found = {path for dep in node.deps for path in facts.matches.get(dep, (dep,))}
+        for path in sorted(found):  # a folder before what lies in it
+            yield path, facts.files.get(path), f"{self._top}/{path}", path, False
+        for pattern in node.code:
+            base = os.path.realpath(self.survey.plan.homes[node.home])
+            for name, content in facts.code.get((node.home, pattern), ()):
+                yield f"{base}/{name}", content, f"{base}/{name}", name, True
+
+    def recall(self, node: Node, attempt: Attempt) -> bool:
+        """Whether what an earlier worker staged is what the step's key says now; from then on it is looked at as if this worker had staged it."""
+        same = [attempt.recall_path(self.ws.cache, at, content or "", name) for at, content, _, name, _ in self._declared(node)]
+        for name, kind, address, only in node.takes:
+            if kind == "path" and not only:
+                source, identity = str(self.ws.absolute(address)), self.survey.facts.takes[kind, address]
+                same.append(attempt.recall_path(self.ws.cache, source, identity or "", name))
+        for producer, output, name, below in node.upstream:
+            made = self.made[producer].outputs.get(output)
+            if made is not None and not below:
+                same.append(attempt.recall_object(made, name))
+        return all(same)
+
     def link_state(self, spec: StepSpec, attempt: Attempt, generation: checkpoints.Generation | None) -> None:
         for name, path, *_ in spec.state:
             assert generation is not None
@@ -306,7 +325,7 @@ class Attempts:
         return [
             Mount(paths.cwd, True),
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
-            *([Mount(paths.metrics, True)] if spec.metrics is not None else ()),
+            *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{site.root}/objects"),
             *(Mount(state, True) for state in states),
         ]

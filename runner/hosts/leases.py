@@ -319,14 +319,14 @@ class HostPool:
 
     async def _give_back_dead(self) -> None:
         """Places that a run of this workspace holds whose worker is gone."""
-        known = {row.id for row in self.ws.store.runs(last=1000)}
+        known = {row.id for row in self.ws.store.runs.latest(last=1000)}
         try:
             leases = await self._of().leases()
         except DriverError:
             return  # one host of several cannot be asked: the offers leave it out and say why
         for lease in leases:
             run = lease.key.partition(".")[0]
-            if run in known and not self.ws.store.live(run):
+            if run in known and not self.ws.store.runs.live(run):
                 await self._of().release(lease)
 
 

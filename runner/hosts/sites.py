@@ -392,7 +392,7 @@ class Away(Site):
         parcel = _parcel(attempt, errand.states)
         if script is not None:
             parcel.beside[".sh"] = script
-        if errand.metrics is not None:
+        if errand.metrics is not None and errand.metrics.in_environment:
             parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
         wanted = {content for content in parcel.links.values() if content not in self._here}
         if wanted:
@@ -421,7 +421,7 @@ class Away(Site):
         """The job's end.  Until then what it prints and measures comes here, and its checkpoints."""
         here = Paths.at(errand.attempt.path)
         beside = [asyncio.ensure_future(self._follow(job, here.log))]
-        if errand.metrics is not None and not any(errand.metrics):
+        if errand.metrics is not None and errand.metrics.in_environment:
             beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
         if errand.checkpoint_sync is not None:
             beside.append(asyncio.ensure_future(errand.checkpoint_sync.run()))

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
 from ..planning.ids import readable
 from ..secrets import Masker, Secret, Stream
-from ..storage.store import FINAL
+from ..storage.runs import FINAL
 from .tail import fit, shown
 
 if TYPE_CHECKING:
-    from ..storage.store import Event
+    from ..storage.runs import Event
     from ..storage.workspace import Workspace
 
 POLL: Final = 0.1
@@ -215,7 +215,7 @@ class Follower:
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # In this order: who is final or dead has stored all events before.
-            live, state = self._ws.store.live(self._run), self._ws.store.run(self._run).state
+            live, state = self._ws.store.runs.live(self._run), self._ws.store.runs.get(self._run).state
             self._hear()
             moved = self._turn()
             dead = not live and state not in FINAL and (state != "QUEUED" or time.monotonic() > give_up_at)
@@ -229,7 +229,7 @@ class Follower:
 
     def _hear(self) -> None:
         before = len(self._found)
-        for event in self._ws.store.events(self._run, self._seen):
+        for event in self._ws.store.runs.events(self._run, self._seen):
             self._seen = event.seq
             _hear(event, self._found, self._running)
             if event.subject == "step":

@@ -16,7 +16,7 @@ from . import document as documents
 from . import schema, units
 from .document import Document
 from .inputs import Wrong, converted, leaves, misread, ordered
-from .recipe import GitCode, Glob, Health, Input, Limits, Metrics, Output, Preset, Python, Recipe, Resources, Select, State, Step, Uses
+from .recipe import AutoCode, GitCode, Glob, Health, Input, Limits, Metrics, Output, Preset, Python, Recipe, Resources, Select, State, Step, Uses
 from .template import TemplateError, has, references
 from .values import Where
 
@@ -512,7 +512,9 @@ def _path_or_glob(item: Any) -> str | Glob:
     return item if isinstance(item, str) else Glob(item["glob"], tuple(item.get("exclude", ())))
 
 
-def _code(raw: Sequence[Any]) -> tuple[str | Glob | GitCode, ...]:
+def _code(raw: Sequence[Any] | str) -> tuple[str | Glob | GitCode | AutoCode, ...]:
+    if isinstance(raw, str):
+        return (AutoCode(),)
     git = [isinstance(item, dict) and "git" in item for item in raw]
     return tuple(GitCode(item["git"], item["commit"], item["at"]) if is_git else _path_or_glob(item) for item, is_git in zip(raw, git, strict=True))
 

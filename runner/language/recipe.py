@@ -80,6 +80,11 @@ class GitCode:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoCode:
+    """`code: auto`: the scripts that the command starts, and all that they import."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What a step needs, per node.  `None` is unsaid."""
 
@@ -155,7 +160,7 @@ class Step:
     shell: Literal["sh", "bash"] = "sh"
     needs: tuple[str, ...] = ()
     deps: tuple[str | Glob, ...] = ()
-    code: tuple[str | Glob | GitCode, ...] | None = None  # None: the recipe's
+    code: tuple[str | Glob | GitCode | AutoCode, ...] | None = None  # None: the recipe's
     files: Mapping[str, Tree] = field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
     state: tuple[State, ...] = ()
@@ -231,7 +236,9 @@ class Recipe:
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    code: tuple[str | Glob | GitCode, ...] = ()
+    code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
+    home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file
+    folder: str = ""  # of its file, from there: where paths with ./ or ../ in front begin
 
     @property
     def id(self) -> str:

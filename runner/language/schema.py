@@ -217,7 +217,7 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
     given: Any = error.schema
     schema: Schema = given
     found: Any = error.instance
-    meant = [n for n, inners in branches.items() if not any(inner.validator == "type" and not inner.relative_path for inner in inners)]
+    meant = [n for n, inners in branches.items() if not any(_another_kind(inner) for inner in inners)]
     if meant:
         known = {n: _resolved(schema["anyOf"][n]).get("properties", {}).keys() if isinstance(found, dict) else () for n in meant}
         for inner in branches[max(meant, key=lambda n: sum(key in known[n] for key in found) if known[n] else 0)]:
@@ -225,6 +225,12 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
         return
     kinds = [_expected(_resolved(branch)) for branch in schema["anyOf"]]
     yield _wrong_type(path, _listed(kinds), schema, error.instance)
+
+
+def _another_kind(error: ValidationError) -> bool:
+    """Whether what is there is not of the kind of an alternative at all; one that is a single word is of no kind but itself."""
+    words = error.validator_value
+    return not error.relative_path and (error.validator == "type" or (error.validator == "enum" and isinstance(words, list) and len(words) == 1))
 
 
 def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Problem
-from ..language.recipe import GitCode, Glob
+from ..language.recipe import AutoCode, GitCode, Glob
 from ..paths import escapes
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BELOW: Final = "give a relative path below it"
 WORKSPACE: Final = "use a path below the workspace, or an input of type file or dataset"
-_BESIDE: Final = "keep the code beside the recipe, or name it as {git: …}"
+_CODE: Final = "keep the code below it, or name it as {git: …}"
 
 
 def unfit(path: str, *, folder: bool = True) -> str:
@@ -67,11 +67,13 @@ def _spelled(recipe: Recipe, step: Step, below: Where) -> Where:
     return (below[0], names.index(str(below[1]))) if listed else below
 
 
-def _code(recipe: Recipe, code: tuple[str | Glob | GitCode, ...], origin: Where) -> Iterator[Problem]:
+def _code(recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where) -> Iterator[Problem]:
     for n, item in enumerate(code):
         where = (*origin, "code", n)
+        if isinstance(item, AutoCode):
+            continue
         if not isinstance(item, GitCode):
-            yield from _read(recipe, item, "the recipe's folder", _BESIDE, where)
+            yield from _read(recipe, item, "the workspace" if recipe.home else "the recipe's folder", _CODE, where)
         elif posixpath.normpath(item.at) != "." and (wrong := unfit(item.at)):  # all of the attempt may be a checkout
             yield recipe.document.problem("path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW)
 

@@ -27,7 +27,7 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
     """What changed for each of these steps since its last attempt (in any run of this recipe, or in `run`), every part, in words."""
     numbers = list(numbers)
     nodes = found.plan.nodes
-    before = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=run)
+    before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=run)
     answer: dict[int, list[str]] = {}
     for n in numbers:
         row, image = before.get(nodes[n].id), image_of(found, n)

@@ -15,7 +15,7 @@ import pytest
 
 from runner.execution.session import Choice
 from runner.interface.logs import Part, Raw, Safe, Tail
-from runner.storage.store import RunRow
+from runner.storage.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until
 from tests.system.test_cli_why import LETTERS, Recipe, letters, recipe
@@ -56,8 +56,8 @@ def started(space: Space, gate: Path, env: dict[str, str]) -> subprocess.Popen[s
     def printed() -> bool:
         logs = list((space.root / ".recipe" / "attempts").glob("*.log"))
         with Workspace.open(space.root, read_only=True) as ws:
-            rows = ws.store.runs()
-            heard = bool(rows) and any(event.after == "RUNNING" for event in ws.store.events(rows[0].id))
+            rows = ws.store.runs.latest()
+            heard = bool(rows) and any(event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id))
         return heard and any(log.read_bytes().endswith(b"\n") and b"red" in log.read_bytes() for log in logs)
 
     until(printed)
@@ -82,10 +82,10 @@ def test_runs_lists_what_was_run_newest_first(letters: Space, recipe: Recipe) ->
 
 def test_a_run_whose_worker_died_needs_recovery_and_one_at_work_executes(space: Space, recipe: Recipe) -> None:
     with Workspace.open(space.root) as ws:
-        ws.store.submit(RunRow("r-1", "t@1", "", {}, ""))
-        fence = ws.store.claim("r-1", "a test")
+        ws.store.runs.submit(RunRow("r-1", "t@1", "", {}, ""))
+        fence = ws.store.runs.claim("r-1", "a test")
         assert fence is not None
-        ws.store.group("r-1", fence, run_state=("ACTIVE", ""))
+        ws.store.runs.group("r-1", fence, run_state=("ACTIVE", ""))
         assert "EXECUTING" in recipe("runs").out
     assert "NEEDS_RECOVERY" in recipe("runs").out
     assert "r-1 died" in recipe("logs", "r-1", "-f").err
@@ -172,8 +172,8 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
 
     def taken_over() -> bool:
         with Workspace.open(space.root, read_only=True) as ws:
-            rows = ws.store.runs()
-            return len(rows) == 2 and any(event.after == "RUNNING" for event in ws.store.events(rows[0].id))
+            rows = ws.store.runs.latest()
+            return len(rows) == 2 and any(event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id))
 
     until(taken_over)
     follower = followed(space, "logs", "last/talk", "-f", env={})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ...errors import did_you_mean
-from ...paths import VERSION
+from ...paths import VERSION, Standing, standing
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
@@ -39,6 +39,9 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }
+
+RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
+"""Which recipe a word means, as help."""
 
 EPILOG: Final = """examples:
   recipe run sft@1 dataset=data.jsonl --preset smoke
@@ -87,7 +90,8 @@ def run(words: Sequence[str]) -> int:
     parser, module = parser_of(verb)
     args = parser.parse_intermixed_args(words)
     args.verb = verb
-    args.workspace = Path(args.workspace)
+    args.standing = standing(os.environ, words) if args.workspace is None else Standing(Path(args.workspace))
+    args.workspace = args.standing.root
     if args.verbose or os.environ.get("RECIPE_LOG"):
         from ...logs import begin
 
@@ -101,7 +105,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
     parser = Parser(
         prog=f"recipe {verb}", description=VERBS[verb][1].capitalize() + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("-C", dest="workspace", metavar="DIR", default=".", help="the workspace: paths are relative to it (default: here)")
+    parser.add_argument("-C", dest="workspace", metavar="DIR", help="the workspace; typed paths begin there (default: the nearest one upwards)")
     parser.add_argument("-q", "--quiet", action="count", default=0, help="say less; twice, only errors")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="say more, with the logs of recipe itself; twice, all of them")
     module.arguments(parser, verb)
@@ -125,7 +129,7 @@ def out_folder(text: str) -> Path:
 
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The words that say what to run."""
-    parser.add_argument("recipe", nargs="?", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml (default: recipe.yaml here)")
+    parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
@@ -146,34 +150,28 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
-    from ...errors import Invalid, NotFound, Problem
+    from ...errors import Invalid, Problem
+    from ...language import library
     from ...survey.survey import Request
 
     check_driver(args.driver)
     words = list(args.inputs)
-    name = args.file
-    if name is not None and args.recipe is not None:
-        words.insert(0, args.recipe)
-    elif name is None:
-        name = args.recipe
-    if name is not None and "=" in name and "/" not in name.partition("=")[0]:
+    name = args.recipe
+    if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
         words.insert(0, name)
         name = None
-    if name is None:
-        here = args.workspace / "recipe.yaml"
-        if not here.exists():
-            raise NotFound(
-                "which recipe? there is no recipe.yaml here",
-                fix="name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them",
-            )
-        name = "./recipe.yaml"
+    recipe = library.path(args.standing, args.file) if args.file is not None else library.meant(args.standing, name)
     bad = [word for word in words if "=" not in word]
     if bad:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
     given = dict(word.split("=", 1) for word in words)
-    if args.file is not None and "/" not in name:
-        name = f"./{name}"
-    return Request(name, given, args.preset, args.out, args.python == "current", args.update)
+    out = published_below(args)
+    return Request(recipe, given, args.preset, out, args.python == "current", args.update, args.standing.folders(given))
+
+
+def published_below(args: argparse.Namespace) -> Path | None:
+    """The value of --out, from the workspace."""
+    return None if args.out is None else Path(args.standing.typed(str(args.out)))
 
 
 def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
+from ...paths import from_here
 from ...planning.ids import stored
-from ...storage.workspace import Workspace
 from ..tail import named, shown
+from .chosen import begun
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
+    from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
 
@@ -58,15 +60,15 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
     dry = args.verb == "plan" or args.dry_run
-    with Workspace.open(args.workspace, read_only=False) as ws:
+    with begun(args.workspace, request) as ws:
         ws.share(args.store)
         if dry:
             found = look(ws, request, choice)
-            _warn(found, args)
+            _warn(ws, found, args)
             for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
                 print(f"recipe: {notice}", file=sys.stderr)
             verdict = _checked(ws, found, args)
-            expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+            expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
             if args.json:
                 print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
             else:
@@ -107,7 +109,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
-        lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
+        lines += [f"{'':9}would replace {from_here(ws.root, path)}, which was changed by hand" for path in verdict.conflicts]
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
@@ -204,13 +206,21 @@ def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Names
     print("\n" + render(problems(verdict.findings, found), "text", color(sys.stdout)), end="")
 
 
-def _warn(found: Survey, args: argparse.Namespace) -> None:
+def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document
+    from ...language import document, parse
+    from ...survey import code_warnings
+    from ...survey.imports import ImportCache
+    from ...survey.survey import placed
 
-    warnings = document.read(found.source).warnings
+    read = document.read(found.source)
+    warnings = list(read.warnings)
+    if not found.library:
+        cache = ImportCache(ws)
+        warnings += code_warnings.warnings(placed(parse.recipe(read), found.source, ws.root), cache.read)
+        cache.save()
     if warnings:
         from ..diagnostics import render
 

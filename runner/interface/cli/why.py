@@ -19,7 +19,8 @@ from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
-    from ...storage.store import AttemptRow, Trace
+    from ...storage.index import Trace
+    from ...storage.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
@@ -71,13 +72,14 @@ class Answer:
     against: AttemptRow | None
     chosen: str | None
     trace: Trace | None
+    metrics: Mapping[str, object]
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
         told = [f"{named(self.id)} {WORDS[self.answer]}"]
         told += [f"  {named(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
-            told += _made(self.trace)
+            told += _made(self.trace, self.metrics)
         told += self._compared(held)
         for id, changes, reasons in self.causes:
             told.append(f"  {named(id)} would run first:")
@@ -108,7 +110,7 @@ class Answer:
             compared = {"run": row.run, "attempt": row.n, "started": row.started, "outcome": row.outcome, "reason": row.reason}
         made = None
         if trace is not None:
-            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": trace.metrics}
+            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": self.metrics}
             made["outputs"] = {path: content for _, path, content in trace.outputs}
         return {
             "id": self.id,
@@ -125,7 +127,7 @@ class Answer:
 def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | None) -> list[Answer]:
     """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
     answers = []
     for n in numbers:
         id, verdict = nodes[n].id, found.verdicts[n]
@@ -136,9 +138,10 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
         reasons += [word for word in words if word not in reasons]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
-        trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
+        trace = ws.store.index.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
         causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
-        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, causes))
+        metrics = verdict.made.metrics if verdict.made is not None else trace.numbers if trace is not None else {}
+        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, metrics, causes))
     return answers
 
 
@@ -161,7 +164,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
     """The steps that run for certain, of all that this one waits for: they are why it may."""
     running = sorted(need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run")[:MANY]
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
     causes = []
     for need in running:
         row = rows.get(nodes[need].id)
@@ -172,7 +175,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
     return causes
 
 
-def _made(trace: Trace) -> list[str]:
+def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
     who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
@@ -187,6 +190,6 @@ def _made(trace: Trace) -> list[str]:
             words.append(f"{name} {text(name, value)}")
     if words:
         told.append(f"  {', '.join(words)}")
-    if trace.metrics:
-        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in trace.metrics.items()))
+    if metrics:
+        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items()))
     return told
