@@ -49,8 +49,9 @@ def plan(
 ) -> Survey:
     """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
 
-    `inputs` are typed values, or text as on the command line.  `python="current"` runs in the caller's packages.  `store` names a shared store, as on
-    the command line; without it the one that recipe.toml says.  Raises errors.RecipeError.
+    `inputs` are typed values, or text as on the command line.  `python` is the interpreter of steps without a lock; `"current"` is the caller's, with
+    its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
+    Raises errors.RecipeError.
     """
     from .execution.session import Choice, look
     from .storage.workspace import Workspace
@@ -80,6 +81,8 @@ def run(
 
     `on_event` is called with every stored event, in order.  Raises errors.RecipeError when nothing could be started.
     """
+    from dataclasses import replace
+
     from .execution.session import Choice, Settings
     from .execution.session import run as run_session
     from .storage.workspace import Workspace
@@ -88,7 +91,10 @@ def run(
     with Workspace.open(standing.root) as ws:
         ws.share(store)
         request = _request(standing, recipe, inputs, preset, out, python)
-        return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
+        how = settings or Settings()
+        if python and not request.current_python:
+            how = replace(how, python=python)
+        return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
 
 
 def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:
@@ -102,13 +108,10 @@ def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:
 def _request(
     standing: Standing, recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None
 ) -> Request:
-    from .errors import CannotRun
     from .language.library import meant
     from .storage.workspace import local_folder
     from .survey.survey import Request
 
-    if python not in (None, "current"):
-        raise CannotRun(f'python="{python}" is not known', fix='leave it out, or say "current"')
     below = None if out is None else Path(standing.typed(str(local_folder(out))))
     given = dict(inputs or {})
     return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given))

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..hosts.interpreters import CURRENT, chosen
 from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
 from ..planning.step import StepSpec
@@ -37,10 +38,12 @@ def check(
     *,
     driver: str = "local",
     host: Mapping[str, object] | None = None,
-    current_python: bool = False,
+    python: str = "",
     allow: Iterable[str] = (),
 ) -> Verdict:
-    """What the rules say about these nodes.  `host` are the facts of one that was asked.  Raises NotFound, and Invalid for somebody's own rules."""
+    """What the rules say about these nodes.  `host` are the facts of one that was asked, `python` is what `--python` names.
+
+    Raises NotFound, CannotRun for a Python that is not there, and Invalid for somebody's own rules."""
     allowed = frozenset(allow)
     numbers = [n for n in numbers if found.plan.specs()[n].select is None]
     if not numbers or "all" in allowed:
@@ -52,7 +55,7 @@ def check(
 
         raise NotFound(f'there is no rule "{strange[0]}"', fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them")
     applied = [rule for rule in library.rules if rule.id not in allowed]
-    looks = _Looks(ws, found, library, driver, host, current_python)
+    looks = _Looks(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
         facts, trains = looks.of(n)
@@ -68,10 +71,10 @@ class _Looks:
     """The facts of each step; what steps share is looked at once."""
 
     def __init__(
-        self, ws: Workspace, found: Survey, library: rule_files.Library, driver: str, host: Mapping[str, object] | None, current_python: bool
+        self, ws: Workspace, found: Survey, library: rule_files.Library, driver: str, host: Mapping[str, object] | None, python: str
     ) -> None:
         self._ws, self._found, self._library, self._driver = ws, found, library, driver
-        self._current_python = current_python
+        self._python, self._current_python = python, python == CURRENT
         self._models: dict[tuple[str, Path | None], Facts] = {}
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
@@ -246,7 +249,8 @@ class _Looks:
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
-            return packages.Installed()
+            where = packages.folders(chosen(self._python, self._ws.root, os.environ))
+            return Facts({}, unknown) if where is None else packages.Installed(where)
         return Facts({}, unknown)
 
     def _kept(self, n: int) -> dict[str, object]:

@@ -21,6 +21,7 @@ from ..storage import metrics
 TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
 """Free bytes at which a disk is full: not even a log grows any more."""
+_MEANT = {126: "its program cannot be executed", 127: "its program was not found", 137: "its program was killed (SIGKILL), perhaps for memory"}
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 
@@ -53,8 +54,8 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
         except ValueError:
             name = f"signal {exit.signal}"
         return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
-    if exit.code == 127:
-        return "exit 127: its program was not found"
+    if exit.code in _MEANT:
+        return f"exit {exit.code}: {_MEANT[exit.code]}"
     return f"exit {exit.code}"
 
 

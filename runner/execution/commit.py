@@ -168,9 +168,20 @@ class GroupCommit:
             self.after_flush(partial(remote_cache.push, self._next.traces[-1], node))
 
     def attempt(
-        self, step: str, name: str, key: str | None, started: float, outcome: str, reason: str, image: Mapping[str, Any], exit: Exit | None
+        self,
+        step: str,
+        name: str,
+        key: str | None,
+        started: float,
+        outcome: str,
+        reason: str,
+        image: Mapping[str, Any],
+        exit: Exit | None,
+        python: str = "",
     ) -> None:
-        ended = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        ended: dict[str, object] = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        if python:
+            ended["python"] = python
         row = AttemptRow(
             f"{self.run}/{step}/{self._tries[step]}",
             self.run,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,7 +25,7 @@ from ..storage.crash import crashpoint
 from ..storage.files import no_space
 from ..storage.objects import delete
 from ..survey import imports
-from . import attempt_result
+from . import attempt_result, hints
 from .attempts import Running, clear_up
 from .failing import fail, wait_again
 from .groups import with_data
@@ -74,7 +75,7 @@ async def end(work: Work, id: str, end: End) -> None:
             _discard(work, running)
             wait_again(work, id)
         elif (why := await _why(work, id, running, spec, end)) is not None:
-            _failed(work, id, running, spec, why)
+            _failed(work, id, running, spec, why, end if isinstance(end, Exit) else None)
         elif isinstance(end, Exit):
             await _succeeded(work, id, running, spec, end)
     finally:
@@ -156,7 +157,8 @@ async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit
         except RecipeError as error:
             return _failed(work, id, running, spec, _Why("publish", str(error)))
         crashpoint("published")
-    work.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit)
+    python = work.attempts.interpreter(node, spec, running.site)
+    work.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit, python)
     work.tidying.keep_log(id, running, spec)
     if values:
         data["metrics"] = values
@@ -196,12 +198,14 @@ def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
         found["host"] = running.site.name
     if image:
         found["image"] = work.attempts.containers_of(running.site).digest(image)
+    if python := work.attempts.interpreter(running.node, work.spec(running.node.id), running.site):
+        found["python"] = python
     if running.goes_on is not None:
         found["continued_from"] = running.goes_on
     return found
 
 
-def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why) -> None:
+def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words) = running.attempt, why
     tail = attempt_result.tail(running.log, work.commits.masker)
@@ -219,8 +223,13 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why) ->
         hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
         missing = undeclared(said, work.ws.root, running.site.paths(attempt).cwd, declared) if not hint else None
         hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else hint
+    python = work.attempts.interpreter(running.node, spec, running.site)
+    if exit is not None and not hint:
+        lock = "" if work.survey.request.current_python else running.node.lock
+        ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
+        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ)
     image = attempt_result.image(spec, running.world)
-    work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None)
+    work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
     work.tidying.tidy(running, spec, success=False)
     fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running))
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
-from ..paths import from_here, shipped
+from ..paths import shipped
 from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..planning.step import StepSpec
 from ..secrets import Masker
 from ..storage.files import Content
 from ..storage.workspace import Workspace
+from ..survey.env_files import EnvFiles
 from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
 def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
@@ -191,6 +193,7 @@ def _work(
     if isinstance(local, Waking):
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
+    from ..hosts.interpreters import CURRENT
     from ..hosts.leases import HostPool
     from ..planning.schedule import Move
     from . import loop, resume
@@ -204,7 +207,8 @@ def _work(
 
     async def work() -> tuple[Report, bool]:
         nonlocal commits, fence
-        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say)
+        python = CURRENT if found.request.current_python else settings.python
+        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say, python)
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
             fits(ws, found, host_pool, settings)
@@ -324,8 +328,8 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
-    wrong, gone, unset = [], [], list[str]()
-    specs = found.plan.specs()
+    wrong, gone, unset, unread = [], [], list[str](), list[str]()
+    specs, env_files = found.plan.specs(), EnvFiles(ws.root)
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
@@ -338,17 +342,23 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
         unset += faults(id, spec, os.environ)
+        unread += env_files.faults(spec.env_files)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
-        shown = ", ".join(from_here(ws.root, path) for path in clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
-        raise CannotRun(
-            f"these were changed by hand, or were there before, and would be replaced: {shown}",
-            fix="move them away, give --overwrite, or `recipe adopt` the step",
-        )
+        from ..survey.explain import replaced
+
+        shown = "\n".join(f"the run would replace {words}" for words in replaced(ws, clashes[:5]))
+        shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
+        raise CannotRun(shown, fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes")
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
         raise CannotRun(shown, fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder")
+    if unread:
+        raise CannotRun(
+            "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
+            fix=f"write it, with a line NAME=value for each variable, or take it out of `env_file`; its path begins at {ws.root}",
+        )
     if unset:
         raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:
@@ -362,7 +372,8 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
         return
     from ..advice import findings, preflight
 
-    verdict = preflight.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
+    python = "current" if found.request.current_python else settings.python
+    verdict = preflight.check(ws, found, numbers, driver=settings.driver, python=python, allow=settings.allow)
     findings.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":

@@ -27,6 +27,7 @@ from ..planning.judge import FORCED, world_of
 from ..planning.plan import LOCAL, UNCACHED, Node
 from ..planning.schedule import LIMIT
 from ..planning.step import StepSpec
+from ..secrets import tokenlike
 from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
 from ..storage.locks import Lock
@@ -157,12 +158,24 @@ def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
 async def _launch(work: Work, id: str, held: Held) -> None:
     """Begin the attempt of a step that holds all it needs, or fail it."""
     held.name = name_of(work, held)
-    _record(work, id, held)
+    conflicts = [] if work.options.overwrite else work.publisher.conflicts(held.n)
+    taken: Running | None = None
+    trouble: Exception | None = None
     try:
-        if conflicts := [] if work.options.overwrite else work.publisher.conflicts(held.n):
-            why = f"{conflicts[0]} was changed by hand, or was there before"
-            raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
-        running = await begin(work, held)
+        if not conflicts:
+            taken = await _taken_up(work, held)
+    except (RecipeError, OSError, DriverError) as error:
+        trouble = error
+    _record(work, id, held, taken)
+    try:
+        if trouble is not None:
+            raise trouble
+        if conflicts:
+            from ..survey.explain import replaced
+
+            (words,) = replaced(work.ws, conflicts[:1])
+            raise CannotRun(f"it would replace {words}", fix="move it away, give --overwrite, or `recipe adopt` it")
+        running = taken or await begin(work, held)
     except (_Taken, RecipeError, OSError, DriverError) as error:
         if held.lock is not None:
             held.lock.release()
@@ -189,19 +202,20 @@ async def _launch(work: Work, id: str, held: Held) -> None:
     return None
 
 
-def _record(work: Work, id: str, held: Held) -> None:
-    """Note that the step's next attempt begins; one that this run began under an earlier worker, and that is there still, is the same."""
-    left = held.key is not None and held.key[:24] in work.orphans
-    if not (left and work.commits.tries(id)):
+def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
+    """Note that the step's next attempt begins; one that this run began under an earlier worker is still the same."""
+    if taken is None or not work.commits.tries(id):
         work.commits.next_attempt(id)
-    data = shown(work, id, held.name, held.spec)
-    if held.state is not None and (note := "; ".join(filter(None, (held.state.note, *(found.words for found in held.restored.values()))))):
-        data["note"] = note
-    for found in held.restored.values():
-        if found.passed and found.name is None:
-            work.commits.say(f"{id}: {found.words}")
-    if held.site is not work.host_pool.here:
-        data["site"] = held.site.name
+    data = shown(work, id, taken.name if taken is not None else held.name, held.spec)
+    if taken is None:
+        if held.state is not None and (note := "; ".join(filter(None, (held.state.note, *(found.words for found in held.restored.values()))))):
+            data["note"] = note
+        for found in held.restored.values():
+            if found.passed and found.name is None:
+                work.commits.say(f"{id}: {found.words}")
+    site = taken.site if taken is not None else held.site
+    if site is not work.host_pool.here:
+        data["site"] = site.name
     work.groups.record([work.scheduler.start(id, data)])
 
 
@@ -211,9 +225,13 @@ def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
     data: dict[str, object] = {"log": log, "attempt": work.commits.tries(id)}
     if spec.metrics is not None and spec.metrics.in_environment:
         data["metrics"] = log[:-4] + ".metrics"
-    if spec.secrets:
-        # Names, so that a reader of the raw log can mask it.
-        data["secrets"] = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
+    # Names, so that a reader of the raw log can mask it.
+    hidden = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
+    hidden += [name for name in spec.pass_env if tokenlike(name, os.environ.get(name, ""))]
+    if hidden:
+        data["secrets"] = hidden
+    if spec.env_files:
+        data["env_files"] = list(spec.env_files)
     return data
 
 
@@ -228,8 +246,6 @@ def name_of(work: Work, held: Held) -> str:
 
 async def begin(work: Work, held: Held, start: Callable[[Command, str], Awaitable[Job]] | None = None) -> Running:
     """Prepare an attempt and start it: at once, unless `start` says in which way."""
-    if (left := await _taken_up(work, held)) is not None:
-        return left
     node, spec, site = held.node, held.spec, held.site
     wants = spec.resources.room
     if wants.get("gpus") and not held.gpus:

@@ -114,6 +114,7 @@ class _Reader:
             cleanup=tuple(raw.get("cleanup", ())),
             env=raw.get("env", {}),
             pass_env=tuple(raw.get("pass_env", ())),
+            env_files=_env_files(raw),
             secrets=self._secrets(raw, ()),
             code=_code(raw.get("code", ())),
         )
@@ -381,6 +382,7 @@ class _Reader:
             state=tuple(self._state(name, item or {}, (*path, "state", name)) for name, item in raw["state"].items()) if "state" in raw else (),
             env=raw.get("env", {}),
             pass_env=tuple(raw.get("pass_env", ())),
+            env_files=_env_files(raw),
             secrets=self._secrets(raw, path) if "secrets" in raw else None,
             image=raw.get("image"),
             python=_python(raw.get("python")),
@@ -510,6 +512,11 @@ def _python(raw: Any) -> Python | None:
 
 def _path_or_glob(item: Any) -> str | Glob:
     return item if isinstance(item, str) else Glob(item["glob"], tuple(item.get("exclude", ())))
+
+
+def _env_files(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    found = raw.get("env_file", ())
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _code(raw: Sequence[Any] | str) -> tuple[str | Glob | GitCode | AutoCode, ...]:

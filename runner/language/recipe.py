@@ -166,6 +166,7 @@ class Step:
     state: tuple[State, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] | None = None  # None: the recipe's
     image: str | None = None
     python: Python | None = None
@@ -235,6 +236,7 @@ class Recipe:
     cleanup: tuple[list[Tree] | str, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
     home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file

@@ -361,6 +361,7 @@ class _Compiler:
             files=dict(step.files) or NOTHING,
             env=env or NOTHING,
             pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
+            env_files=[*dict.fromkeys((*recipe.env_files, *step.env_files))] or _NONE,
             secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in secrets] or _NONE,
             image=image,
             git=git or _NONE,

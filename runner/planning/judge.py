@@ -169,7 +169,7 @@ def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, pl
     lost = [place.output for place in gone if facts.stored is not None and outputs[place.output] not in facts.stored]
     if lost:
         return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
-    words = tuple(f"{place.path} {_state(place.path, facts, clashes)}" for place in gone)
+    words = tuple(f"{place.path} {_state(place.path, facts)}" for place in gone if place.path not in clashes)
     return Verdict(RESTORE, key, words, left, clashes)
 
 
@@ -292,10 +292,8 @@ def _conflicts(places: Sequence[Place], facts: Facts) -> tuple[str, ...]:
     return tuple(place.path for place in places if facts.strange(place.path))
 
 
-def _state(path: str, facts: Facts, clashes: Collection[str]) -> str:
-    if facts.there.get(path) is None:
-        return "is missing"
-    return "was changed by hand, or was there before" if path in clashes else "is an earlier version"
+def _state(path: str, facts: Facts) -> str:
+    return "is missing" if facts.there.get(path) is None else "is an earlier version"
 
 
 def _listed(ids: Sequence[str]) -> str:

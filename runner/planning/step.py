@@ -230,6 +230,7 @@ class StepSpec(NamedTuple):
     files: Mapping[str, Tree] = NOTHING
     env: Mapping[str, Leaf] = NOTHING
     pass_env: Sequence[str] = ()
+    env_files: Sequence[str] = ()  # paths below the root
     secrets: Sequence[SecretSpec] = ()
     image: str | None = None
     git: Sequence[GitSpec] = ()

@@ -230,7 +230,7 @@ def test_a_line_without_end_is_shown_in_pieces() -> None:
 def test_a_secret_is_masked_across_reads(tmp_path: Path) -> None:
     raw = tmp_path / "a.log"
     raw.write_bytes(b"a" * ((1 << 18) - 5) + SECRET.encode() + b"b")
-    tail = Tail.of(tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
+    tail = Tail.of(tmp_path, tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
     assert tail is not None
     out = io.BytesIO()
     tail.rest(Raw(out).write)
@@ -260,7 +260,8 @@ def test_two_runs_differ_in_inputs_data_metrics_and_outputs(space: Space, recipe
     steps: dict[str, Any] = {step["id"]: step for step in told["steps"]}
     assert told["inputs"] == [{"part": "word", "before": "hello", "after": "bye"}]
     assert {change["part"] for change in steps["count"]["changes"]["metrics"]} == {"loss"}
-    assert recipe("diff", "last").out.endswith("nothing differs in what both ran\n")
+    assert recipe("diff").out == recipe("diff", "last").out == out
+    assert recipe("diff", "last", "last").out.endswith("nothing differs in what both ran\n")
 
 
 def test_a_changed_command_is_shown_by_its_lines(letters: Space, recipe: Recipe) -> None:
@@ -274,7 +275,7 @@ def test_a_changed_command_is_shown_by_its_lines(letters: Space, recipe: Recipe)
 
 
 def test_bad_words_end_with_3(letters: Space, recipe: Recipe) -> None:
-    for words in (("diff",), ("diff", "last~9"), ("diff", "last", "x y"), ("runs", "-n", "0"), ("logs", "nope"), ("logs", "last", "--attempt", "x")):
+    for words in (("diff", "last~9"), ("diff", "last", "x y"), ("runs", "-n", "0"), ("logs", "nope"), ("logs", "last", "--attempt", "x")):
         said = recipe(*words)
         assert (said.code, said.out) == (3, "") and said.err, words
 

@@ -181,7 +181,7 @@ def played(id: str, part: str, root: Path, hub: str, monkeypatch: pytest.MonkeyP
     host = machine.facts(scene.get("name", "box"), "\n".join(map(str, scene.get("host", ["cpus=2"]))).encode())
     driver = "ssh" if "host" in scene else "local"
     with Workspace.open(space.root) as ws:
-        return preflight.check(ws, found, range(len(found.plan.nodes)), driver=driver, host=host, current_python=scene.get("current", False))
+        return preflight.check(ws, found, range(len(found.plan.nodes)), driver=driver, host=host, python="current" if scene.get("current") else "")
 
 
 def recipe_of(scene: Mapping[str, Any]) -> dict[str, Any]:

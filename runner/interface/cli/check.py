@@ -50,9 +50,7 @@ def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
     from ...survey.survey import survey
 
     found = survey(ws, request)
-    return found, preflight.check(
-        ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow
-    )
+    return found, preflight.check(ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, python=args.python, allow=args.allow)
 
 
 def _typeable(ws: Workspace, request: Request) -> str:
@@ -129,7 +127,7 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
             print("nothing of this can be put right by a setting", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
-    flags = [*([f"--preset {request.preset}"] if request.preset else []), *(["--python current"] if request.current_python else [])]
+    flags = [*([f"--preset {request.preset}"] if request.preset else []), *([f"--python {shlex.quote(args.python)}"] if args.python else [])]
     flags += [*([f"--driver {args.driver}"] if args.driver != "local" else []), *(f"--host {shlex.quote(host)}" for host in args.hosts or ())]
     flags += [f"--allow {rule}" for rule in args.allow]
     print(shown(" ".join(["type: recipe run", shlex.quote(_typeable(ws, request)), *flags, *map(shlex.quote, words)])), file=out)

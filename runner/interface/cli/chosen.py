@@ -28,7 +28,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="where the recipe's outputs were published")
-    parser.add_argument("--python", choices=["current"], help="as for `recipe run`")
+    parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
 
 
 def opened(root: Path) -> Workspace:

@@ -20,6 +20,7 @@ from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
     from ...storage.runs import RunRow
+    from ...storage.store import Store
     from ...storage.workspace import Workspace
     from ..logs import Writer
 
@@ -43,10 +44,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
         parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
     else:
-        parser.add_argument("a", metavar="A", help="a run: an id or a part of one, last, last~1")
-        parser.add_argument("b", metavar="B", nargs="?", default="last", help="another (default: last)")
+        parser.add_argument(
+            "a", metavar="A", nargs="?", help="a run: an id or a part of one, last, last~1 (default: the run of the same recipe before B)"
+        )
+        parser.add_argument("b", metavar="B", nargs="?", help="another (default: last)")
         parser.add_argument("--json", action="store_true", help="for programs")
-        parser.epilog = "examples:\n  recipe diff last~1 last\n  recipe diff 3f1035 41252c --json"
+        parser.epilog = "examples:\n  recipe diff\n  recipe diff last~3 last\n  recipe diff 3f1035 41252c --json"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -213,7 +216,7 @@ def _say(text: str) -> None:
 
 
 def _diff(ws: Workspace, args: argparse.Namespace) -> int:
-    rows = [find_run(ws.store, args.a), find_run(ws.store, args.b)]
+    rows = _compared(ws.store, args.a, args.b)
     tallies = ws.store.runs.tallies([row.id for row in rows])
     a, b = (overview(ws, row, tallies[row.id]) for row in rows)
     inputs = values(a["inputs"], b["inputs"])
@@ -256,6 +259,19 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
             print(f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}")
     return 0
+
+
+def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
+    """The two runs that were named; one that would be compared with itself is compared with the run of its recipe before it.  Raises NotFound."""
+    second = find_run(store, b or "last")
+    first = find_run(store, a) if a else second
+    if b is None and first.id == second.id:
+        rows = store.runs.latest(recipe=second.recipe)
+        place = next(n for n, row in enumerate(rows) if row.id == second.id)
+        if place + 1 == len(rows):
+            raise NotFound(f"{second.id} is the only run of {second.recipe} here", fix="name two runs; `recipe runs` lists them")
+        first = rows[place + 1]
+    return [first, second]
 
 
 def _ran(ws: Workspace, run: str) -> dict[str, Ran]:

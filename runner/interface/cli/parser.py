@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -54,9 +56,16 @@ exit codes: 0 ok · 1 a step failed · 2 could not run · 3 bad recipe or inputs
 class Parser(argparse.ArgumentParser):
     """argparse whose errors suggest what was meant, and exit with 3: nothing was started."""
 
+    words: Sequence[str] = ()
+    """What it was given."""
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0]
+            inputs = any("INPUT=VALUE" in str(action.metavar) for action in self._actions)
+            if inputs and word in self.words and (said := _input_of(self.words, word)):
+                print(f"{self.prog}: {said}", file=sys.stderr)
+                raise SystemExit(3)
             hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
             message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
         self.print_usage(sys.stderr)
@@ -88,6 +97,7 @@ def run(words: Sequence[str]) -> int:
         print(f'recipe: there is no verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"), file=sys.stderr)
         return 3
     parser, module = parser_of(verb)
+    parser.words = words
     args = parser.parse_intermixed_args(words)
     args.verb = verb
     args.standing = standing(os.environ, words) if args.workspace is None else Standing(Path(args.workspace))
@@ -97,6 +107,25 @@ def run(words: Sequence[str]) -> int:
 
         begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
     return int(module.run(args))
+
+
+def _input_of(words: Sequence[str], flag: str) -> str:
+    """That what was typed as a flag is an input of the recipe that was named, or of recipe.yaml; empty when it is none."""
+    from ...errors import RecipeError
+    from ...language import parse
+    from ...language.library import find
+
+    given, equals, value = flag.lstrip("-").partition("=")
+    name = given.replace("-", "_")
+    after = list(words[words.index(flag) + 1 :][:1])
+    root = Path(next((words[n + 1] for n, word in enumerate(words[:-1]) if word == "-C"), "."))
+    for named in [*(word for word in words if not word.startswith("-") and "=" not in word), "./recipe.yaml"]:
+        with suppress(RecipeError, OSError):
+            recipe = parse.load(find(named, root))
+            if name in recipe.inputs:
+                shown = value if equals else after[0] if after and not after[0].startswith("-") else "true"
+                return f"{name} is an input of {recipe.id}: write {name}={shlex.quote(shown)}"
+    return ""
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:
@@ -134,7 +163,13 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="publish the recipe's outputs below DIR")
-    parser.add_argument("--python", choices=["current"], help="`current`: run in the packages of this Python instead of what the recipe declares")
+    parser.add_argument(
+        "--python",
+        default="",
+        metavar="PYTHON",
+        help="the Python of steps without a lock: a path, a virtual environment, a name (default: .venv here, $VIRTUAL_ENV, python3 of PATH); "
+        "`current`: the packages of the Python that runs recipe, instead of locks and images",
+    )
     parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
     parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
     parser.add_argument(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
-from ...paths import from_here
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
@@ -52,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
-        parser.add_argument("--overwrite", action="store_true", help="replace published files that were changed by hand")
+        parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
 
@@ -79,7 +78,17 @@ def run(args: argparse.Namespace) -> int:
         from ..console import Live, for_stream
 
         pools = dict(_pool(word) for word in args.pool)
-        settings = Settings(args.driver, tuple(args.hosts), args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools, tuple(args.allow))
+        settings = Settings(
+            args.driver,
+            tuple(args.hosts),
+            args.jobs,
+            args.keep_going,
+            args.overwrite,
+            args.link == "hard",
+            pools,
+            tuple(args.allow),
+            args.python if args.python != "current" else "",
+        )
         listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
         with through(listener.log if isinstance(listener, Live) else None):
             summary = run_session(ws, request, choice, settings, listener)
@@ -92,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...survey.explain import shown_command
+    from ...survey.explain import replaced, resumes, shown_command
 
     counts: dict[str, int] = {}
     lines = []
@@ -109,7 +118,9 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
-        lines += [f"{'':9}would replace {from_here(ws.root, path)}, which was changed by hand" for path in verdict.conflicts]
+        lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        if verdict.answer == "run" and (words := resumes(ws, found, n)):
+            lines.append(f"{'':9}{named(words)}")
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
@@ -156,6 +167,8 @@ def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
 
 
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
+    from ...survey.explain import resumes
+
     steps = []
     why = reasons(ws, found)
     reckoned = _reckoned(ws, found)
@@ -171,6 +184,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in reckoned else None,
                 "conflicts": list(verdict.conflicts),
+                "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
                 "memory": reckoned[n].as_json() if n in reckoned else None,
             }
         )
@@ -185,7 +199,7 @@ def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict 
     from ...advice import preflight
 
     driver = "ssh" if args.driver == "local" and args.hosts else args.driver
-    return preflight.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
+    return preflight.check(ws, found, numbers, driver=driver, python=args.python, allow=args.allow)
 
 
 def _findings_json(verdict: Verdict | None, found: Survey) -> Any:

@@ -13,7 +13,7 @@ from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.ids import stored
-from ...survey.explain import image_of
+from ...survey.explain import ended, image_of, replaced
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
@@ -93,8 +93,10 @@ class Answer:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
             return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
-        ended = f", {row.outcome}" + (f" ({row.reason})" if row.reason else "") if row.outcome != "done" else ""
-        when = f"in run {row.run}, {moment(row.started or 0)}{ended}"
+        how = row.outcome + (f" ({row.reason})" if row.reason else "") if row.reason != "stopped" else "stopped"
+        end = f", {how}" if row.outcome != "done" else ""
+        by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
+        when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"
         if self.changes is None:
             return [f"  it ran last {when}"]
         if not self.changes:
@@ -134,8 +136,7 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
         row = rows.get(id)
         changes = differences(found, n, row)
         reasons = list(verdict.reasons)
-        words = [f"{path} was changed by hand, or was there before" for path in verdict.conflicts]
-        reasons += [word for word in words if word not in reasons]
+        reasons += [f"it would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
         trace = ws.store.index.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
@@ -156,7 +157,7 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
 def unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
-        return f"its last attempt failed ({row.reason})"
+        return ended(row)
     return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
 
 
