@@ -48,7 +48,7 @@ DEBTS = {
     "runner/execution/control.py": 4,
     "runner/execution/ending.py": 5,
     "runner/execution/loop.py": 1,
-    "runner/execution/orphans.py": 5,
+    "runner/execution/orphans.py": 4,
     "runner/execution/starting.py": 9,
     "runner/execution/tidying.py": 3,
     "runner/execution/watches.py": 1,
