@@ -1,6 +1,7 @@
 """Step `export`: make the folder that people load, an adapter that says where it comes from.  Knows the form of safetensors, not what is in it.
 
 model/pytorch_lora_weights.safetensors    what `pipeline.load_lora_weights("model")` reads, with metadata in its header
+model/comfyui-a1111.safetensors           SDXL only: the same weights under kohya's names, for ComfyUI, A1111, Forge and InvokeAI
 model/README.md                           the same for people, as the Hub shows it
 model/samples.png                         what it draws
 """
@@ -15,6 +16,13 @@ from pathlib import Path
 
 FORMAT = "1.0.1"  # of modelspec, which programs that draw read
 NAME = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
+KOHYA_NAME = "comfyui-a1111.safetensors"
+# A1111 takes a file that has metadata, but no such line, for an adapter of Stable Diffusion 1, and does not list it beside an SDXL model.
+KOHYA = {
+    "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
+    "ss_base_model_version": "sdxl_base_v1-0",
+    "ss_network_module": "networks.lora",
+}
 
 
 def main() -> None:
@@ -45,6 +53,8 @@ def main() -> None:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     size = described(options.adapter, options.out / NAME, metadata)
+    if options.architecture.startswith("stable-diffusion-xl"):
+        kohya(options.adapter, options.out / KOHYA_NAME, metadata | KOHYA)
     shutil.copyfile(options.sheet, options.out / "samples.png")
     (options.out / "README.md").write_text(_card(options, report, data))
     print(f"export: an adapter of {size / 1e6:.2f} MB in {options.out / NAME}")
@@ -63,6 +73,21 @@ def described(source: Path, target: Path, metadata: dict[str, str]) -> int:
         write.write(len(text).to_bytes(8, "little") + text)
         shutil.copyfileobj(read, write)
     return target.stat().st_size
+
+
+def kohya(source: Path, target: Path, metadata: dict[str, str]) -> None:
+    """Write an SDXL adapter under the names of kohya's trainer, which ComfyUI, A1111 and Forge read.
+
+    Of diffusers' own names they know only those of the feed-forward layers, and leave out the others without an error.  The alphas that are written
+    mean a scale of 1: the adapter's own is in its weights.
+    """
+    from diffusers.utils import convert_state_dict_to_kohya
+    from safetensors.torch import load_file, save_file
+
+    renamed = target.with_name(f".{target.name}.renamed")
+    save_file(convert_state_dict_to_kohya(load_file(source)), renamed)
+    described(renamed, target, metadata)
+    renamed.unlink()
 
 
 def _card(options: argparse.Namespace, report: dict[str, float], data: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.library import comfyui
 from tests.system.test_sft_trainer import launched, program, run, signal_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,22 +151,34 @@ def test_a_resumed_training_ends_in_the_same_bits(trainers: SimpleNamespace, enc
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_exported_file_is_the_adapter_that_was_judged(
-    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, tmp_path: Path
+@pytest.fixture(scope="module")
+def exported(
+    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder that step `export` makes of the adapter."""
+    home = tmp_path_factory.mktemp("exported")
+    (home / "report.json").write_text(json.dumps({"steps": STEPS, "images": 41, "held_out": 7, "eval_loss_before": 2.0, "eval_loss_after": 1.0}))
+    (home / "settings.json").write_text(json.dumps({"resolution": 64, "rank": 8}))
+    (home / "samples.png").write_bytes(b"")
+    call(trainers.export, "--adapter", bench.file, "--manifest", encoded.manifest, "--report", home / "report.json", "--sheet", home / "samples.png",
+         "--recipe", f"{family}-lora@1", "--key", "0" * 64, "--architecture", trainers.model.family(family).ARCHITECTURE, "--trigger", "zxq",
+         "--settings", home / "settings.json", "--out", home / "model")  # fmt: skip
+    return home / "model"
+
+
+def test_the_exported_folder_is_the_adapter_that_was_judged(
+    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, exported: Path
 ) -> None:
     """Loaded by diffusers into a base that never saw the training, alpha and all, it has the loss that the training said; and it is gone when unloaded."""
     import torch
     from safetensors import safe_open
 
-    model = tmp_path / "model"
-    model.mkdir()
-    trainers.export.described(bench.file, model / bench.file.name, {"format": "pt", "recipe": f"{family}-lora@1", "b": "2", "a": "1"})
-    with safe_open(model / bench.file.name, "pt") as read:
+    with safe_open(exported / bench.file.name, "pt") as read:
         assert read.metadata()["recipe"] == f"{family}-lora@1"
     kind = trainers.model.family(family)
     pipeline = kind.pipeline(encoded.base, "random", torch.float32, encoded.objective)
     pipeline.set_progress_bar_config(disable=True)
-    pipeline.load_lora_weights(model)
+    pipeline.load_lora_weights(exported)
     own, bench.made.training.model = bench.made.training.model, getattr(pipeline, kind.PREFIX)
     try:
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.after, rel=1e-4)
@@ -178,6 +191,39 @@ def test_the_exported_file_is_the_adapter_that_was_judged(
         bench.made.training.model = own
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     assert float((drawn[0] - plain).abs().mean()) > 0.05 * float(plain.std())
+
+
+def test_comfyui_takes_every_layer_of_the_file_that_is_meant_for_it(
+    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, exported: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    kind = trainers.model.family(family)
+    denoiser = kind.denoiser(encoded.base, "random", torch.float32)
+    file = exported / {"flux": "pytorch_lora_weights.safetensors", "sdxl": "comfyui-a1111.safetensors"}[family]
+    learned = sum(name.endswith("lora_A.weight") for name in load_file(exported / "pytorch_lora_weights.safetensors"))
+    assert comfyui.put(family, denoiser, load_file(file)) == (learned, [])
+    assert learned == {"flux": 17, "sdxl": 70}[family]
+    own, bench.made.training.model = bench.made.training.model, denoiser
+    try:
+        assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.after, rel=1e-4)
+    finally:
+        bench.made.training.model = own
+    if family == "sdxl":  # why there are two files: of diffusers' names ComfyUI knows the feed-forward layers
+        fresh = kind.denoiser(encoded.base, "random", torch.float32)
+        assert comfyui.put(family, fresh, load_file(exported / "pytorch_lora_weights.safetensors"))[0] == 14
+
+
+@pytest.mark.parametrize("family", ["sdxl"], indirect=True)
+def test_the_file_for_comfyui_is_listed_by_a1111_and_not_taken_by_diffusers(exported: Path) -> None:
+    from diffusers.loaders.lora_base import _best_guess_weight_name
+    from safetensors import safe_open
+
+    with safe_open(exported / "comfyui-a1111.safetensors", "pt") as read:
+        assert read.metadata()["ss_base_model_version"].startswith("sdxl_")  # without, A1111 lists it for Stable Diffusion 1 alone
+        assert read.metadata()["recipe.key"] == "0" * 64
+    assert _best_guess_weight_name(exported) == "pytorch_lora_weights.safetensors"
 
 
 @pytest.fixture(scope="module")
