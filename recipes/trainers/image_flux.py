@@ -5,6 +5,7 @@ Shapes: B images of H × W pixels have latents (B, C, H/8, W/8), which the trans
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ TARGETS = (
 )
 PREFIX = "transformer"
 ARCHITECTURE = "flux-1-dev/lora"  # as modelspec calls it
-OBJECTIVES = ("logit_normal", "uniform")
+OBJECTIVES = ("flux_shift", "logit_normal", "uniform")
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -57,9 +58,9 @@ def denoiser(base: Path, init: str, dtype: torch.dtype) -> Any:
 
 
 class Objective:
-    """Rectified flow (Liu et al. 2022, arXiv 2209.03003): a straight line from image to noise, x_t = (1 − t) x + t ε; learned is its velocity ε − x.
+    """Rectified flow (Liu et al. 2022, arXiv 2209.03003): a straight line from image to noise, x_t = (1 − t) x + t ε.
 
-    t is drawn logit-normal, t = sigmoid(n) with n ~ N(0, 1) (Esser et al. 2024, arXiv 2403.03206, section 3.1), or uniformly.
+    What is learned is its velocity ε − x.
     """
 
     def __init__(self, base: Path, timesteps: str, min_snr_gamma: float) -> None:
@@ -70,14 +71,28 @@ class Objective:
 
         `at`: this t, instead of one that is drawn.
         """
-        if at is not None:
-            t = torch.tensor(at)
-        elif self._timesteps == "uniform":
-            t = torch.rand(())
-        else:
-            t = torch.sigmoid(torch.randn(()))
+        height, width = latent.shape[-2:]
+        t = times(self._timesteps, (height // 2) * (width // 2)) if at is None else torch.tensor(at)
         noise = torch.randn_like(latent)
         return (1 - t) * latent + t * noise, noise - latent, t, 1.0
+
+
+def times(timesteps: str, patches: int, shape: tuple[int, ...] = ()) -> torch.Tensor:
+    """Draw noise levels t for an image of so many patches.
+
+    `uniform`: evenly.  `logit_normal`: t = sigmoid(n) with n ~ N(0, 1) (Esser et al. 2024, arXiv 2403.03206, section 3.1).  `flux_shift`: the same,
+    shifted to more noise, as the base was trained: a larger image takes more noise to hide.
+
+    The shift is that of section 5.3.2 there, t' = α / (α + 1/t − 1), with α = e^μ.  μ is on a line from 0.5 at 256 patches to 1.15 at 4,096: the
+    parameters of FLUX.1-dev's own scheduler (base_shift, max_shift), as Black Forest Labs' sampler and diffusers' `calculate_shift` use them.
+    """
+    if timesteps == "uniform":
+        return torch.rand(shape)
+    t = torch.sigmoid(torch.randn(shape))
+    if timesteps == "logit_normal":
+        return t
+    alpha = math.exp(0.5 + (patches - 256) * (1.15 - 0.5) / (4096 - 256))
+    return alpha / (alpha + 1 / t - 1)
 
 
 def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 EMOJI = ROOT / "fixtures" / "datasets" / "emoji"
 STEPS = 20
-OBJECTIVES = {"flux": "logit_normal", "sdxl": "epsilon"}
+OBJECTIVES = {"flux": "flux_shift", "sdxl": "epsilon"}
 MODULES = ("model", "flux", "sdxl", "latents", "text", "train", "sample", "export")
 
 pytestmark = pytest.mark.xdist_group("images")
@@ -321,11 +321,34 @@ def test_flow_goes_straight_from_image_to_noise(trainers: SimpleNamespace) -> No
     assert float(t) == 0.25 and weight == 1.0
     assert torch.allclose(noised - t * velocity, latent, atol=1e-6)  # back along the velocity lies the image
     assert torch.allclose(noised + (1 - t) * velocity, latent + velocity, atol=1e-6)  # ahead, the noise
-    for timesteps, spread in (("uniform", 0.289), ("logit_normal", 0.208)):  # of a uniform number, and of the sigmoid of a normal one
-        torch.manual_seed(0)
-        times = torch.stack([trainers.flux.Objective(Path(), timesteps, 0.0).noised(latent[:1, :1, :1], None)[2] for _ in range(4000)])
-        assert times.min() > 0 and times.max() < 1
-        assert float(times.mean()) == pytest.approx(0.5, abs=0.02) and float(times.std()) == pytest.approx(spread, abs=0.01)
+
+
+@pytest.mark.parametrize(("timesteps", "patches", "median", "noisy"), [
+    ("uniform", 4096, 0.5, 0.1),
+    ("logit_normal", 4096, 0.5, 0.014),
+    ("flux_shift", 4096, 0.7595, 0.147),  # 1024 × 1024
+    ("flux_shift", 256, 0.6225, 0.0447),  # 256 × 256
+])  # fmt: skip
+def test_larger_images_of_flux_are_noisier(timesteps: str, patches: int, median: float, noisy: float, trainers: SimpleNamespace) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    times = trainers.flux.times(timesteps, patches, (100_000,))
+    assert times.min() > 0 and times.max() < 1
+    assert float(times.median()) == pytest.approx(median, abs=0.004)
+    assert float((times > 0.9).double().mean()) == pytest.approx(noisy, abs=0.003)
+
+
+@pytest.mark.parametrize(("size", "patches"), [((128, 128), 4096), ((96, 168), 4032), ((8, 8), 16)])
+def test_each_shape_of_image_has_its_own_shift(size: tuple[int, int], patches: int, trainers: SimpleNamespace) -> None:
+    import torch
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    torch.manual_seed(3)
+    t = trainers.flux.Objective(Path(), "flux_shift", 0.0).noised(torch.zeros(1, *size), None)[2]
+    torch.manual_seed(3)
+    plain = trainers.flux.Objective(Path(), "logit_normal", 0.0).noised(torch.zeros(1, *size), None)[2]
+    assert float(torch.logit(t) - torch.logit(plain)) == pytest.approx(calculate_shift(patches), abs=1e-4)
 
 
 def test_noise_and_v_are_two_names_for_the_same_image(trainers: SimpleNamespace) -> None:
