@@ -95,8 +95,8 @@ def times(timesteps: str, patches: int, shape: tuple[int, ...] = ()) -> torch.Te
     return alpha / (alpha + 1 / t - 1)
 
 
-def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:
-    """What the model says for noised latents (B, C, h, w) at times (B,), with text tensors that have B first.  The same shape, 32 bits."""
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:
+    """What the model says for noised latents (B, C, h, w) at times (B,), with conditions that have B first.  The same shape, 32 bits."""
     batch, channels, height, width = noised.shape
     dtype, where = model.dtype, noised.device
     patches = noised.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * 4)
@@ -108,10 +108,10 @@ def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, gu
         hidden_states=patches.to(dtype),
         timestep=t.to(dtype),
         guidance=torch.full((batch,), guidance, device=where) if model.config.guidance_embeds else None,
-        encoder_hidden_states=text["prompt"].to(dtype),
-        pooled_projections=text["pooled"].to(dtype),
+        encoder_hidden_states=conditions["prompt"].to(dtype),
+        pooled_projections=conditions["pooled"].to(dtype),
         img_ids=places.view(-1, 3).to(dtype),
-        txt_ids=torch.zeros(text["prompt"].shape[1], 3, device=where, dtype=dtype),
+        txt_ids=torch.zeros(conditions["prompt"].shape[1], 3, device=where, dtype=dtype),
         return_dict=False,
     )[0]
     return _unpatched(said.float(), height, width)

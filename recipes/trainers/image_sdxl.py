@@ -81,19 +81,22 @@ class Objective:
     def _weight(self, ratio: float) -> float:
         if not self._gamma:
             return 1.0
-        return min(ratio, self._gamma) / (ratio if self._prediction == "epsilon" else ratio + 1)
+        if self._prediction == "v":
+            return min(ratio, self._gamma) / (ratio + 1)
+        # Not min(…) / ratio: of pure noise, which bases with rescaled noise levels learn from, the ratio is 0.
+        return 1.0 if ratio <= self._gamma else self._gamma / ratio
 
 
-def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:
-    """What the model says for noised latents (B, 4, h, w) at steps (B,), with text tensors that have B first.  The same shape, 32 bits."""
-    batch, _, height, width = noised.shape
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:
+    """What the model says for noised latents (B, 4, h, w) at steps (B,), with conditions that have B first.  The same shape, 32 bits.
+
+    `sizes` (B, 6) has the original's height and width, the crop's upper and left corner, the height and width that are aimed at (Podell et al. 2023,
+    arXiv 2307.01952, section 2.2).  They stay in 32 bits: bf16 has no odd numbers above 256.
+    """
     dtype = model.dtype
-    # Size of the original, corner of the crop, size that is aimed at (Podell et al. 2023, arXiv 2307.01952, section 2.2).  Images come cut.
-    pixels = (height * 8, width * 8)
-    sizes = torch.tensor([(*pixels, 0, 0, *pixels)] * batch, device=noised.device, dtype=dtype)
     said = model(
-        noised.to(dtype), t, encoder_hidden_states=text["prompt"].to(dtype),
-        added_cond_kwargs={"text_embeds": text["pooled"].to(dtype), "time_ids": sizes}, return_dict=False,
+        noised.to(dtype), t, encoder_hidden_states=conditions["prompt"].to(dtype),
+        added_cond_kwargs={"text_embeds": conditions["pooled"].to(dtype), "time_ids": conditions["sizes"]}, return_dict=False,
     )[0]  # fmt: skip
     return said.float()  # type: ignore[no-any-return]
 

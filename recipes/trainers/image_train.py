@@ -19,6 +19,7 @@ import torch
 from descent import CLIP, add_up, begin, restore, tensors
 from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, rows, stored
 from loop import Checkpoints, Ending, draw, fail
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from telemetry import TRACKERS, Telemetry, require
 from tokens import order
@@ -120,21 +121,32 @@ class Images:
         missing += [row.caption for row in chosen if not (self._text / caption_file(row.caption)).is_file()]
         if missing:
             fail(f"latents or text do not belong to this manifest: they lack {', '.join(missing[:5])}")
+        self._lengths: dict[str, int] = {}
+        for caption in {row.caption for row in chosen}:
+            with safe_open(self._text / caption_file(caption), "pt") as read:
+                self._lengths[caption] = read.get_slice("prompt").get_shape()[0]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def size(self, index: int) -> tuple[int, int]:
-        return self._rows[index].width, self._rows[index].height
+    def shape(self, index: int) -> tuple[int, ...]:
+        """What images have to agree in to be held at once: width, height, and how many tokens their captions have."""
+        row = self._rows[index]
+        return row.width, row.height, self._lengths[row.caption]
 
     def latent(self, index: int) -> torch.Tensor:
         """(channels, height / 8, width / 8), 32 bits."""
         return load_file(self._latents / f"{self._rows[index].id}.safetensors")["latent"]
 
-    def text(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """The embeddings of several images, batch first."""
-        read = [load_file(self._text / caption_file(self._rows[index].caption)) for index in indices]
-        return {name: torch.stack([one[name] for one in read]) for name in read[0]}
+    def conditions(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        """What the model is given beside several latents, batch first: the embeddings of their captions, and `sizes`, pixels.
+
+        Those are heights and widths: of the original, of the corner where the crop begins, of the image as it is learned.
+        """
+        chosen = [self._rows[index] for index in indices]
+        read = [load_file(self._text / caption_file(row.caption)) for row in chosen]
+        sizes = [(*row.original[::-1], *row.corner[::-1], row.height, row.width) for row in chosen]
+        return {name: torch.stack([one[name] for one in read]) for name in read[0]} | {"sizes": torch.tensor(sizes, dtype=torch.float32)}
 
 
 class Training:
@@ -177,9 +189,9 @@ class Training:
                 for place, index in batch:
                     draw("noise", self._options.seed, step, place)
                     drawn.append(self._objective.noised(images.latent(index), None))
-                text = images.text([index for _, index in batch])
+                conditions = images.conditions([index for _, index in batch])
             with telemetry.phase("model"):
-                loss = self._loss(drawn, text) / len(chosen)
+                loss = self._loss(drawn, conditions) / len(chosen)
                 self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 summed += loss.detach()
 
@@ -199,30 +211,29 @@ class Training:
         return float(summed), float(norm), stop
 
     def _batches(self, images: Images, chosen: Sequence[int], me: int, world: int) -> Iterator[list[tuple[int, int]]]:
-        """What this process holds at once: (place in the global batch, image) of up to `micro_batch` images of one size.
+        """What this process holds at once: (place in the global batch, image) of up to `micro_batch` images of one shape.
 
-        Sizes are put together over the whole global batch before it is shared, so that as few of these are partly full as can be.
+        Shapes are put together over the whole global batch before it is shared, so that as few of these are partly full as can be.
         """
-        placed = sorted(enumerate(chosen), key=lambda item: (images.size(item[1]), item[0]))
+        placed = sorted(enumerate(chosen), key=lambda item: (images.shape(item[1]), item[0]))
         share = len(placed) // world
         batch: list[tuple[int, int]] = []
         for item in placed[me * share : (me + 1) * share]:
-            if batch and (len(batch) == self._options.micro_batch or images.size(item[1]) != images.size(batch[0][1])):
+            if batch and (len(batch) == self._options.micro_batch or images.shape(item[1]) != images.shape(batch[0][1])):
                 yield batch
                 batch = []
             batch.append(item)
         if batch:
             yield batch
 
-    def _loss(self, drawn: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], text: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _loss(self, drawn: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], conditions: dict[str, torch.Tensor]) -> torch.Tensor:
         """The sum over a batch of the weighted mean squared error of each of its latents."""
         where = self._accelerator.device
         noised, target, times = (torch.stack([one[part] for one in drawn]).to(where, non_blocking=True) for part in (0, 1, 2))  # type: ignore[misc]
         weights = torch.tensor([one[3] for one in drawn], device=where)
         with self._accelerator.autocast():
-            said = self._family.predict(
-                self.model, noised, times, {name: value.to(where, non_blocking=True) for name, value in text.items()}, self._options.guidance
-            )
+            there = {name: value.to(where, non_blocking=True) for name, value in conditions.items()}
+            said = self._family.predict(self.model, noised, times, there, self._options.guidance)
         each = (said - target).square().flatten(1).mean(1)
         return (each * weights).sum()
 
@@ -233,10 +244,10 @@ class Training:
         self.model.eval()
         with torch.no_grad():
             for index in range(me, min(GLANCE, len(images)), world):
-                latent, text = images.latent(index), images.text([index])
+                latent, conditions = images.latent(index), images.conditions([index])
                 for look in range(LOOKS):
                     draw("glance", self._options.seed, index, look)
-                    both[0] += self._loss([self._objective.noised(latent, (look + 0.5) / LOOKS)], text)
+                    both[0] += self._loss([self._objective.noised(latent, (look + 0.5) / LOOKS)], conditions)
                     both[1] += 1
         self.model.train()
         if world > 1:

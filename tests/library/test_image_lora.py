@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import signal
@@ -182,7 +183,7 @@ def test_the_exported_folder_is_the_adapter_that_was_judged(
     own, bench.made.training.model = bench.made.training.model, getattr(pipeline, kind.PREFIX)
     try:
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.after, rel=1e-4)
-        text = {name: value[0] for name, value in bench.made.held_out.text([0]).items()}
+        text = {name: value[0] for name, value in bench.made.held_out.conditions([0]).items()}
         drawn = [kind.drawn(pipeline, text, 2.0, 4, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
         pipeline.unload_lora_weights()
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.before, rel=1e-4)
@@ -371,10 +372,43 @@ def test_min_snr_holds_down_what_is_nearly_clean(prediction: str, ratio: float, 
     assert trainers.sdxl.Objective(ROOT / "fixtures" / "tiny-sdxl", prediction, 0.0)._weight(ratio) == 1.0
 
 
+def test_after_rescaled_noise_min_snr_learns_from_pure_noise(trainers: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of such a base has no signal left, and a ratio of signal to noise of 0."""
+    import torch
+
+    config = json.loads((ROOT / "fixtures" / "tiny-sdxl" / "scheduler" / "scheduler_config.json").read_text())
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps({**config, "rescale_betas_zero_snr": True}))
+    monkeypatch.setattr(torch, "randint", lambda count, shape: torch.tensor(count - 1))
+    latent = torch.full((4, 8, 8), 3.0)
+    for prediction, weight in (("epsilon", 1.0), ("v", 0.0)):
+        noised, target, t, found = trainers.sdxl.Objective(tmp_path, prediction, 5.0).noised(latent, None)
+        assert int(t) == 999 and found == weight
+        assert torch.equal(noised, target if prediction == "epsilon" else noised)
+
+
+@pytest.mark.parametrize("family", ["sdxl"], indirect=True)
+def test_sdxl_is_given_the_size_of_the_original_and_the_corner_of_the_crop(encoded: argparse.Namespace, trainers: SimpleNamespace) -> None:
+    import torch
+
+    rows = trainers.model.rows(encoded.manifest)[:2]
+    shapes = [{"original": (400, 300), "corner": (85, 0)}, {"original": (1337, 2001), "corner": (0, 64)}]
+    images = trainers.train.Images(encoded, [dataclasses.replace(row, **shape) for row, shape in zip(rows, shapes, strict=True)])
+    given: dict[str, torch.Tensor] = {}
+
+    def model(noised: torch.Tensor, t: torch.Tensor, added_cond_kwargs: dict[str, torch.Tensor], **rest: object) -> tuple[torch.Tensor]:
+        given.update(added_cond_kwargs)
+        return (noised,)
+
+    model.dtype = torch.bfloat16  # type: ignore[attr-defined]
+    trainers.sdxl.predict(model, torch.zeros(2, 4, 8, 8), torch.tensor([1, 2]), images.conditions([0, 1]), 1.0)
+    assert given["time_ids"].tolist() == [[300, 400, 0, 85, 64, 64], [2001, 1337, 64, 0, 64, 64]]
+
+
 @pytest.mark.parametrize(("world", "micro"), [(1, 1), (1, 3), (2, 4), (4, 2)])
-def test_what_is_held_at_once_has_one_size_and_every_image_has_its_turn(world: int, micro: int, trainers: SimpleNamespace) -> None:
-    sizes = [(64, 64), (64, 64), (48, 80), (64, 64), (48, 80), (80, 48), (64, 64)]
-    images = SimpleNamespace(size=sizes.__getitem__)
+def test_what_is_held_at_once_has_one_shape_and_every_image_has_its_turn(world: int, micro: int, trainers: SimpleNamespace) -> None:
+    sizes = [(64, 64, 77), (64, 64, 77), (48, 80, 77), (64, 64, 154), (48, 80, 77), (80, 48, 77), (64, 64, 77)]
+    images = SimpleNamespace(shape=sizes.__getitem__)
     training = SimpleNamespace(_options=SimpleNamespace(micro_batch=micro))
     chosen = [3, 1, 2, 6, 5, 4, 0, 3]
     batches = [batch for me in range(world) for batch in trainers.train.Training._batches(training, images, chosen, me, world)]
