@@ -119,8 +119,10 @@ def nearest(size: tuple[int, int], table: tuple[tuple[int, int], ...]) -> tuple[
 
 
 def corner(size: tuple[int, int], bucket: tuple[int, int]) -> tuple[int, int]:
-    """The left and upper pixels that the crop takes from an image of `size` once it is resized to cover `bucket`; all (width, height).  The same falls
-    to the crop on the right and below."""
+    """The left and upper pixels that the crop takes from an image of `size` once it is resized to cover `bucket`; all (width, height).
+
+    It takes the same on the right and below.
+    """
     scale = max(bucket[0] / size[0], bucket[1] / size[1])
     return round((size[0] * scale - bucket[0]) / 2), round((size[1] * scale - bucket[1]) / 2)
 

@@ -41,13 +41,19 @@ class TextEncoder:
         )  # fmt: skip
         self._device = device
         # 512 is how long FLUX.1-dev was trained to read.
-        self.limit = min(512, self._pipeline.tokenizer_2.model_max_length)
+        self._longest = min(512, self._pipeline.tokenizer_2.model_max_length)
 
-    def tokens(self, text: str) -> int:
-        return len(self._pipeline.tokenizer_2(text).input_ids)
+    def cut(self, text: str) -> list[str]:
+        """What reads only the beginning of a text."""
+        found = []
+        if len(self._pipeline.tokenizer_2(text).input_ids) > self._longest:
+            found.append(f"T5 reads only the first {self._longest} tokens")
+        if len(self._pipeline.tokenizer(text).input_ids) > (most := self._pipeline.tokenizer.model_max_length):
+            found.append(f"CLIP, of which Flux takes the summary, reads only the first {most} tokens")
+        return found
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
-        prompt, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, max_sequence_length=self.limit)
+        prompt, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, max_sequence_length=self._longest)
         return {"prompt": prompt[0], "pooled": pooled[0]}
 
 

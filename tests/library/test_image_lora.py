@@ -314,6 +314,60 @@ def test_a_caption_that_many_images_have_is_embedded_once(trainers: SimpleNamesp
     assert {trainers.model.caption_file(text) for text in texts} == {file.name for file in (tmp_path / "text").glob("*.safetensors")}
 
 
+@pytest.fixture(scope="module")
+def clips(trainers: SimpleNamespace) -> SimpleNamespace:
+    """Both encoders of SDXL as they are used, and diffusers' own way with them, which reads 77 tokens."""
+    import torch
+    from diffusers import StableDiffusionXLPipeline
+
+    made = trainers.sdxl.TextEncoder(ROOT / "fixtures" / "tiny-sdxl", "random", torch.float32, torch.device("cpu"))
+    pipeline = StableDiffusionXLPipeline(
+        scheduler=None, vae=None, unet=None, add_watermarker=False, text_encoder=made._encoders[0], text_encoder_2=made._encoders[1],
+        tokenizer=made._tokenizers[0], tokenizer_2=made._tokenizers[1],
+    )  # fmt: skip
+
+    def plain(text: str) -> tuple[torch.Tensor, torch.Tensor]:
+        prompt, _, pooled, _ = pipeline.encode_prompt(text, device="cpu", do_classifier_free_guidance=False)
+        return prompt[0], pooled[0]
+
+    return SimpleNamespace(made=made, plain=plain)
+
+
+@pytest.mark.parametrize("text", ["", "zxq banana", "a ripe banana, peeled halfway", "cat " * 75])
+def test_sdxl_reads_a_short_caption_as_diffusers_does(text: str, clips: SimpleNamespace) -> None:
+    import torch
+
+    read, (prompt, pooled) = clips.made.encode(text), clips.plain(text)
+    assert read["prompt"].shape == (77, 64)
+    assert torch.equal(read["prompt"], prompt) and torch.equal(read["pooled"], pooled)
+
+
+def test_sdxl_reads_a_long_caption_in_parts_to_its_end(clips: SimpleNamespace, trainers: SimpleNamespace) -> None:
+    import torch
+
+    text = "cat " * 75 + "banana face " * 40
+    read = clips.made.encode(text)
+    parts = [clips.plain(part) for part in ("cat " * 75, "banana face " * 37 + "banana", "face banana face banana face")]
+    assert read["prompt"].shape == (3 * 77, 64)
+    assert torch.allclose(read["prompt"], torch.cat([prompt for prompt, _ in parts]), atol=1e-6)
+    assert torch.allclose(read["pooled"], parts[0][1], atol=1e-6)
+    pipeline = trainers.sdxl.pipeline(ROOT / "fixtures" / "tiny-sdxl", "random", torch.float32, "epsilon")
+    pipeline.set_progress_bar_config(disable=True)
+    assert trainers.sdxl.drawn(pipeline, read, 2.0, 1, 64, torch.Generator().manual_seed(0)).shape == (4, 8, 8)
+
+
+def test_captions_that_an_encoder_of_flux_cuts_off_are_counted(trainers: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captions = ["zxq banana", "zxq " + "cat " * 80, "zxq " + "banana, " * 12]  # the third is too long for this T5 of 32 tokens alone
+    row = {"id": "0", "width": 64, "height": 64, "original": [64, 64], "corner": [0, 0], "held_out": False}
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps({**row, "caption": caption}) + "\n" for caption in captions))
+    call(trainers.text, "--family", "flux", "--base", ROOT / "fixtures" / "tiny-flux", "--manifest", tmp_path / "manifest.jsonl",
+         "--out", tmp_path / "text", "--report", tmp_path / "text.json", "--init", "random", "--precision", "no")  # fmt: skip
+    report = json.loads((tmp_path / "text.json").read_text())
+    clip, t5 = "CLIP, of which Flux takes the summary, reads only the first 77 tokens", "T5 reads only the first 32 tokens"
+    assert report == {"texts": 3, "cut": {t5: 2, clip: 1}}
+    assert f"text: {clip}; 1 of 3 texts are longer:\n  zxq cat cat" in capsys.readouterr().out
+
+
 def test_flow_goes_straight_from_image_to_noise(trainers: SimpleNamespace) -> None:
     import torch
 
