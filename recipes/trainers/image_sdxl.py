@@ -24,8 +24,8 @@ Tensors = Mapping[str, torch.Tensor]
 class TextEncoder:
     """Captions to what the UNet reads: `prompt` (77 n, 768 + 1280) by both CLIPs and `pooled` (1280) by the larger, for SDXL's own encoders.
 
-    A CLIP reads 75 tokens between its first and last.  A longer caption is read in n parts, each with a first and last token of its own, whose embeddings
-    are put one behind the other; `pooled` is of the first.  So do kohya's trainer and ComfyUI.
+    A CLIP reads 75 tokens between its first and last.  A longer caption is read in n parts, each with a first and last token of its own, and their
+    embeddings are put one behind the other; `pooled` is of the first part.  ComfyUI and A1111 read long prompts in this way.
     """
 
     def __init__(self, base: Path, init: str, dtype: torch.dtype, device: torch.device) -> None:

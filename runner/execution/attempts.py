@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -235,6 +236,12 @@ class Attempts:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if spec.metrics is not None:
             env["RECIPE_METRICS"] = paths.metrics
+        if sources := {
+            taken.name: {"address": taken.address, "identity": self.survey.facts.takes[taken.asked]}
+            for taken in node.takes
+            if taken.kind not in ("path", "stream")
+        }:
+            env["RECIPE_SOURCES"] = json.dumps(sources)
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in given(spec, os.environ)}
         locks = tuple(device.lock for device in running.devices)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.library import comfyui
 from tests.system.test_sft_trainer import launched, program, run, signal_at
@@ -160,8 +161,12 @@ def exported(
     home = tmp_path_factory.mktemp("exported")
     (home / "report.json").write_text(json.dumps({"steps": STEPS, "images": 41, "held_out": 7, "eval_loss_before": 2.0, "eval_loss_after": 1.0}))
     (home / "settings.json").write_text(json.dumps({"resolution": 64, "rank": 8}))
-    (home / "samples.png").write_bytes(b"")
-    call(trainers.export, "--adapter", bench.file, "--manifest", encoded.manifest, "--report", home / "report.json", "--sheet", home / "samples.png",
+    (home / "prompts").mkdir()
+    (home / "prompts" / "texts.json").write_text('["zxq banana"]')
+    (home / "samples").mkdir()
+    Image.new("RGB", (64, 64)).save(home / "samples" / "step-000020.png")
+    call(trainers.export, "--adapter", bench.file, "--base", encoded.base, "--manifest", encoded.manifest, "--report", home / "report.json",
+         "--samples", home / "samples", "--prompts", home / "prompts", "--sheet", home / "samples" / "step-000020.png",
          "--recipe", f"{family}-lora@1", "--key", "0" * 64, "--architecture", trainers.model.family(family).ARCHITECTURE, "--trigger", "zxq",
          "--settings", home / "settings.json", "--out", home / "model")  # fmt: skip
     return home / "model"
