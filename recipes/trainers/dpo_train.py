@@ -14,7 +14,7 @@ import trl_common as common
 from datasets import Dataset
 from loop import Ending
 from preference_model import Pairs, record, scheduled
-from sft_model import load_base
+from text_model import load_base
 from trl import DPOConfig, DPOTrainer
 
 NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}

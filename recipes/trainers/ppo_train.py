@@ -31,8 +31,8 @@ from disk import sha256
 from loop import Checkpoints, Ending, draw, fail
 from rlhf_data import load, prompt_ids
 from rlhf_rewards import classifier
-from sft_model import identity
 from telemetry import Telemetry
+from text_model import identity
 from tokens import order
 from transformers import PrinterCallback, TrainerCallback
 

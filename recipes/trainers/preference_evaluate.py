@@ -9,7 +9,7 @@ import tuned
 from loop import fail
 from precision import autocast
 from preference_model import Pairs, answers_logps
-from sft_model import load_base
+from text_model import load_base
 
 
 def main() -> None:

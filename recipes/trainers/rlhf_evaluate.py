@@ -22,7 +22,7 @@ from rlhf_data import load, load_tokenizer, prompt_ids
 from rlhf_rewards import Reward
 from rlhf_sampling import log_probabilities, sample, table
 from rows import BadData
-from sft_model import load_base
+from text_model import load_base
 
 SHOWN = 5  # prompts of the report, with a completion of each model
 

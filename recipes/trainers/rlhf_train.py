@@ -25,7 +25,7 @@ from loop import Ending, fail
 from rlhf_data import load, load_tokenizer
 from rlhf_sampling import Draws, drawing, table
 from rows import BadData
-from sft_model import identity
+from text_model import identity
 from tokens import order
 
 if TYPE_CHECKING:

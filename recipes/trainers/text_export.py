@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import text_record
-from sft_export import TOKENIZER
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+             "merges.txt", "chat_template.jinja")  # fmt: skip
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ LOCKS = {file.stem: file for file in sorted((ROOT / "recipes" / "locks").glob("*
 TRAINERS = ROOT / "recipes" / "trainers"
 RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
 WITHOUT = {
-    "sft@1": "released before there were locks",
     "prime-rl@1": "prime-rl is on no index; its guard needs Python alone, and its launcher names an environment of its own",
 }
 # Named differently where they are imported; what is installed here knows the rest.

@@ -457,3 +457,4 @@ def test_the_sheet_shows_every_image(prepare: Prepare, tmp_path: Path, monkeypat
     )
     frames = sum(framed[top + 6, left + 6 : left + 170].all() for top in range(0, 6 * 210, 210) for left in range(0, 8 * 168, 168))
     assert (drawn, frames) == (48, held_out) and held_out >= 1
+    assert framed[6 * 210 + 8 :, 8:300].any()  # what a frame means

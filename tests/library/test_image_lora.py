@@ -464,6 +464,15 @@ def test_sdxl_is_given_the_size_of_the_original_and_the_corner_of_the_crop(encod
     assert given["time_ids"].tolist() == [[300, 400, 0, 85, 64, 64], [2001, 1337, 64, 0, 64, 64]]
 
 
+def test_a_sheet_of_what_random_weights_draw_says_so_in_lines_that_fit(trainers: SimpleNamespace) -> None:
+    font = trainers.sample.ImageFont.load_default(12)
+    drawn = {"base": [Image.new("RGB", (64, 64))]}
+    plain, noted = (trainers.sample._sheet(["zxq"], drawn, note) for note in ("", trainers.sample.RANDOM))
+    lines = trainers.sample._wrapped(trainers.sample.RANDOM, font, plain.width - 16)
+    assert noted.height == plain.height + len(lines) * trainers.sample.LABEL and " ".join(lines) == trainers.sample.RANDOM
+    assert len(lines) > 1 and all(font.getlength(line) <= plain.width - 16 for line in lines)
+
+
 @pytest.mark.parametrize(("world", "micro"), [(1, 1), (1, 3), (2, 4), (4, 2)])
 def test_what_is_held_at_once_has_one_shape_and_every_image_has_its_turn(world: int, micro: int, trainers: SimpleNamespace) -> None:
     sizes = [(64, 64, 77), (64, 64, 77), (48, 80, 77), (64, 64, 154), (48, 80, 77), (80, 48, 77), (64, 64, 77)]

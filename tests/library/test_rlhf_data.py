@@ -176,7 +176,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 def test_what_is_drawn_does_not_depend_on_who_shares_the_batch() -> None:
     from rlhf_data import load_tokenizer, prompt_ids
     from rlhf_sampling import log_probabilities, sample, table
-    from sft_model import load_base  # type: ignore[import-not-found]
+    from text_model import load_base  # type: ignore[import-not-found]
 
     tokenizer, model = load_tokenizer(BASE, None), load_base(BASE, "random", 0, "no").eval()
     prompts = [prompt_ids(text, tokenizer) for text in ("Why?", "What does math.gcd do?", "And that?", "What is the meaning of a longer prompt?")]

@@ -1,4 +1,4 @@
-"""Claims about the trainers of `sft@2` and `cpt@1`, run as programs of their own: what a kill leaves, what goes on from what, what is refused."""
+"""Claims about the trainers of `sft@1` and `cpt@1`, run as programs of their own: what a kill leaves, what goes on from what, what is refused."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_question_is_read_and_not_learned(wide: bool, tmp_path: Path, monkeypa
         store.close({"train": [[0, 1], [1]], "held_out": []}, {})
         batch = model.batch_of(tokens.Tokens(tmp_path, "train"), [0, 1], importlib.import_module("torch").device("cpu"))
     finally:
-        for name in ("loop", "tokens", "sft_model", "text_model"):
+        for name in ("loop", "tokens", "text_model"):
             sys.modules.pop(name, None)
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 10], [9, 10, 0, 0, 0, 0]]
     assert batch.targets.tolist() == [[-100, 7, 8, -100, 10, -100], [10, -100, -100, -100, -100, -100]]

@@ -165,4 +165,4 @@ def test_what_a_preset_takes_is_reckoned_for_each_gpu_that_it_means(space: Space
     assert "nobody has checked the speed of rtx3090" in next(line for line in told["24gb"] if line.startswith("rtx3090"))
     text = space.command("show", "flux-lora@1")[1]
     assert "h100-80gb (80 GB): FITS" in text
-    assert "of training" not in space.command("show", "sft@2")[1]  # its base is not here
+    assert "of training" not in space.command("show", "sft@1")[1]  # its base is not here

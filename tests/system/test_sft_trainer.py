@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.library import forks
+from tests.library.siblings import siblings
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
@@ -50,7 +52,7 @@ def prepare(data: Path, out: Path, *more: object) -> subprocess.CompletedProcess
 
 def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
     alone = program(
-        "sft_train.py", "--data", tokens, "--base", BASE, "--adapter", out / "adapter", "--history", out / "history.jsonl",
+        "text_train.py", "--data", tokens, "--base", BASE, "--weights", out / "weights", "--history", out / "history.jsonl",
         "--checkpoints", out / "checkpoints", "--init", "random", "--max-steps", max_steps, "--rank", 8, "--alpha", 16, "--global-batch", 16,
         "--micro-batch", 8, "--save-every", 10, "--learning-rate", 0.01, "--warmup-steps", 5, "--eval-every", 10, "--train-embeddings", *more,
     )  # fmt: skip
@@ -76,10 +78,6 @@ def signal_at(line: str, argv: Sequence[str], number: signal.Signals, env: dict[
     return rest
 
 
-def learned(out: Path) -> tuple[bytes, bytes]:
-    return (out / "adapter" / "adapter_model.safetensors").read_bytes(), (out / "adapter" / "adapter_config.json").read_bytes()
-
-
 def checkpoints(out: Path) -> list[Path]:
     return sorted((out / "checkpoints").glob("step-*"))
 
@@ -102,12 +100,10 @@ def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sibling() -> Iterator[None]:
     """The trainers' modules, importable as they import each other."""
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    yield
-    for name in ("loop", "tokens", "rows", "sft_model", "sft_data", "sft_train"):
-        sys.modules.pop(name, None)
+    with siblings():
+        yield
 
 
 def test_the_loss_falls_and_is_told_once_a_step(trained: Path) -> None:
@@ -118,38 +114,35 @@ def test_the_loss_falls_and_is_told_once_a_step(trained: Path) -> None:
     assert told[-1]["loss"] < told[0]["loss"] - 1.5  # 6.94 to 4.73
 
 
+ROWS = {
+    "text": {"text": "the assert statement is convenient"},
+    "prompt-completion": {"prompt": "the assert statement", "completion": " is convenient"},
+    "messages": {"messages": [{"role": "user", "content": "assert?"}, {"role": "assistant", "content": "a statement"}]},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_every_format_train(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[kind]) + "\n")
+    done = prepare(tmp_path / "rows.jsonl", tmp_path / "tokens")
+    assert f"1 rows ({kind})" in done.stdout, done.stderr
+    done = run(training(tmp_path / "tokens", tmp_path, max_steps=2))
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(line)["loss"] for line in (tmp_path / "history.jsonl").read_text().splitlines())
+    assert second < first
+
+
 @pytest.mark.parametrize("kind", ["adapter", "merged"])
 def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path, trained: Path, tmp_path: Path) -> None:
-    same = ("--base", BASE, "--init", "random", "--precision", "no", "--seed", 0)
     model, report = tmp_path / "model", tmp_path / "report"
-    assert run(program("sft_export.py", "--kind", kind, "--adapter", trained / "adapter", "--out", model, *same)).returncode == 0
-    done = run(program("sft_evaluate.py", "--data", tokens, "--model", model, "--micro-batch", 8, "--report", report, *same))
+    done = run(program("text_export.py", "--kind", kind, "--base", BASE, "--weights", trained / "weights", "--out", model))
+    assert done.returncode == 0, done.stderr
+    done = run(program("text_evaluate.py", "--data", tokens, "--base", BASE, "--model", model, "--micro-batch", 8, "--report", report))
     assert done.returncode == 0, done.stderr
     found = json.loads((report / "report.json").read_text())
     assert found["perplexity_before"] == pytest.approx(1037, rel=0.05)  # about the 1024 of a model that knows nothing
     assert found["times_better"] > 4  # 8.4 when this was written
     assert f"{found['perplexity_after']:.2f}" in (report / "report.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_training_ends_in_the_same_bits(processes: int, tokens: Path, trained: Path, tmp_path: Path) -> None:
-    """Killed at step 14 of 25, resumed at 10 and continued to 30; two processes learn the very bits that one learns."""
-    metrics = tmp_path / "metrics.jsonl"
-    env = {"RECIPE_WORLD_SIZE": str(processes), "RECIPE_METRICS": str(metrics)}
-    signal_at("step 14/25", training(tokens, tmp_path, processes=processes, max_steps=25), signal.SIGKILL, env)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-000010"]
-    assert not (tmp_path / "adapter").exists()
-    done = run(training(tokens, tmp_path, "--resume", checkpoints(tmp_path)[-1], processes=processes), **env)
-    assert done.returncode == 0, done.stderr
-    assert "resumed at step 10" in done.stdout
-    assert learned(tmp_path) == learned(trained)
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, STEPS + 1))
-    whole = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in whole] == list(range(1, STEPS + 1))
-    if processes == 1:
-        assert (tmp_path / "history.jsonl").read_bytes() == (trained / "history.jsonl").read_bytes()
-        assert (checkpoints(tmp_path)[-1] / "state.safetensors").read_bytes() == (checkpoints(trained)[-1] / "state.safetensors").read_bytes()
 
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
@@ -266,7 +259,7 @@ def test_a_line_torn_by_a_kill_is_told_again(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("sibling")
 def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
     import torch
-    from sft_model import batch_of, load_base, loss_of  # type: ignore[import-not-found]
+    from text_model import batch_of, load_base, loss_of  # type: ignore[import-not-found]
     from tokens import Tokens  # type: ignore[import-not-found]
 
     class Apart(Tokens):  # type: ignore[misc]
@@ -293,12 +286,13 @@ def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
 def test_learned_embeddings_come_back_with_the_adapter(tied: bool, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel
-    from sft_model import load_base
-    from sft_train import adapted  # type: ignore[import-not-found]
+    from text_model import load_base
+    from text_train import adapted  # type: ignore[import-not-found]
 
     for file in BASE.iterdir():
         (tmp_path / file.name).write_text(file.read_text().replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'))
-    model = adapted(load_base(tmp_path, "random", 0, "no"), 4, 8.0, 0.0, True)
+    options = Namespace(rank=4, alpha=8.0, rank_stabilized=False, dropout=0.0, train_embeddings=True)
+    model = adapted(load_base(tmp_path, "random", 0, "no"), options)
     ids = torch.arange(32)[None]
     before = model(input_ids=ids, labels=ids).loss
     before.backward()
@@ -315,7 +309,7 @@ def test_learned_embeddings_come_back_with_the_adapter(tied: bool, tmp_path: Pat
 
 @pytest.mark.usefixtures("sibling")
 def test_weights_are_never_made_up_unasked() -> None:
-    from sft_model import load_base
+    from text_model import load_base
 
     with pytest.raises(SystemExit, match=r"tiny-llama holds no weights \(\*\.safetensors\); init=random would train from random ones"):
         load_base(BASE, "pretrained", 0, "no")

@@ -81,7 +81,7 @@ def test_a_measured_speed_lies_within_the_guess() -> None:
 
 def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     model = read(LLAMA)
-    made = text("sft@2", SFT, model)
+    made = text("sft@1", SFT, model)
     assert made == Training(method="lora", length=1024, batch=2, rank=16)
     assert made is not None and tokens(SFT, made) == 100 * 16 * 1024
     pairs = text("dpo@1", SFT, model)
@@ -93,8 +93,8 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     assert written.logits == "fused"
     rewards = text("reward@1", SFT, model)
     assert rewards is not None and rewards.pairs and rewards.logits == "none"
-    assert text("sft@2", {"rank": 16}, model) is None
-    assert text("sft@2", {**SFT, "method": "dora"}, model) is None
+    assert text("sft@1", {"rank": 16}, model) is None
+    assert text("sft@1", {**SFT, "method": "dora"}, model) is None
 
 
 def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
@@ -130,7 +130,7 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     assert fitting(rows, replace(stored, checkpointing=False)) is None
     assert adapter_more(row, replace(stored, rank=32)) == 16 * 4085760 * 16 and adapter_more(row, replace(stored, rank=8)) == 0
     assert picture("sdxl-lora@1", inputs, "") is not None
-    assert picture("sft@2", inputs, "meta-llama/Llama-3.1-8B") is None
+    assert picture("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
 
 
 def test_a_published_speed_is_carried_over_by_the_gpu_and_by_pixels() -> None:

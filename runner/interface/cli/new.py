@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--from", dest="origin", metavar="RECIPE", help="a recipe of the library, to be used on the GPU that --gpu names")
     parser.add_argument("--gpu", metavar="NAME", help="with --from: a kind of GPU, such as rtx4090 or h100-80gb; inputs are chosen that fit it")
     parser.add_argument("--preset", metavar="NAME", help="with --from: the preset to begin with")
-    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@2 --gpu rtx4090"
+    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@1 --gpu rtx4090"
 
 
 def run(args: argparse.Namespace) -> int:
