@@ -40,7 +40,8 @@ def main() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     encoder = family(options.family).TextEncoder(options.base, options.init, DTYPES[precision], where)
     options.out.mkdir(parents=True, exist_ok=True)
-    for text in texts:
+    # An image that is learned without its caption has an empty one.
+    for text in texts if options.prompts is not None else dict.fromkeys([*texts, ""]):
         with torch.no_grad():
             found = {name: value.cpu().contiguous() for name, value in encoder.encode(text).items()}
         if not all(value.isfinite().all() for value in found.values()):

@@ -86,7 +86,7 @@ def encode(family: str, prepared: Path, trainers: SimpleNamespace, home: Path) -
     return argparse.Namespace(
         family=family, base=base, manifest=manifest, latents=home / "latents", text=home / "text", init="random", objective=OBJECTIVES[family],
         guidance=1.0, min_snr_gamma=0.0, rank=8, alpha=16.0, learning_rate=0.01, seed=0, micro_batch=4, checkpoint_activations=False,
-        base_storage="same",
+        base_storage="same", caption_dropout=0.0, warmup_steps=0, decay_steps=0,
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ class Bench:
     def go(self, first: int, last: int) -> list[float]:
         """The losses of these steps."""
         chosen = [self._order(len(self.learned), 0, (step - 1) * 8, 8) for step in range(first, last + 1)]
-        return [self.training.step(first + place, self.learned, part, self._silent, False)[0] for place, part in enumerate(chosen)]
+        return [self.training.step(first + place, self.learned, part, self._silent, False, 0.01)[0] for place, part in enumerate(chosen)]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,20 @@ def test_it_learns_these_images_and_not_just_any(bench: SimpleNamespace, monkeyp
     untrained = bench.made.training.glance(bench.made.held_out)
     bench.made.training.model.enable_adapters()
     assert bench.before - bench.after > (untrained - negatives) * 1.05
+
+
+def test_a_share_of_the_images_is_learned_without_caption(trainers: SimpleNamespace, encoded: argparse.Namespace) -> None:
+    import torch
+
+    made = Bench(trainers, argparse.Namespace(**{**vars(encoded), "caption_dropout": 0.05}))
+    kept = [made.training._captioned(step, place) for step in range(500) for place in range(8)]
+    assert sum(kept) / len(kept) == pytest.approx(0.95, abs=0.01)
+    assert kept[:80] == [made.training._captioned(step, place) for step in range(10) for place in range(8)]  # as after a resume
+    one, none, other = (
+        made.learned.conditions([trainers.train.Example(*example)]) for example in ((0, True), (0, False), (1, False))
+    )  # fmt: skip
+    assert torch.equal(none["prompt"], other["prompt"]) and not torch.equal(none["prompt"], one["prompt"])
+    made.go(1, 2)
 
 
 def test_a_resumed_training_ends_in_the_same_bits(trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace) -> None:
@@ -188,7 +202,7 @@ def test_the_exported_folder_is_the_adapter_that_was_judged(
     own, bench.made.training.model = bench.made.training.model, getattr(pipeline, kind.PREFIX)
     try:
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.after, rel=1e-4)
-        text = {name: value[0] for name, value in bench.made.held_out.conditions([0]).items()}
+        text = {name: value[0] for name, value in bench.made.held_out.conditions([trainers.train.Example(0, True)]).items()}
         drawn = [kind.drawn(pipeline, text, 2.0, 4, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
         pipeline.unload_lora_weights()
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.before, rel=1e-4)
@@ -316,7 +330,7 @@ def test_a_caption_that_many_images_have_is_embedded_once(trainers: SimpleNamesp
          "--init", "random", "--precision", "no")  # fmt: skip
     texts = json.loads((tmp_path / "text" / "texts.json").read_text())
     assert len(texts) == len(set(texts)) < 6 and "zxq twice" in texts
-    assert {trainers.model.caption_file(text) for text in texts} == {file.name for file in (tmp_path / "text").glob("*.safetensors")}
+    assert {trainers.model.caption_file(text) for text in [*texts, ""]} == {file.name for file in (tmp_path / "text").glob("*.safetensors")}
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +376,7 @@ def test_sdxl_reads_a_long_caption_in_parts_to_its_end(clips: SimpleNamespace, t
 
 
 def test_captions_that_an_encoder_of_flux_cuts_off_are_counted(trainers: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    captions = ["zxq banana", "zxq " + "cat " * 80, "zxq " + "banana, " * 12]  # the third is too long for this T5 of 32 tokens alone
+    captions = ["zxq banana", "zxq " + "cat " * 80, "zxq " + "banana, " * 16]  # the third is too long for this T5 of 32 tokens alone
     row = {"id": "0", "width": 64, "height": 64, "original": [64, 64], "corner": [0, 0], "held_out": False}
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps({**row, "caption": caption}) + "\n" for caption in captions))
     call(trainers.text, "--family", "flux", "--base", ROOT / "fixtures" / "tiny-flux", "--manifest", tmp_path / "manifest.jsonl",
@@ -460,7 +474,13 @@ def test_sdxl_is_given_the_size_of_the_original_and_the_corner_of_the_crop(encod
         return (noised,)
 
     model.dtype = torch.bfloat16  # type: ignore[attr-defined]
-    trainers.sdxl.predict(model, torch.zeros(2, 4, 8, 8), torch.tensor([1, 2]), images.conditions([0, 1]), 1.0)
+    trainers.sdxl.predict(
+        model,
+        torch.zeros(2, 4, 8, 8),
+        torch.tensor([1, 2]),
+        images.conditions([trainers.train.Example(0, True), trainers.train.Example(1, True)]),
+        1.0,
+    )
     assert given["time_ids"].tolist() == [[300, 400, 0, 85, 64, 64], [2001, 1337, 64, 0, 64, 64]]
 
 
@@ -523,7 +543,8 @@ def training(options: argparse.Namespace, out: Path, *more: object, processes: i
 
 @pytest.fixture(scope="module")
 def flux(prepared: Path, trainers: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> argparse.Namespace:
-    return encode("flux", prepared, trainers, tmp_path_factory.mktemp("programs"))
+    made = encode("flux", prepared, trainers, tmp_path_factory.mktemp("programs"))
+    return argparse.Namespace(**{**vars(made), "caption_dropout": 0.05, "warmup_steps": 4, "decay_steps": STEPS})
 
 
 @pytest.fixture(scope="module")
@@ -553,6 +574,8 @@ def test_a_killed_training_ends_in_the_same_bits(processes: int, flux: argparse.
     """Killed at step 9 of 13, resumed at 5 and continued to 20; two processes learn the very bits that one learns."""
     alone = ("history.jsonl", "report.json", "checkpoints/step-000020/state.safetensors")  # two add up their losses in another order
     killed_and_resumed(processes, flux, trained, tmp_path, *(alone if processes == 1 else ()))
+    rates = [json.loads(line)["lr"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01]) and rates[9] < 0.01 and rates[-1] == pytest.approx(0.001)
 
 
 @pytest.mark.proof
