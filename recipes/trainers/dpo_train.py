@@ -60,7 +60,7 @@ def main() -> None:
     common.train(trainer, options, settings, ending, NAMES)
     common.export(trainer, options)
     if common.first():
-        record(options)
+        record(options, pairs)
 
 
 def _writable(options: argparse.Namespace) -> Path:

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 from image_card import Facts, Sample, card
-from origin import licence_of, origin_of
+from model_card import base_of
 
 FORMAT = "1.0.1"  # of modelspec, which programs that draw read
 NAME = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
@@ -31,7 +31,7 @@ KOHYA = {
 
 def main() -> None:
     options = _options()
-    base, data = origin_of(options.base), hashlib.sha256(options.manifest.read_bytes()).hexdigest()
+    base, data = base_of(options.base), hashlib.sha256(options.manifest.read_bytes()).hexdigest()
     settings = {**json.loads(options.settings.read_text()), "base": base.name, "base_revision": base.revision}
     report = json.loads(options.report.read_text())
     metadata = {
@@ -56,9 +56,8 @@ def main() -> None:
     shutil.copyfile(options.sheet, options.out / "samples.png")
     (options.out / "settings.json").write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     facts = Facts(
-        options.recipe, options.key, data, options.trigger, base, licence_of(options.base, base),
-        json.loads((options.base / "model_index.json").read_text())["_class_name"], settings, report,
-        pictures(options.samples, options.prompts, options.out), KOHYA_NAME if sdxl else "",
+        options.recipe, options.key, data, options.trigger, base, json.loads((options.base / "model_index.json").read_text())["_class_name"],
+        settings, report, pictures(options.samples, options.prompts, options.out), KOHYA_NAME if sdxl else "",
     )  # fmt: skip
     (options.out / "README.md").write_text(card(facts), encoding="utf-8")
     print(f"export: an adapter of {size / 1e6:.2f} MB in {options.out / NAME}")

@@ -53,7 +53,9 @@ def load_base(base: Path, init: str, seed: int, precision: str) -> PreTrainedMod
 
 def identity(base: Path) -> str:
     """A name for the base model's files that is quick to take: what the config says, and how long each file is."""
-    files = sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file())
+    files = sorted(
+        (file.name, file.stat().st_size) for file in base.iterdir() if file.is_file() and not file.name.startswith(".") and file.suffix != ".md"
+    )
     return hashlib.sha256(repr(files).encode() + (base / "config.json").read_bytes()).hexdigest()
 
 

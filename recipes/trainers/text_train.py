@@ -88,7 +88,7 @@ def main() -> None:
     if me == 0:
         # Of a training continued from its very end, nothing but this is left to do.
         training.export(options.weights)
-        text_record.write(options.weights, {**settings, "max_steps": options.max_steps})
+        text_record.write(options.weights, {**settings, "max_steps": options.max_steps, "end_token": train.manifest["end_token"]})
         options.history.write_text("".join(telemetry.history))
     telemetry.close()
     accelerator.wait_for_everyone()

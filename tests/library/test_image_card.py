@@ -53,8 +53,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     Path("manifest.jsonl").write_text("")
     Path("settings.json").write_text('{"resolution": 64, "rank": 8}')
     Path("report.json").write_text(json.dumps({"steps": 60, "images": 41, "held_out": 7, "eval_loss_before": 3.5, "eval_loss_after": 2.25}))
-    source = {"address": "hf://black-forest-labs/FLUX.1-dev@main", "identity": f"hf:{COMMIT}"}
-    monkeypatch.setenv("RECIPE_SOURCES", json.dumps({str(base): source}))
+    (base / ".origin.json").write_text(json.dumps({"repo": "black-forest-labs/FLUX.1-dev", "revision": COMMIT}))
     return SimpleNamespace(base=base, trigger="zxq: it")
 
 
@@ -101,13 +100,13 @@ def test_the_lines_that_load_it_are_python_and_name_pipeline_base_and_commit(
 
 
 def test_a_base_that_is_a_folder_here_is_no_model_of_the_hub(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RECIPE_SOURCES")
+    (given.base / ".origin.json").unlink()
     header, text = exported(export, given, monkeypatch)
     assert "base_model" not in header and header["license"] == "other"  # its card is there
     assert "license_link" not in header  # to a file of a folder that nobody else has
-    assert 'from_pretrained("path/to/FLUX.1-dev"' in text
+    assert 'from_pretrained("./FLUX.1-dev"' in text
     settings = json.loads(Path("model", "settings.json").read_text())
-    assert (settings["base"], settings["base_revision"]) == ("FLUX.1-dev", "")
+    assert (settings["base"], settings["base_revision"]) == ("./FLUX.1-dev", None)
 
 
 @pytest.mark.parametrize("card", ["", "# no header", "---\nlicense: [\n---\n", "---\ntags: [x]\n---\n"])
@@ -121,6 +120,6 @@ def test_the_licence_of_the_default_base_is_named_where_its_card_does_not(
 
 def test_a_base_of_unknown_licence_gives_none(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     (given.base / "README.md").unlink()
-    monkeypatch.setenv("RECIPE_SOURCES", json.dumps({str(given.base): {"address": "hf://you/mine", "identity": f"hf:{COMMIT}"}}))
+    (given.base / ".origin.json").write_text(json.dumps({"repo": "you/mine", "revision": COMMIT}))
     header, text = exported(export, given, monkeypatch)
     assert header["base_model"] == "you/mine" and "license" not in header and "licence" not in text

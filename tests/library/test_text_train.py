@@ -97,14 +97,21 @@ def test_a_training_whose_machine_is_taken_away_saves_the_step_it_is_at(library:
 def test_a_model_trained_on_one_text_reads_on_in_another(library: Path, trained: dict[str, Path], tmp_path: Path) -> None:
     """Every weight on the standard library; then, frozen, with an adapter on the language reference, of which it learns more than it knew."""
     base, topics, out = tmp_path / "base", tmp_path / "topics", tmp_path / "out"
-    done = run(program("text_export.py", "--kind", "merged", "--base", BASE, "--weights", trained["full"] / "weights", "--out", base))
+    done = run(
+        program("text_export.py", "--trainer", "cpt", "--kind", "merged", "--base", BASE, "--weights", trained["full"] / "weights", "--out", base)
+    )
     assert "a model, fully trained" in done.stdout, done.stderr
     assert {"config.json", "model.safetensors", "tokenizer.json", "training.json"} <= {file.name for file in base.iterdir()}
     prepare(TOPICS, topics, base=base)
     flags = ("--init", "pretrained", "--train-embeddings", "--decay-steps", 0)
     assert run(training(topics, out, *flags, base=base, max_steps=30), RECIPE_WORLD_SIZE="1").returncode == 0
     model, report = tmp_path / "model", tmp_path / "report"
-    assert run(program("text_export.py", "--kind", "merged", "--base", base, "--weights", out / "weights", "--out", model)).returncode == 0
+    assert (
+        run(
+            program("text_export.py", "--trainer", "cpt", "--kind", "merged", "--base", base, "--weights", out / "weights", "--out", model)
+        ).returncode
+        == 0
+    )
     assert not (model / "adapter_config.json").exists()
     done = run(program("text_evaluate.py", "--data", topics, "--base", base, "--model", model, "--micro-batch", 8, "--report", report))
     assert done.returncode == 0, done.stderr

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+import yaml
 
 from tests.library import forks
 from tests.library.siblings import siblings
@@ -135,7 +138,7 @@ def test_rows_of_every_format_train(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["adapter", "merged"])
 def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path, trained: Path, tmp_path: Path) -> None:
     model, report = tmp_path / "model", tmp_path / "report"
-    done = run(program("text_export.py", "--kind", kind, "--base", BASE, "--weights", trained / "weights", "--out", model))
+    done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", BASE, "--weights", trained / "weights", "--out", model))
     assert done.returncode == 0, done.stderr
     done = run(program("text_evaluate.py", "--data", tokens, "--base", BASE, "--model", model, "--micro-batch", 8, "--report", report))
     assert done.returncode == 0, done.stderr
@@ -143,6 +146,138 @@ def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path,
     assert found["perplexity_before"] == pytest.approx(1037, rel=0.05)  # about the 1024 of a model that knows nothing
     assert found["times_better"] > 4  # 8.4 when this was written
     assert f"{found['perplexity_after']:.2f}" in (report / "report.md").read_text()
+
+
+CHATS = [("assert?", "a statement"), ("and del?", "it deletes"), ("what is if?", "a choice"), ("and while?", "a loop")]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few answers learned by heart."""
+    out = tmp_path_factory.mktemp("chats")
+    rows = [{"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]} for asked, answer in CHATS]
+    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare(out / "rows.jsonl", out / "tokens").returncode == 0
+    done = run(training(out / "tokens", out, "--eval-every", 0, "--save-every", 1000, "--global-batch", 4, "--micro-batch", 4, max_steps=60))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.usefixtures("sibling")
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_a_model_that_learned_from_chats_stops(kind: str, chats: Path, tmp_path: Path) -> None:
+    """As people load it: the folder's tokenizer and generation settings, and for an adapter the base beneath it."""
+    from peft import PeftModel
+    from text_model import load_base  # type: ignore[import-not-found]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    assert done.returncode == 0, done.stderr
+    model: Any = (
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+        if kind == "merged"
+        else PeftModel.from_pretrained(load_base(BASE, "random", 0, "no"), tmp_path)
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    ending = GenerationConfig.from_pretrained(tmp_path)
+    for asked, answer in CHATS:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": asked}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(**prompt, generation_config=ending, max_new_tokens=64, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert len(ids) < 64 and tokenizer.decode(ids, skip_special_tokens=True) == answer
+        assert ids[-1] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+COMMIT = "ab" * 20
+CARD = "---\nlicense: apache-2.0\nlicense_link: https://licence\nlanguage: [en]\n---\n# Tiny\n"
+LOAD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+weights, out = Path(sys.argv[2]), sys.argv[3]
+from runner.storage import sources
+from runner.storage.workspace import Workspace
+with Workspace.open(Path()) as ws:
+    identity = sources.resolve(ws, "hf", "hf://acme/tiny@" + sys.argv[4], update=False)
+    base = sources.fetch(ws, "hf", "hf://acme/tiny@" + sys.argv[4], identity, ["*.json", "*.safetensors"])
+sys.argv = ["text_export.py", "--trainer", "sft", "--kind", "adapter", "--base", str(base), "--weights", str(weights), "--out", out]
+import text_export
+text_export.main()
+line = next(line for line in Path(out, "README.md").read_text().splitlines() if "from_pretrained(folder)" in line)
+from peft import AutoPeftModelForCausalLM
+folder = out
+exec(line)
+from transformers import AutoTokenizer
+prompt = AutoTokenizer.from_pretrained(out).apply_chat_template([{"role": "user", "content": "assert?"}], add_generation_prompt=True, return_tensors="pt")
+print(model.generate(**prompt, max_new_tokens=6, do_sample=False)[0].tolist())
+"""
+
+
+def drawn(folder: Path, weights: Path) -> None:
+    """The base with the weights that `init=random` draws, and what was trained on it as if they had been its own."""
+    from text_model import load_base
+
+    shutil.copytree(BASE, folder, dirs_exist_ok=True)
+    load_base(BASE, "random", 0, "no").save_pretrained(folder)
+    (folder / "README.md").write_text(CARD)
+    record = json.loads((weights / "training.json").read_text())
+    (weights / "training.json").write_text(json.dumps({**record, "init": "pretrained"}))
+
+
+@pytest.mark.usefixtures("sibling")
+def test_an_adapter_finds_its_base_of_the_hub_without_a_network(chats: Path, tmp_path: Path) -> None:
+    weights = Path(shutil.copytree(chats / "weights", tmp_path / "weights"))
+    repo = tmp_path / "home" / "hub" / "models--acme--tiny"
+    drawn(repo / "snapshots" / COMMIT, weights)
+    (tmp_path / "load.py").write_text(LOAD)
+    argv = [sys.executable, "load.py", str(TRAINERS), str(weights), str(tmp_path / "out"), COMMIT]
+    env = environment(HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1")
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answered = json.loads(done.stdout.splitlines()[-1])
+    assert 2 in answered[-6:]  # it has learned to end
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("acme/tiny", COMMIT)
+    header = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
+    assert header == {
+        "base_model": "acme/tiny", "base_model_relation": "adapter", "library_name": "peft", "license": "apache-2.0",
+        "license_link": "https://licence", "pipeline_tag": "text-generation", "tags": ["lora", "sft"],
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("sibling")
+def test_a_base_that_was_a_folder_is_named_without_its_place(chats: Path, tmp_path: Path) -> None:
+    weights = Path(shutil.copytree(chats / "weights", tmp_path / "weights"))
+    drawn(tmp_path / "mine", weights)
+    for kind in ("adapter", "merged"):
+        out = tmp_path / kind
+        done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", tmp_path / "mine", "--weights", weights, "--out", out))
+        assert done.returncode == 0, done.stderr
+        assert not [file.name for file in out.iterdir() if file.suffix in (".json", ".md") and str(tmp_path) in file.read_text()]
+        assert "base_model:" not in (out / "README.md").read_text()
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("./mine", None)
+    assert "Run this where that folder lies" in (tmp_path / "adapter" / "README.md").read_text()
+
+
+def test_an_adapter_on_random_weights_names_no_base(chats: Path, tmp_path: Path) -> None:
+    done = run(program("text_export.py", "--trainer", "sft", "--kind", "adapter", "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+    assert "Nothing can be loaded beneath it" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("had", "has"), [(None, 2), (0, 2), ([0, 2], [0, 2]), ([0, 1], 2)])
+@pytest.mark.usefixtures("sibling")
+def test_generation_stops_where_the_answers_end_and_where_else_it_did(had: object, has: object, tmp_path: Path) -> None:
+    from text_export import stop_at  # type: ignore[import-not-found]
+
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": had, "temperature": 0.7}))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|endoftext|>", "special": true}}')
+    stop_at(tmp_path, BASE, "<|im_end|>", 2)
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": has, "temperature": 0.7}
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {"eos_token": {"content": "<|im_end|>", "special": True}}
 
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from runner.advice.estimates import figures
 from runner.advice.hardware import adapter_more, fitting, image_seconds, operations, seconds
 from runner.advice.memory import Training, read
 from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
-from runner.errors import NotFound
+from runner.errors import Invalid, NotFound
 from runner.language import document
 from runner.paths import shipped
 
@@ -50,6 +51,50 @@ def test_a_gpu_without_figures_is_told_with_those_near() -> None:
     assert "rtx4090" in caught.value.fix
     assert figures().meant("A100", None) is None  # there are two
     assert figures().meant("RTX 4090", 80 * 10**9) is None
+
+
+def own_cards(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "recipe").mkdir(exist_ok=True)
+    (folder / "recipe" / "hardware.yaml").write_text(text)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+
+
+def test_a_users_cards_join_those_that_are_known_and_change_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = figures()
+    own_cards(
+        tmp_path,
+        "gpus:\n  acme: {memory: 36, capability: 9.0, tflops: 200, names: [ACME Trainer]}\n  rtx4090: {memory: 48, reports: 49140}\n",
+        monkeypatch,
+    )
+    theirs = figures()
+    acme = theirs.find("NVIDIA ACME Trainer")
+    assert acme == theirs.find("acme") == theirs.meant("ACME Trainer", 36 * 10**9) and acme.bf16 and acme.asked == "ACME Trainer"
+    assert 0.95 < acme.usable / 36e9 < 0.97
+    assert theirs.find("GeForce RTX 4090").memory == 48 and theirs.find("rtx4090").tflops == ours.find("rtx4090").tflops
+    assert len(theirs.gpus) == len(ours.gpus) + 1
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    assert figures() == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("gpus:\n  acme: {memory: 36, capability: 9.0}\n", "acme is no GPU that is known: say its tflops, too", 2),
+        ("gpus:\n  rtx4090: {memory: much}\n", "gpus.rtx4090.memory must be a number", 2),
+        ("gpus:\n  rtx4090:\n    memmory: 24\n", 'gpus.rtx4090 has no key "memmory"', 3),
+        ("cards: {}\n", 'the file has no key "cards"', 1),
+        ("gpus: [\n", "is never closed", 1),
+    ],
+)
+def test_a_file_of_cards_that_is_wrong_is_refused_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, line: int
+) -> None:
+    own_cards(tmp_path, text, monkeypatch)
+    with pytest.raises(Invalid) as caught:
+        figures()
+    problem = next(each for each in caught.value.problems if words in each.message)
+    assert problem.where is not None and problem.where.path.endswith("recipe/hardware.yaml")
+    assert problem.where.line == line
 
 
 def test_what_can_be_done_follows_from_the_capability() -> None:
