@@ -118,6 +118,15 @@ def nearest(size: tuple[int, int], table: tuple[tuple[int, int], ...]) -> tuple[
     return min(table, key=lambda bucket: (round(abs(log(bucket[0] / bucket[1]) - ratio), 9), -bucket[0] * bucket[1], -bucket[0]))
 
 
+def corner(size: tuple[int, int], bucket: tuple[int, int]) -> tuple[int, int]:
+    """The left and upper pixels that the crop takes from an image of `size` once it is resized to cover `bucket`; all (width, height).
+
+    It takes the same on the right and below.
+    """
+    scale = max(bucket[0] / size[0], bucket[1] / size[1])
+    return round((size[0] * scale - bucket[0]) / 2), round((size[1] * scale - bucket[1]) / 2)
+
+
 def prepare(options: argparse.Namespace) -> str:
     """Write the prepared folder; the summary for people comes back.  BadData names every file that cannot be used, and what to do."""
     with tempfile.TemporaryDirectory() as folder:
@@ -161,8 +170,9 @@ def _prepare(root: Path, options: argparse.Namespace) -> str:
             picture = pictures[name]
             key = _id(positions[name], picture.digest)
             width, height = picture.bucket
-            row = {"id": key, "file": f"images/{key}.png", "caption": captions[name], "width": width, "height": height, "source": name}
-            manifest.write(json.dumps({**row, "held_out": name in held_out}, ensure_ascii=False) + "\n")
+            row = {"id": key, "file": f"images/{key}.png", "caption": captions[name], "width": width, "height": height, "original": picture.size,
+                   "corner": corner(picture.size, picture.bucket), "source": name, "held_out": name in held_out}  # fmt: skip
+            manifest.write(json.dumps(row, ensure_ascii=False) + "\n")
     done = Counter(what for name in good for what in pictures[name].done)
     sizes = Counter("{}x{}".format(*pictures[name].bucket) for name in good)
     report = {

@@ -5,6 +5,7 @@ Shapes: B images of H × W pixels have latents (B, C, H/8, W/8), which the trans
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ TARGETS = (
 )
 PREFIX = "transformer"
 ARCHITECTURE = "flux-1-dev/lora"  # as modelspec calls it
-OBJECTIVES = ("logit_normal", "uniform")
+OBJECTIVES = ("flux_shift", "logit_normal", "uniform")
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -40,13 +41,19 @@ class TextEncoder:
         )  # fmt: skip
         self._device = device
         # 512 is how long FLUX.1-dev was trained to read.
-        self.limit = min(512, self._pipeline.tokenizer_2.model_max_length)
+        self._longest = min(512, self._pipeline.tokenizer_2.model_max_length)
 
-    def tokens(self, text: str) -> int:
-        return len(self._pipeline.tokenizer_2(text).input_ids)
+    def cut(self, text: str) -> list[str]:
+        """What reads only the beginning of a text."""
+        found = []
+        if len(self._pipeline.tokenizer_2(text).input_ids) > self._longest:
+            found.append(f"T5 reads only the first {self._longest} tokens")
+        if len(self._pipeline.tokenizer(text).input_ids) > (most := self._pipeline.tokenizer.model_max_length):
+            found.append(f"CLIP, of which Flux takes the summary, reads only the first {most} tokens")
+        return found
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
-        prompt, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, max_sequence_length=self.limit)
+        prompt, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, max_sequence_length=self._longest)
         return {"prompt": prompt[0], "pooled": pooled[0]}
 
 
@@ -57,9 +64,9 @@ def denoiser(base: Path, init: str, dtype: torch.dtype) -> Any:
 
 
 class Objective:
-    """Rectified flow (Liu et al. 2022, arXiv 2209.03003): a straight line from image to noise, x_t = (1 − t) x + t ε; learned is its velocity ε − x.
+    """Rectified flow (Liu et al. 2022, arXiv 2209.03003): a straight line from image to noise, x_t = (1 − t) x + t ε.
 
-    t is drawn logit-normal, t = sigmoid(n) with n ~ N(0, 1) (Esser et al. 2024, arXiv 2403.03206, section 3.1), or uniformly.
+    What is learned is its velocity ε − x.
     """
 
     def __init__(self, base: Path, timesteps: str, min_snr_gamma: float) -> None:
@@ -70,18 +77,32 @@ class Objective:
 
         `at`: this t, instead of one that is drawn.
         """
-        if at is not None:
-            t = torch.tensor(at)
-        elif self._timesteps == "uniform":
-            t = torch.rand(())
-        else:
-            t = torch.sigmoid(torch.randn(()))
+        height, width = latent.shape[-2:]
+        t = times(self._timesteps, (height // 2) * (width // 2)) if at is None else torch.tensor(at)
         noise = torch.randn_like(latent)
         return (1 - t) * latent + t * noise, noise - latent, t, 1.0
 
 
-def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:
-    """What the model says for noised latents (B, C, h, w) at times (B,), with text tensors that have B first.  The same shape, 32 bits."""
+def times(timesteps: str, patches: int, shape: tuple[int, ...] = ()) -> torch.Tensor:
+    """Draw noise levels t for an image of so many patches.
+
+    `uniform`: evenly.  `logit_normal`: t = sigmoid(n) with n ~ N(0, 1) (Esser et al. 2024, arXiv 2403.03206, section 3.1).  `flux_shift`: the same,
+    shifted to more noise, as the base was trained: a larger image takes more noise to hide.
+
+    The shift is that of section 5.3.2 there, t' = α / (α + 1/t − 1), with α = e^μ.  μ is on a line from 0.5 at 256 patches to 1.15 at 4,096: the
+    parameters of FLUX.1-dev's own scheduler (base_shift, max_shift), as Black Forest Labs' sampler and diffusers' `calculate_shift` use them.
+    """
+    if timesteps == "uniform":
+        return torch.rand(shape)
+    t = torch.sigmoid(torch.randn(shape))
+    if timesteps == "logit_normal":
+        return t
+    alpha = math.exp(0.5 + (patches - 256) * (1.15 - 0.5) / (4096 - 256))
+    return alpha / (alpha + 1 / t - 1)
+
+
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:
+    """What the model says for noised latents (B, C, h, w) at times (B,), with conditions that have B first.  The same shape, 32 bits."""
     batch, channels, height, width = noised.shape
     dtype, where = model.dtype, noised.device
     patches = noised.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * 4)
@@ -93,10 +114,10 @@ def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, gu
         hidden_states=patches.to(dtype),
         timestep=t.to(dtype),
         guidance=torch.full((batch,), guidance, device=where) if model.config.guidance_embeds else None,
-        encoder_hidden_states=text["prompt"].to(dtype),
-        pooled_projections=text["pooled"].to(dtype),
+        encoder_hidden_states=conditions["prompt"].to(dtype),
+        pooled_projections=conditions["pooled"].to(dtype),
         img_ids=places.view(-1, 3).to(dtype),
-        txt_ids=torch.zeros(text["prompt"].shape[1], 3, device=where, dtype=dtype),
+        txt_ids=torch.zeros(conditions["prompt"].shape[1], 3, device=where, dtype=dtype),
         return_dict=False,
     )[0]
     return _unpatched(said.float(), height, width)

@@ -33,6 +33,8 @@ class Row:
     caption: str
     width: int
     height: int
+    original: tuple[int, int]  # width, height before it was resized
+    corner: tuple[int, int]  # pixels on the left and above that the crop took, after it was resized
     held_out: bool
 
 
@@ -57,7 +59,9 @@ def quiet() -> None:
 def rows(manifest: Path) -> list[Row]:
     """The images of a prepared set, in its order."""
     read = [json.loads(line) for line in manifest.read_text().splitlines()]
-    return [Row(row["id"], row["caption"], row["width"], row["height"], row["held_out"]) for row in read]
+    return [
+        Row(row["id"], row["caption"], row["width"], row["height"], tuple(row["original"]), tuple(row["corner"]), row["held_out"]) for row in read
+    ]
 
 
 def part(kind: Any, folder: Path, name: str, init: str, dtype: torch.dtype) -> Any:

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 MARGIN = 8
 LABEL = 18  # pixels of a line
-INK, PAPER = "#222222", "#ffffff"
+INK, PAPER, NOTE = "#222222", "#ffffff", "#c0504d"
+RANDOM = "random weights: the base was never trained, so all it draws is noise; this shows only that drawing works"
 CELL = 256  # the most pixels that an image has on the sheet
 
 
@@ -55,7 +56,7 @@ def main() -> None:
         name = "base" if adapter is None else adapter.stem
         columns[name] = drawn
         _row(drawn).save(options.out / f"{name}.png")
-    _sheet(texts, columns).save(options.sheet)
+    _sheet(texts, columns, RANDOM if options.init == "random" else "").save(options.sheet)
     print(f"samples: {len(texts)} prompts with {len(columns)} models on {where.type}, precision {precision}, in {options.sheet}")
 
 
@@ -73,15 +74,19 @@ def _row(images: list[Image.Image]) -> Image.Image:
     return row
 
 
-def _sheet(texts: list[str], columns: dict[str, list[Image.Image]]) -> Image.Image:
-    """A line for each prompt, a column for each model."""
+def _sheet(texts: list[str], columns: dict[str, list[Image.Image]], note: str) -> Image.Image:
+    """A line for each prompt, a column for each model, and a note below."""
     font = ImageFont.load_default(12)
     first = next(iter(columns.values()))[0]
     # Small images are shown whole pixels large.
     cell = min(CELL, first.width) if first.width >= CELL // 2 else first.width * (CELL // 2 // first.width)
     line = cell + LABEL + MARGIN
-    sheet = Image.new("RGB", (MARGIN + len(columns) * (cell + MARGIN), LABEL + MARGIN + len(texts) * line), PAPER)
+    width, height = MARGIN + len(columns) * (cell + MARGIN), LABEL + MARGIN + len(texts) * line
+    words = _wrapped(note, font, width - 2 * MARGIN)
+    sheet = Image.new("RGB", (width, height + len(words) * LABEL), PAPER)
     pen = ImageDraw.Draw(sheet)
+    for row, text in enumerate(words):
+        pen.text((MARGIN, height + row * LABEL), text, NOTE, font)
     for column, (name, images) in enumerate(columns.items()):
         left = MARGIN + column * (cell + MARGIN)
         pen.text((left, MARGIN // 2), name, INK, font)
@@ -91,6 +96,18 @@ def _sheet(texts: list[str], columns: dict[str, list[Image.Image]]) -> Image.Ima
     for place, text in enumerate(texts):
         pen.text((MARGIN, LABEL + MARGIN + place * line), text, INK, font)
     return sheet
+
+
+def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
+    """A text in lines of no more than so many pixels."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def _options() -> argparse.Namespace:

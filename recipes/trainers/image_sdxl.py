@@ -5,7 +5,7 @@ Shapes: B images of H × W pixels have latents (B, 4, H/8, W/8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +22,47 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class TextEncoder:
-    """Captions to what the UNet reads: `prompt` (77, 768 + 1280) by both CLIPs and `pooled` (1280) by the larger, for SDXL's own encoders."""
+    """Captions to what the UNet reads: `prompt` (77 n, 768 + 1280) by both CLIPs and `pooled` (1280) by the larger, for SDXL's own encoders.
+
+    A CLIP reads 75 tokens between its first and last.  A longer caption is read in n parts, each with a first and last token of its own, and their
+    embeddings are put one behind the other; `pooled` is of the first part.  ComfyUI and A1111 read long prompts in this way.
+    """
 
     def __init__(self, base: Path, init: str, dtype: torch.dtype, device: torch.device) -> None:
-        from diffusers import StableDiffusionXLPipeline
         from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-        # The pipeline's own words about how text is read: what is learned from and what is drawn from are the same numbers.
-        self._pipeline = StableDiffusionXLPipeline(
-            scheduler=None, vae=None, unet=None, add_watermarker=False,
-            text_encoder=part(CLIPTextModel, base / "text_encoder", "text_encoder", init, dtype).to(device),
-            text_encoder_2=part(CLIPTextModelWithProjection, base / "text_encoder_2", "text_encoder_2", init, dtype).to(device),
-            tokenizer=tokenizer_of(base / "tokenizer"), tokenizer_2=tokenizer_of(base / "tokenizer_2"),
-        )  # fmt: skip
+        self._encoders = (
+            part(CLIPTextModel, base / "text_encoder", "text_encoder", init, dtype).to(device),
+            part(CLIPTextModelWithProjection, base / "text_encoder_2", "text_encoder_2", init, dtype).to(device),
+        )
+        self._tokenizers = tokenizer_of(base / "tokenizer"), tokenizer_of(base / "tokenizer_2")
         self._device = device
-        self.limit = int(self._pipeline.tokenizer.model_max_length)
 
-    def tokens(self, text: str) -> int:
-        return len(self._pipeline.tokenizer(text).input_ids)
+    def cut(self, text: str) -> list[str]:
+        """What reads only the beginning of a text: nothing does."""
+        return []
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
-        prompt, _, pooled, _ = self._pipeline.encode_prompt(text, device=self._device, do_classifier_free_guidance=False)
-        return {"prompt": prompt[0], "pooled": pooled[0]}
+        tokens = [tokenizer(text, add_special_tokens=False).input_ids for tokenizer in self._tokenizers]
+        parts = max(1, *(-(-len(ids) // _room(tokenizer)) for ids, tokenizer in zip(tokens, self._tokenizers, strict=True)))
+        read = [
+            encoder(_in_parts(tokenizer, ids, parts).to(self._device), output_hidden_states=True)
+            for encoder, tokenizer, ids in zip(self._encoders, self._tokenizers, tokens, strict=True)
+        ]
+        # The last layer but one: what SDXL was trained with.
+        return {"prompt": torch.cat([each.hidden_states[-2].flatten(0, 1) for each in read], dim=-1), "pooled": read[1].text_embeds[0]}
+
+
+def _room(tokenizer: Any) -> int:
+    """How many tokens fit between the first and the last."""
+    return int(tokenizer.model_max_length) - 2
+
+
+def _in_parts(tokenizer: Any, ids: Sequence[int], parts: int) -> torch.Tensor:
+    """Tokens as so many rows that a CLIP can read, the last ones filled up."""
+    room = _room(tokenizer)
+    rows = [[tokenizer.bos_token_id, *ids[room * n : room * (n + 1)], tokenizer.eos_token_id] for n in range(parts)]
+    return torch.tensor([row + [tokenizer.pad_token_id] * (room + 2 - len(row)) for row in rows])
 
 
 def denoiser(base: Path, init: str, dtype: torch.dtype) -> Any:
@@ -81,19 +100,22 @@ class Objective:
     def _weight(self, ratio: float) -> float:
         if not self._gamma:
             return 1.0
-        return min(ratio, self._gamma) / (ratio if self._prediction == "epsilon" else ratio + 1)
+        if self._prediction == "v":
+            return min(ratio, self._gamma) / (ratio + 1)
+        # Not min(…) / ratio: of pure noise, which bases with rescaled noise levels learn from, the ratio is 0.
+        return 1.0 if ratio <= self._gamma else self._gamma / ratio
 
 
-def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, text: Tensors, guidance: float) -> torch.Tensor:
-    """What the model says for noised latents (B, 4, h, w) at steps (B,), with text tensors that have B first.  The same shape, 32 bits."""
-    batch, _, height, width = noised.shape
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:
+    """What the model says for noised latents (B, 4, h, w) at steps (B,), with conditions that have B first.  The same shape, 32 bits.
+
+    `sizes` (B, 6) has the original's height and width, the crop's upper and left corner, the height and width that are aimed at (Podell et al. 2023,
+    arXiv 2307.01952, section 2.2).  They stay in 32 bits: bf16 has no odd numbers above 256.
+    """
     dtype = model.dtype
-    # Size of the original, corner of the crop, size that is aimed at (Podell et al. 2023, arXiv 2307.01952, section 2.2).  Images come cut.
-    pixels = (height * 8, width * 8)
-    sizes = torch.tensor([(*pixels, 0, 0, *pixels)] * batch, device=noised.device, dtype=dtype)
     said = model(
-        noised.to(dtype), t, encoder_hidden_states=text["prompt"].to(dtype),
-        added_cond_kwargs={"text_embeds": text["pooled"].to(dtype), "time_ids": sizes}, return_dict=False,
+        noised.to(dtype), t, encoder_hidden_states=conditions["prompt"].to(dtype),
+        added_cond_kwargs={"text_embeds": conditions["pooled"].to(dtype), "time_ids": conditions["sizes"]}, return_dict=False,
     )[0]  # fmt: skip
     return said.float()  # type: ignore[no-any-return]
 

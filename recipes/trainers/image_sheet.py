@@ -14,6 +14,7 @@ LINES = 3  # of caption
 HEIGHT = 14  # pixels of a line
 MARGIN = 8
 INK, PAPER, HELD_OUT = "#222222", "#ffffff", "#c0504d"
+LEGEND = "held out: judged by, not learned"
 
 
 def main() -> None:
@@ -27,8 +28,14 @@ def main() -> None:
     shown = [rows[len(rows) * number // min(options.most, len(rows))] for number in range(min(options.most, len(rows)))]
     columns = min(COLUMNS, len(shown))
     step = CELL + MARGIN, CELL + LINES * HEIGHT + MARGIN
-    sheet = Image.new("RGB", (columns * step[0] + MARGIN, -(-len(shown) // columns) * step[1] + MARGIN), PAPER)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    font = ImageFont.load_default(11)
+    bottom = -(-len(shown) // columns) * step[1] + MARGIN
+    some = any(row["held_out"] for row in shown)
+    sheet = Image.new("RGB", (columns * step[0] + MARGIN, bottom + (HEIGHT + MARGIN if some else 0)), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    if some:
+        pen.rectangle((MARGIN, bottom, MARGIN + HEIGHT, bottom + HEIGHT), outline=HELD_OUT)
+        pen.text((2 * MARGIN + HEIGHT, bottom + 1), LEGEND, fill=HELD_OUT, font=font)
     for number, row in enumerate(shown):
         left, top = MARGIN + number % columns * step[0], MARGIN + number // columns * step[1]
         with Image.open(options.data / row["file"]) as image:

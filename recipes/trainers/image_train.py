@@ -12,13 +12,14 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import precision
 import torch
-from descent import CLIP, add_up, begin, restore, tensors
+from descent import CLIP, add_up, begin, rate_at, refuse_no_peak, restore, tensors
 from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, rows, stored
 from loop import Checkpoints, Ending, draw, fail
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from telemetry import TRACKERS, Telemetry, require
 from tokens import order
@@ -30,7 +31,7 @@ GLANCE = 64  # held-out images that a look at them takes
 LOOKS = 4  # noise levels at which each of them is looked at
 SETTINGS = (
     "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
-    "base_storage",
+    "base_storage", "caption_dropout", "warmup_steps", "decay_steps",
 )  # fmt: skip
 
 
@@ -66,10 +67,11 @@ def main() -> None:
     telemetry = Telemetry(options.tensorboard, main=me == 0, history=history, tracker=options.tracker, settings=settings)
     for step in range(done + 1, options.max_steps + 1):
         chosen = order(len(learned), options.seed, (step - 1) * options.global_batch, options.global_batch)
-        loss, norm, stopping = training.step(step, learned, chosen, telemetry, ending.asked)
+        rate = rate_at(step, options.learning_rate, options.warmup_steps, options.decay_steps)
+        loss, norm, stopping = training.step(step, learned, chosen, telemetry, ending.asked, rate)
         if not math.isfinite(loss):
             fail(f"the loss is {loss} at step {step}; a smaller learning_rate, or precision bf16 instead of fp16, may help")
-        values = {"loss": loss, "lr": options.learning_rate, "grad_norm": norm}
+        values = {"loss": loss, "lr": rate, "grad_norm": norm}
         if len(held_out) and due(step):
             with telemetry.phase("evaluation"):
                 values["eval_loss"] = training.glance(held_out)
@@ -111,30 +113,52 @@ def main() -> None:
     accelerator.end_training()
 
 
+class Example(NamedTuple):
+    """An image to learn from, with its caption or with none."""
+
+    index: int
+    captioned: bool
+
+
 class Images:
     """Latents and embeddings of some images, read when they are wanted."""
 
     def __init__(self, options: argparse.Namespace, chosen: Sequence[Row]) -> None:
         self._latents, self._text, self._rows = options.latents, options.text, chosen
         missing = [row.id for row in chosen if not (self._latents / f"{row.id}.safetensors").is_file()]
-        missing += [row.caption for row in chosen if not (self._text / caption_file(row.caption)).is_file()]
+        captions = {row.caption for row in chosen} | ({""} if options.caption_dropout else set())
+        missing += [caption for caption in sorted(captions) if not (self._text / caption_file(caption)).is_file()]
         if missing:
             fail(f"latents or text do not belong to this manifest: they lack {', '.join(missing[:5])}")
+        self._lengths: dict[str, int] = {}
+        for caption in captions:
+            with safe_open(self._text / caption_file(caption), "pt") as read:
+                self._lengths[caption] = read.get_slice("prompt").get_shape()[0]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def size(self, index: int) -> tuple[int, int]:
-        return self._rows[index].width, self._rows[index].height
+    def shape(self, example: Example) -> tuple[int, ...]:
+        """What images have to agree in to be held at once: width, height, and how many tokens their captions have."""
+        row = self._rows[example.index]
+        return row.width, row.height, self._lengths[self._caption(example)]
+
+    def _caption(self, example: Example) -> str:
+        return self._rows[example.index].caption if example.captioned else ""
 
     def latent(self, index: int) -> torch.Tensor:
         """(channels, height / 8, width / 8), 32 bits."""
         return load_file(self._latents / f"{self._rows[index].id}.safetensors")["latent"]
 
-    def text(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """The embeddings of several images, batch first."""
-        read = [load_file(self._text / caption_file(self._rows[index].caption)) for index in indices]
-        return {name: torch.stack([one[name] for one in read]) for name in read[0]}
+    def conditions(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+        """What the model is given beside several latents, batch first: the embeddings of their captions, and `sizes`, pixels.
+
+        Those are heights and widths: of the original, of the corner where the crop begins, of the image as it is learned.
+        """
+        chosen = [self._rows[example.index] for example in examples]
+        read = [load_file(self._text / caption_file(self._caption(example))) for example in examples]
+        sizes = [(*row.original[::-1], *row.corner[::-1], row.height, row.width) for row in chosen]
+        return {name: torch.stack([one[name] for one in read]) for name in read[0]} | {"sizes": torch.tensor(sizes, dtype=torch.float32)}
 
 
 class Training:
@@ -167,19 +191,20 @@ class Training:
         _say(accelerator.process_index, f"{count:,} weights learned beside {sum(weight.numel() for weight in self.model.parameters()) - count:,}; "
              f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}{told}")  # fmt: skip
 
-    def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool) -> tuple[float, float, bool]:
+    def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool, rate: float) -> tuple[float, float, bool]:
         """One optimizer step over `chosen` images, shared among the processes.  Its loss, its gradient's norm, and whether to stop."""
         world, me = self._accelerator.num_processes, self._accelerator.process_index
         summed = torch.zeros((), device=self._accelerator.device)
-        for batch in self._batches(images, chosen, me, world):
+        examples = [Example(index, self._captioned(step, place)) for place, index in enumerate(chosen)]
+        for batch in self._batches(images, examples, me, world):
             with telemetry.phase("data"):
                 drawn = []
-                for place, index in batch:
+                for place, example in batch:
                     draw("noise", self._options.seed, step, place)
-                    drawn.append(self._objective.noised(images.latent(index), None))
-                text = images.text([index for _, index in batch])
+                    drawn.append(self._objective.noised(images.latent(example.index), None))
+                conditions = images.conditions([example for _, example in batch])
             with telemetry.phase("model"):
-                loss = self._loss(drawn, text) / len(chosen)
+                loss = self._loss(drawn, conditions) / len(chosen)
                 self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 summed += loss.detach()
 
@@ -191,6 +216,8 @@ class Training:
             with telemetry.phase("communication"):
                 stop = add_up(weights, summed, stop)
         with telemetry.phase("optimizer"):
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
             self._scaler.unscale_(self._optimizer)
             norm = torch.nn.utils.clip_grad_norm_(weights, CLIP)
             self._scaler.step(self._optimizer)
@@ -198,31 +225,38 @@ class Training:
             self._optimizer.zero_grad()
         return float(summed), float(norm), stop
 
-    def _batches(self, images: Images, chosen: Sequence[int], me: int, world: int) -> Iterator[list[tuple[int, int]]]:
-        """What this process holds at once: (place in the global batch, image) of up to `micro_batch` images of one size.
+    def _captioned(self, step: int, place: int) -> bool:
+        """Whether the image at this place of a step's batch has its caption.
 
-        Sizes are put together over the whole global batch before it is shared, so that as few of these are partly full as can be.
+        A share of `caption_dropout` has none, so that the model learns what is drawn without a prompt, too, which guidance leads away from.
         """
-        placed = sorted(enumerate(chosen), key=lambda item: (images.size(item[1]), item[0]))
+        draw("caption", self._options.seed, step, place)
+        return float(torch.rand(())) >= self._options.caption_dropout
+
+    def _batches(self, images: Images, chosen: Sequence[Example], me: int, world: int) -> Iterator[list[tuple[int, Example]]]:
+        """What this process holds at once: (place in the global batch, image) of up to `micro_batch` images of one shape.
+
+        Shapes are put together over the whole global batch before it is shared, so that as few of these are partly full as can be.
+        """
+        placed = sorted(enumerate(chosen), key=lambda item: (images.shape(item[1]), item[0]))
         share = len(placed) // world
-        batch: list[tuple[int, int]] = []
+        batch: list[tuple[int, Example]] = []
         for item in placed[me * share : (me + 1) * share]:
-            if batch and (len(batch) == self._options.micro_batch or images.size(item[1]) != images.size(batch[0][1])):
+            if batch and (len(batch) == self._options.micro_batch or images.shape(item[1]) != images.shape(batch[0][1])):
                 yield batch
                 batch = []
             batch.append(item)
         if batch:
             yield batch
 
-    def _loss(self, drawn: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], text: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _loss(self, drawn: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], conditions: dict[str, torch.Tensor]) -> torch.Tensor:
         """The sum over a batch of the weighted mean squared error of each of its latents."""
         where = self._accelerator.device
         noised, target, times = (torch.stack([one[part] for one in drawn]).to(where, non_blocking=True) for part in (0, 1, 2))  # type: ignore[misc]
         weights = torch.tensor([one[3] for one in drawn], device=where)
         with self._accelerator.autocast():
-            said = self._family.predict(
-                self.model, noised, times, {name: value.to(where, non_blocking=True) for name, value in text.items()}, self._options.guidance
-            )
+            there = {name: value.to(where, non_blocking=True) for name, value in conditions.items()}
+            said = self._family.predict(self.model, noised, times, there, self._options.guidance)
         each = (said - target).square().flatten(1).mean(1)
         return (each * weights).sum()
 
@@ -233,10 +267,10 @@ class Training:
         self.model.eval()
         with torch.no_grad():
             for index in range(me, min(GLANCE, len(images)), world):
-                latent, text = images.latent(index), images.text([index])
+                latent, conditions = images.latent(index), images.conditions([Example(index, True)])
                 for look in range(LOOKS):
                     draw("glance", self._options.seed, index, look)
-                    both[0] += self._loss([self._objective.noised(latent, (look + 0.5) / LOOKS)], text)
+                    both[0] += self._loss([self._objective.noised(latent, (look + 0.5) / LOOKS)], conditions)
                     both[1] += 1
         self.model.train()
         if world > 1:
@@ -285,12 +319,16 @@ def _options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=float, required=True)
     parser.add_argument("--guidance", type=float, default=1.0, help="flux: the guidance that the model is told it has")
     parser.add_argument("--min-snr-gamma", type=float, default=0.0, help="sdxl: 0 weighs all steps alike")
+    parser.add_argument("--caption-dropout", type=float, default=0.0, help="share of the images that are learned without their caption")
+    for name in ("warmup-steps", "decay-steps"):
+        parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--checkpoint-activations", action="store_true")
     parser.add_argument("--base-storage", choices=STORAGES, default="same", help="what the frozen weights lie in memory as")
     parser.add_argument("--tracker", choices=TRACKERS, default="none")
     options = parser.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
+    refuse_no_peak(options.warmup_steps, options.decay_steps)
     if options.base_storage != "same" and not options.checkpoint_activations:
         fail(f"base_storage {options.base_storage} saves memory only with checkpoint_activations=true: without, it takes more than base_storage=same")
     return options

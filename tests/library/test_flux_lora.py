@@ -60,12 +60,13 @@ def test_the_file_says_where_it_comes_from(results: Path) -> None:
         metadata, names = read.metadata(), set(read.keys())
     assert metadata["recipe"] == "flux-lora@1" and len(metadata["recipe.key"]) == 64 and len(metadata["recipe.data"]) == 64
     assert json.loads(metadata["recipe.settings"]) == {
-        "init": "random", "trigger": "zxq", "resolution": 64, "max_steps": 60, "learning_rate": 0.01, "rank": 16, "alpha": 16, "guidance": 1,
-        "timesteps": "logit_normal", "global_batch": 8, "precision": "no", "base_storage": "same", "seed": 0,
+        "warmup_steps": 0, "decay_steps": 0, "caption_dropout": 0.05, "base": "./tiny-flux", "base_revision": None, "init": "random", "trigger": "zxq", "resolution": 64, "max_steps": 60, "learning_rate": 0.01, "rank": 16, "alpha": 16, "guidance": 1,
+        "timesteps": "flux_shift", "global_batch": 8, "precision": "no", "base_storage": "same", "seed": 0,
     }  # fmt: skip
     assert metadata["modelspec.trigger_phrase"] == "zxq"
     assert all(name.startswith("transformer.") for name in names)
-    assert "60 steps on 41 images" in (results / "model" / "README.md").read_text()
+    card = (results / "model" / "README.md").read_text()
+    assert "60 steps on 41 images" in card and "base_model" not in card  # the base is a folder here, not a model of the Hub
 
 
 @pytest.mark.usefixtures("results")

@@ -381,6 +381,27 @@ def test_a_small_image_is_enlarged_and_said_so(prepare: Prepare, images: Path, r
     assert "ant.png: 96×96 is enlarged to 128×128; a larger original, or a lower resolution, is sharper" in report()["warnings"]
 
 
+def test_the_manifest_has_the_size_before_and_where_the_crop_begins(prepare: Prepare, tmp_path: Path) -> None:
+    """As `original_size` and `crop_top_left` are in diffusers' training of SDXL: the corner is counted in pixels of the resized image."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    wide = picture(1, (240, 128))
+    for name, image in {"small": picture(0, (40, 40)), "wide": wide, "tall": picture(2, (128, 240)), "exact": picture(3, (64, 64))}.items():
+        image.save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(name)
+    rows = prepare(folder)
+    found = {name.removesuffix(".png"): (row["original"], row["corner"], row["width"], row["height"]) for name, row in rows.items()}
+    assert found == {
+        "small": ([40, 40], [0, 0], 64, 64),
+        "wide": ([240, 128], [5, 0], 80, 48),
+        "tall": ([128, 240], [0, 5], 48, 80),
+        "exact": ([64, 64], [0, 0], 64, 64),
+    }
+    learned = numpy.asarray(prepared(tmp_path, rows["wide.png"]), dtype=int)
+    same = numpy.asarray(wide.resize((90, 48), Image.Resampling.LANCZOS).crop((5, 0, 85, 48)), dtype=int)
+    assert numpy.abs(learned - same).mean() < 1  # a corner that is off by one pixel differs by 10
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [({}, "no image in this folder: none of 0 files"), ({"x.txt": b"x"}, "none of 1 files ends in .png .jpg"), (None, "no such folder")],
@@ -436,3 +457,4 @@ def test_the_sheet_shows_every_image(prepare: Prepare, tmp_path: Path, monkeypat
     )
     frames = sum(framed[top + 6, left + 6 : left + 170].all() for top in range(0, 6 * 210, 210) for left in range(0, 8 * 168, 168))
     assert (drawn, frames) == (48, held_out) and held_out >= 1
+    assert framed[6 * 210 + 8 :, 8:300].any()  # what a frame means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import signal
@@ -13,14 +14,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from tests.library import comfyui
 from tests.system.test_sft_trainer import launched, program, run, signal_at
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 EMOJI = ROOT / "fixtures" / "datasets" / "emoji"
 STEPS = 20
-OBJECTIVES = {"flux": "logit_normal", "sdxl": "epsilon"}
+OBJECTIVES = {"flux": "flux_shift", "sdxl": "epsilon"}
 MODULES = ("model", "flux", "sdxl", "latents", "text", "train", "sample", "export")
 
 pytestmark = pytest.mark.xdist_group("images")
@@ -83,7 +86,7 @@ def encode(family: str, prepared: Path, trainers: SimpleNamespace, home: Path) -
     return argparse.Namespace(
         family=family, base=base, manifest=manifest, latents=home / "latents", text=home / "text", init="random", objective=OBJECTIVES[family],
         guidance=1.0, min_snr_gamma=0.0, rank=8, alpha=16.0, learning_rate=0.01, seed=0, micro_batch=4, checkpoint_activations=False,
-        base_storage="same",
+        base_storage="same", caption_dropout=0.0, warmup_steps=0, decay_steps=0,
     )  # fmt: skip
 
 
@@ -104,7 +107,7 @@ class Bench:
     def go(self, first: int, last: int) -> list[float]:
         """The losses of these steps."""
         chosen = [self._order(len(self.learned), 0, (step - 1) * 8, 8) for step in range(first, last + 1)]
-        return [self.training.step(first + place, self.learned, part, self._silent, False)[0] for place, part in enumerate(chosen)]
+        return [self.training.step(first + place, self.learned, part, self._silent, False, 0.01)[0] for place, part in enumerate(chosen)]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,20 @@ def test_it_learns_these_images_and_not_just_any(bench: SimpleNamespace, monkeyp
     assert bench.before - bench.after > (untrained - negatives) * 1.05
 
 
+def test_a_share_of_the_images_is_learned_without_caption(trainers: SimpleNamespace, encoded: argparse.Namespace) -> None:
+    import torch
+
+    made = Bench(trainers, argparse.Namespace(**{**vars(encoded), "caption_dropout": 0.05}))
+    kept = [made.training._captioned(step, place) for step in range(500) for place in range(8)]
+    assert sum(kept) / len(kept) == pytest.approx(0.95, abs=0.01)
+    assert kept[:80] == [made.training._captioned(step, place) for step in range(10) for place in range(8)]  # as after a resume
+    one, none, other = (
+        made.learned.conditions([trainers.train.Example(*example)]) for example in ((0, True), (0, False), (1, False))
+    )  # fmt: skip
+    assert torch.equal(none["prompt"], other["prompt"]) and not torch.equal(none["prompt"], one["prompt"])
+    made.go(1, 2)
+
+
 def test_a_resumed_training_ends_in_the_same_bits(trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace) -> None:
     import torch
 
@@ -150,26 +167,42 @@ def test_a_resumed_training_ends_in_the_same_bits(trainers: SimpleNamespace, enc
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_exported_file_is_the_adapter_that_was_judged(
-    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, tmp_path: Path
+@pytest.fixture(scope="module")
+def exported(
+    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder that step `export` makes of the adapter."""
+    home = tmp_path_factory.mktemp("exported")
+    (home / "report.json").write_text(json.dumps({"steps": STEPS, "images": 41, "held_out": 7, "eval_loss_before": 2.0, "eval_loss_after": 1.0}))
+    (home / "settings.json").write_text(json.dumps({"resolution": 64, "rank": 8}))
+    (home / "prompts").mkdir()
+    (home / "prompts" / "texts.json").write_text('["zxq banana"]')
+    (home / "samples").mkdir()
+    Image.new("RGB", (64, 64)).save(home / "samples" / "step-000020.png")
+    call(trainers.export, "--adapter", bench.file, "--base", encoded.base, "--manifest", encoded.manifest, "--report", home / "report.json",
+         "--samples", home / "samples", "--prompts", home / "prompts", "--sheet", home / "samples" / "step-000020.png",
+         "--recipe", f"{family}-lora@1", "--key", "0" * 64, "--architecture", trainers.model.family(family).ARCHITECTURE, "--trigger", "zxq",
+         "--settings", home / "settings.json", "--out", home / "model")  # fmt: skip
+    return home / "model"
+
+
+def test_the_exported_folder_is_the_adapter_that_was_judged(
+    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, exported: Path
 ) -> None:
     """Loaded by diffusers into a base that never saw the training, alpha and all, it has the loss that the training said; and it is gone when unloaded."""
     import torch
     from safetensors import safe_open
 
-    model = tmp_path / "model"
-    model.mkdir()
-    trainers.export.described(bench.file, model / bench.file.name, {"format": "pt", "recipe": f"{family}-lora@1", "b": "2", "a": "1"})
-    with safe_open(model / bench.file.name, "pt") as read:
+    with safe_open(exported / bench.file.name, "pt") as read:
         assert read.metadata()["recipe"] == f"{family}-lora@1"
     kind = trainers.model.family(family)
     pipeline = kind.pipeline(encoded.base, "random", torch.float32, encoded.objective)
     pipeline.set_progress_bar_config(disable=True)
-    pipeline.load_lora_weights(model)
+    pipeline.load_lora_weights(exported)
     own, bench.made.training.model = bench.made.training.model, getattr(pipeline, kind.PREFIX)
     try:
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.after, rel=1e-4)
-        text = {name: value[0] for name, value in bench.made.held_out.text([0]).items()}
+        text = {name: value[0] for name, value in bench.made.held_out.conditions([trainers.train.Example(0, True)]).items()}
         drawn = [kind.drawn(pipeline, text, 2.0, 4, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
         pipeline.unload_lora_weights()
         assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.before, rel=1e-4)
@@ -178,6 +211,39 @@ def test_the_exported_file_is_the_adapter_that_was_judged(
         bench.made.training.model = own
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     assert float((drawn[0] - plain).abs().mean()) > 0.05 * float(plain.std())
+
+
+def test_comfyui_takes_every_layer_of_the_file_that_is_meant_for_it(
+    family: str, trainers: SimpleNamespace, encoded: argparse.Namespace, bench: SimpleNamespace, exported: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    kind = trainers.model.family(family)
+    denoiser = kind.denoiser(encoded.base, "random", torch.float32)
+    file = exported / {"flux": "pytorch_lora_weights.safetensors", "sdxl": "comfyui-a1111.safetensors"}[family]
+    learned = sum(name.endswith("lora_A.weight") for name in load_file(exported / "pytorch_lora_weights.safetensors"))
+    assert comfyui.put(family, denoiser, load_file(file)) == (learned, [])
+    assert learned == {"flux": 17, "sdxl": 70}[family]
+    own, bench.made.training.model = bench.made.training.model, denoiser
+    try:
+        assert bench.made.training.glance(bench.made.held_out) == pytest.approx(bench.after, rel=1e-4)
+    finally:
+        bench.made.training.model = own
+    if family == "sdxl":  # why there are two files: of diffusers' names ComfyUI knows the feed-forward layers
+        fresh = kind.denoiser(encoded.base, "random", torch.float32)
+        assert comfyui.put(family, fresh, load_file(exported / "pytorch_lora_weights.safetensors"))[0] == 14
+
+
+@pytest.mark.parametrize("family", ["sdxl"], indirect=True)
+def test_the_file_for_comfyui_is_listed_by_a1111_and_not_taken_by_diffusers(exported: Path) -> None:
+    from diffusers.loaders.lora_base import _best_guess_weight_name
+    from safetensors import safe_open
+
+    with safe_open(exported / "comfyui-a1111.safetensors", "pt") as read:
+        assert read.metadata()["ss_base_model_version"].startswith("sdxl_")  # without, A1111 lists it for Stable Diffusion 1 alone
+        assert read.metadata()["recipe.key"] == "0" * 64
+    assert _best_guess_weight_name(exported) == "pytorch_lora_weights.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +330,61 @@ def test_a_caption_that_many_images_have_is_embedded_once(trainers: SimpleNamesp
          "--init", "random", "--precision", "no")  # fmt: skip
     texts = json.loads((tmp_path / "text" / "texts.json").read_text())
     assert len(texts) == len(set(texts)) < 6 and "zxq twice" in texts
-    assert {trainers.model.caption_file(text) for text in texts} == {file.name for file in (tmp_path / "text").glob("*.safetensors")}
+    assert {trainers.model.caption_file(text) for text in [*texts, ""]} == {file.name for file in (tmp_path / "text").glob("*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def clips(trainers: SimpleNamespace) -> SimpleNamespace:
+    """Both encoders of SDXL as they are used, and diffusers' own way with them, which reads 77 tokens."""
+    import torch
+    from diffusers import StableDiffusionXLPipeline
+
+    made = trainers.sdxl.TextEncoder(ROOT / "fixtures" / "tiny-sdxl", "random", torch.float32, torch.device("cpu"))
+    pipeline = StableDiffusionXLPipeline(
+        scheduler=None, vae=None, unet=None, add_watermarker=False, text_encoder=made._encoders[0], text_encoder_2=made._encoders[1],
+        tokenizer=made._tokenizers[0], tokenizer_2=made._tokenizers[1],
+    )  # fmt: skip
+
+    def plain(text: str) -> tuple[torch.Tensor, torch.Tensor]:
+        prompt, _, pooled, _ = pipeline.encode_prompt(text, device="cpu", do_classifier_free_guidance=False)
+        return prompt[0], pooled[0]
+
+    return SimpleNamespace(made=made, plain=plain)
+
+
+@pytest.mark.parametrize("text", ["", "zxq banana", "a ripe banana, peeled halfway", "cat " * 75])
+def test_sdxl_reads_a_short_caption_as_diffusers_does(text: str, clips: SimpleNamespace) -> None:
+    import torch
+
+    read, (prompt, pooled) = clips.made.encode(text), clips.plain(text)
+    assert read["prompt"].shape == (77, 64)
+    assert torch.equal(read["prompt"], prompt) and torch.equal(read["pooled"], pooled)
+
+
+def test_sdxl_reads_a_long_caption_in_parts_to_its_end(clips: SimpleNamespace, trainers: SimpleNamespace) -> None:
+    import torch
+
+    text = "cat " * 75 + "banana face " * 40
+    read = clips.made.encode(text)
+    parts = [clips.plain(part) for part in ("cat " * 75, "banana face " * 37 + "banana", "face banana face banana face")]
+    assert read["prompt"].shape == (3 * 77, 64)
+    assert torch.allclose(read["prompt"], torch.cat([prompt for prompt, _ in parts]), atol=1e-6)
+    assert torch.allclose(read["pooled"], parts[0][1], atol=1e-6)
+    pipeline = trainers.sdxl.pipeline(ROOT / "fixtures" / "tiny-sdxl", "random", torch.float32, "epsilon")
+    pipeline.set_progress_bar_config(disable=True)
+    assert trainers.sdxl.drawn(pipeline, read, 2.0, 1, 64, torch.Generator().manual_seed(0)).shape == (4, 8, 8)
+
+
+def test_captions_that_an_encoder_of_flux_cuts_off_are_counted(trainers: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captions = ["zxq banana", "zxq " + "cat " * 80, "zxq " + "banana, " * 16]  # the third is too long for this T5 of 32 tokens alone
+    row = {"id": "0", "width": 64, "height": 64, "original": [64, 64], "corner": [0, 0], "held_out": False}
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps({**row, "caption": caption}) + "\n" for caption in captions))
+    call(trainers.text, "--family", "flux", "--base", ROOT / "fixtures" / "tiny-flux", "--manifest", tmp_path / "manifest.jsonl",
+         "--out", tmp_path / "text", "--report", tmp_path / "text.json", "--init", "random", "--precision", "no")  # fmt: skip
+    report = json.loads((tmp_path / "text.json").read_text())
+    clip, t5 = "CLIP, of which Flux takes the summary, reads only the first 77 tokens", "T5 reads only the first 32 tokens"
+    assert report == {"texts": 3, "cut": {t5: 2, clip: 1}}
+    assert f"text: {clip}; 1 of 3 texts are longer:\n  zxq cat cat" in capsys.readouterr().out
 
 
 def test_flow_goes_straight_from_image_to_noise(trainers: SimpleNamespace) -> None:
@@ -275,11 +395,34 @@ def test_flow_goes_straight_from_image_to_noise(trainers: SimpleNamespace) -> No
     assert float(t) == 0.25 and weight == 1.0
     assert torch.allclose(noised - t * velocity, latent, atol=1e-6)  # back along the velocity lies the image
     assert torch.allclose(noised + (1 - t) * velocity, latent + velocity, atol=1e-6)  # ahead, the noise
-    for timesteps, spread in (("uniform", 0.289), ("logit_normal", 0.208)):  # of a uniform number, and of the sigmoid of a normal one
-        torch.manual_seed(0)
-        times = torch.stack([trainers.flux.Objective(Path(), timesteps, 0.0).noised(latent[:1, :1, :1], None)[2] for _ in range(4000)])
-        assert times.min() > 0 and times.max() < 1
-        assert float(times.mean()) == pytest.approx(0.5, abs=0.02) and float(times.std()) == pytest.approx(spread, abs=0.01)
+
+
+@pytest.mark.parametrize(("timesteps", "patches", "median", "noisy"), [
+    ("uniform", 4096, 0.5, 0.1),
+    ("logit_normal", 4096, 0.5, 0.014),
+    ("flux_shift", 4096, 0.7595, 0.147),  # 1024 × 1024
+    ("flux_shift", 256, 0.6225, 0.0447),  # 256 × 256
+])  # fmt: skip
+def test_larger_images_of_flux_are_noisier(timesteps: str, patches: int, median: float, noisy: float, trainers: SimpleNamespace) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    times = trainers.flux.times(timesteps, patches, (100_000,))
+    assert times.min() > 0 and times.max() < 1
+    assert float(times.median()) == pytest.approx(median, abs=0.004)
+    assert float((times > 0.9).double().mean()) == pytest.approx(noisy, abs=0.003)
+
+
+@pytest.mark.parametrize(("size", "patches"), [((128, 128), 4096), ((96, 168), 4032), ((8, 8), 16)])
+def test_each_shape_of_image_has_its_own_shift(size: tuple[int, int], patches: int, trainers: SimpleNamespace) -> None:
+    import torch
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    torch.manual_seed(3)
+    t = trainers.flux.Objective(Path(), "flux_shift", 0.0).noised(torch.zeros(1, *size), None)[2]
+    torch.manual_seed(3)
+    plain = trainers.flux.Objective(Path(), "logit_normal", 0.0).noised(torch.zeros(1, *size), None)[2]
+    assert float(torch.logit(t) - torch.logit(plain)) == pytest.approx(calculate_shift(patches), abs=1e-4)
 
 
 def test_noise_and_v_are_two_names_for_the_same_image(trainers: SimpleNamespace) -> None:
@@ -302,10 +445,58 @@ def test_min_snr_holds_down_what_is_nearly_clean(prediction: str, ratio: float, 
     assert trainers.sdxl.Objective(ROOT / "fixtures" / "tiny-sdxl", prediction, 0.0)._weight(ratio) == 1.0
 
 
+def test_after_rescaled_noise_min_snr_learns_from_pure_noise(trainers: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of such a base has no signal left, and a ratio of signal to noise of 0."""
+    import torch
+
+    config = json.loads((ROOT / "fixtures" / "tiny-sdxl" / "scheduler" / "scheduler_config.json").read_text())
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps({**config, "rescale_betas_zero_snr": True}))
+    monkeypatch.setattr(torch, "randint", lambda count, shape: torch.tensor(count - 1))
+    latent = torch.full((4, 8, 8), 3.0)
+    for prediction, weight in (("epsilon", 1.0), ("v", 0.0)):
+        noised, target, t, found = trainers.sdxl.Objective(tmp_path, prediction, 5.0).noised(latent, None)
+        assert int(t) == 999 and found == weight
+        assert torch.equal(noised, target if prediction == "epsilon" else noised)
+
+
+@pytest.mark.parametrize("family", ["sdxl"], indirect=True)
+def test_sdxl_is_given_the_size_of_the_original_and_the_corner_of_the_crop(encoded: argparse.Namespace, trainers: SimpleNamespace) -> None:
+    import torch
+
+    rows = trainers.model.rows(encoded.manifest)[:2]
+    shapes = [{"original": (400, 300), "corner": (85, 0)}, {"original": (1337, 2001), "corner": (0, 64)}]
+    images = trainers.train.Images(encoded, [dataclasses.replace(row, **shape) for row, shape in zip(rows, shapes, strict=True)])
+    given: dict[str, torch.Tensor] = {}
+
+    def model(noised: torch.Tensor, t: torch.Tensor, added_cond_kwargs: dict[str, torch.Tensor], **rest: object) -> tuple[torch.Tensor]:
+        given.update(added_cond_kwargs)
+        return (noised,)
+
+    model.dtype = torch.bfloat16  # type: ignore[attr-defined]
+    trainers.sdxl.predict(
+        model,
+        torch.zeros(2, 4, 8, 8),
+        torch.tensor([1, 2]),
+        images.conditions([trainers.train.Example(0, True), trainers.train.Example(1, True)]),
+        1.0,
+    )
+    assert given["time_ids"].tolist() == [[300, 400, 0, 85, 64, 64], [2001, 1337, 64, 0, 64, 64]]
+
+
+def test_a_sheet_of_what_random_weights_draw_says_so_in_lines_that_fit(trainers: SimpleNamespace) -> None:
+    font = trainers.sample.ImageFont.load_default(12)
+    drawn = {"base": [Image.new("RGB", (64, 64))]}
+    plain, noted = (trainers.sample._sheet(["zxq"], drawn, note) for note in ("", trainers.sample.RANDOM))
+    lines = trainers.sample._wrapped(trainers.sample.RANDOM, font, plain.width - 16)
+    assert noted.height == plain.height + len(lines) * trainers.sample.LABEL and " ".join(lines) == trainers.sample.RANDOM
+    assert len(lines) > 1 and all(font.getlength(line) <= plain.width - 16 for line in lines)
+
+
 @pytest.mark.parametrize(("world", "micro"), [(1, 1), (1, 3), (2, 4), (4, 2)])
-def test_what_is_held_at_once_has_one_size_and_every_image_has_its_turn(world: int, micro: int, trainers: SimpleNamespace) -> None:
-    sizes = [(64, 64), (64, 64), (48, 80), (64, 64), (48, 80), (80, 48), (64, 64)]
-    images = SimpleNamespace(size=sizes.__getitem__)
+def test_what_is_held_at_once_has_one_shape_and_every_image_has_its_turn(world: int, micro: int, trainers: SimpleNamespace) -> None:
+    sizes = [(64, 64, 77), (64, 64, 77), (48, 80, 77), (64, 64, 154), (48, 80, 77), (80, 48, 77), (64, 64, 77)]
+    images = SimpleNamespace(shape=sizes.__getitem__)
     training = SimpleNamespace(_options=SimpleNamespace(micro_batch=micro))
     chosen = [3, 1, 2, 6, 5, 4, 0, 3]
     batches = [batch for me in range(world) for batch in trainers.train.Training._batches(training, images, chosen, me, world)]
@@ -352,7 +543,8 @@ def training(options: argparse.Namespace, out: Path, *more: object, processes: i
 
 @pytest.fixture(scope="module")
 def flux(prepared: Path, trainers: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> argparse.Namespace:
-    return encode("flux", prepared, trainers, tmp_path_factory.mktemp("programs"))
+    made = encode("flux", prepared, trainers, tmp_path_factory.mktemp("programs"))
+    return argparse.Namespace(**{**vars(made), "caption_dropout": 0.05, "warmup_steps": 4, "decay_steps": STEPS})
 
 
 @pytest.fixture(scope="module")
@@ -382,6 +574,8 @@ def test_a_killed_training_ends_in_the_same_bits(processes: int, flux: argparse.
     """Killed at step 9 of 13, resumed at 5 and continued to 20; two processes learn the very bits that one learns."""
     alone = ("history.jsonl", "report.json", "checkpoints/step-000020/state.safetensors")  # two add up their losses in another order
     killed_and_resumed(processes, flux, trained, tmp_path, *(alone if processes == 1 else ()))
+    rates = [json.loads(line)["lr"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01]) and rates[9] < 0.01 and rates[-1] == pytest.approx(0.001)
 
 
 @pytest.mark.proof

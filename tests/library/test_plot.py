@@ -49,6 +49,14 @@ def test_what_held_out_data_said_before_is_in_the_picture(plot: Any, tmp_path: P
     assert (tmp_path / "without.png").read_bytes() != (tmp_path / "with.png").read_bytes()
 
 
+@pytest.mark.parametrize(("history", "labels"), [(SFT, ["loss"]), (RLHF, ["mean reward", "KL to the base"])])
+def test_the_picture_says_what_is_drawn_and_where_it_comes_from(history: list[dict[str, float]], labels: list[str], plot: Any) -> None:
+    figure = plot.pictured(history, plot.panels(history), {}, plot.heading("sft@1", 20, "0123456789abcdef"))
+    assert figure.get_suptitle() == "sft@1, 20 steps, key 0123456789ab"
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == [("optimizer step", label) for label in labels]
+    assert plot.heading("", 20, "") == "20 steps"
+
+
 def test_smoothing_follows_and_does_not_lag(plot: Any) -> None:
     assert plot.smooth([1.0, 4.0, 1.0]) == [2.5, 2.0, 2.5]
     assert plot.smooth([float(value) for value in range(100)])[50] == 50
