@@ -198,8 +198,9 @@ _WORDS: dict[str, Leaf] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-# The first characters of everything that is not a string; most strings are settled by one look.
+# The first characters of everything that is not a string, and the first and last of a number; most strings are settled by one look.
 _STARTS = frozenset(["", *"~nNtTfF+-.0123456789"])
+_NUMBER_STARTS, _NUMBER_ENDS = frozenset("+-.0123456789"), frozenset(".0123456789abcdefABCDEFnN")
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
@@ -210,6 +211,8 @@ def _resolve(text: str) -> Leaf:
     """What a plain scalar means in the YAML 1.2 core schema.  Raises ValueError for numbers that are not finite or not sensible."""
     if text in _WORDS:
         return _WORDS[text]
+    if text[0] not in _NUMBER_STARTS or text[-1] not in _NUMBER_ENDS:
+        return text
     if _INTEGER.fullmatch(text):
         if len(text) > MAX_DIGITS:
             raise ValueError(text)
@@ -237,21 +240,14 @@ class _Limit(Exception):
 
 
 class _Feed:
-    """A text handed to the parser in pieces, cut short when a long stretch of it brings nothing: a huge value is never held whole."""
+    """A text handed to the parser in pieces.  Before each, `look` is called with where it begins: it raises _Limit for a file with too much in it."""
 
-    __slots__ = ("_done", "_nodes", "_quiet", "_seen", "_text")
-
-    def __init__(self, text: str, nodes: Callable[[], int]) -> None:
-        self._text, self._nodes = text, nodes
-        self._done = self._quiet = 0
-        self._seen = -1
+    def __init__(self, text: str, look: Callable[[int], None]) -> None:
+        self._text, self._look = text, look
+        self._done = 0
 
     def read(self, size: int = -1) -> str:
-        nodes = self._nodes()
-        if nodes != self._seen:
-            self._seen, self._quiet = nodes, self._done
-        elif self._done - self._quiet > 2 * MAX_SCALAR:
-            raise _too_long(self._quiet)
+        self._look(self._done)
         piece = self._text[self._done : self._done + size]
         self._done += len(piece)
         return piece
@@ -278,15 +274,11 @@ class _Places:
         self.folded: dict[int, str] = {}  # texts written with `>`
         self._children: dict[int, dict[str | int, tuple[int, int]]] = {}
 
-    def add(self, start: int, end: int) -> int:
-        """The number of a new node, which ends at `end` as far as is known."""
-        node = len(self.starts)
-        if node >= MAX_NODES:
-            raise _Limit("too-large", f"more than {MAX_NODES:,} values in one file", start)
+    def add(self, start: int, end: int) -> None:
+        """A new node, which ends at `end` as far as is known."""
         self.starts.append(start)
         self.ends.append(end)
         self.after.append(0)
-        return node
 
     def target(self, node: int) -> int:
         """The node itself, or the one that it is an alias of."""
@@ -322,7 +314,11 @@ class _Level:
     flow: bool
     box: Any  # the list or dict that it becomes
     keys: dict[str, int] | None  # of a mapping: key -> where it stands
-    key: object = _NO_KEY  # whose value comes next
+    key: object  # of a mapping: whose value comes next
+
+    def check(self, index: int) -> None:
+        if len(self.box) > MAX_WIDTH:
+            raise _Limit("too-large", f"more than {MAX_WIDTH:,} entries in one list or mapping", index)
 
 
 class _Reader:
@@ -332,11 +328,13 @@ class _Reader:
         self.text, self.at = text, at
         self.places = _Places()
         self.problems: list[Problem] = []
-        self._levels = [_Level(_NOWHERE, False, [], None)]  # the outermost holds the document
+        self._level = _Level(_NOWHERE, False, [], None, None)  # what is being read; the outermost holds the document
+        self._outer: list[_Level] = []  # what that is in
         self._anchors: dict[str, tuple[int, object]] = {}
         self._names: dict[str, str] = {}  # mappings share their keys' strings
         self._expanded = 0
         self._silent = 0  # within a key that is refused already, its level
+        self._seen = self._quiet = 0  # how many nodes there were, and since which place of the text
 
     def read(self) -> Tree:
         """The value of the text, worth something if there are no problems.  Raises _Limit."""
@@ -361,12 +359,12 @@ class _Reader:
         finally:
             if collecting:
                 gc.enable()
-        return cast("Tree", self._levels[0].box[0] if not self.problems else None)
+        return cast("Tree", self._level.box[0] if not self.problems else None)
 
     def _walk(self) -> None:
         import yaml
 
-        parser = _parser(_Feed(self.text, self.places.starts.__len__))
+        parser = _parser(_Feed(self.text, self._look))
         kinds: dict[type, Callable[[Any], None]] = {
             yaml.ScalarEvent: self._scalar,
             yaml.MappingStartEvent: lambda event: self._open(event, {}, {}),
@@ -392,17 +390,26 @@ class _Reader:
         if not documents and not self.problems:
             self._problem("empty", "the file is empty", 0, 1)
 
+    def _look(self, index: int) -> None:
+        """Refuse a text that has too much before `index`, or nothing in a long stretch of it: a huge value is never held whole."""
+        nodes = len(self.places.starts)
+        if nodes > MAX_NODES:
+            raise _Limit("too-large", f"more than {MAX_NODES:,} values in one file", index)
+        for level in (*self._outer, self._level):
+            level.check(index)
+        if nodes != self._seen:
+            self._seen, self._quiet = nodes, index
+        elif index - self._quiet > 2 * MAX_SCALAR:
+            raise _too_long(self._quiet)
+
     def _scalar(self, event: Any) -> None:
         start, end, text, plain = event.start_mark.index, event.end_mark.index, event.value, not event.style
+        places = self.places
         if len(text) > MAX_SCALAR:
             raise _too_long(start)
-        written = start
         if event.anchor or event.tag:
-            start += _skip_properties(self.text[start:end])
-        node = self.places.add(start, end)
-        if event.tag:
-            self._tag(written)
-        value = text
+            start = self._adorned(event, end)
+        value: object = text
         if plain:
             if text[:1] in _STARTS:
                 try:
@@ -412,64 +419,75 @@ class _Reader:
                         "number", "a number must be finite and of reasonable length", start, end, f"if it is text, quote it: {quoted(text)}"
                     )
         elif event.style == ">":
-            self.places.folded[node] = text
+            places.folded[len(places.starts)] = text
         if event.anchor:
-            self._anchors[event.anchor] = (node, value)
-        level = self._levels[-1]
-        keys = level.keys
-        if keys is None:
-            self._put(value)
-        elif level.key is not _NO_KEY:
-            if plain and not text and _lacks_colon(self.text, written):
-                self._lonely_key(level, node - 1)
-            self._put(value)
-        elif type(value) is str and value not in keys and not event.anchor and (value != "<<" or not plain):
-            keys[value] = start
-            level.key = self._names.setdefault(value, value)
+            self._anchors[event.anchor] = (len(places.starts), value)
+        places.starts.append(start)
+        places.ends.append(end)
+        places.after.append(0)
+        level = self._level
+        if level.key is _NO_KEY:
+            keys = cast("dict[str, int]", level.keys)
+            if type(value) is str and value not in keys and not event.anchor and (value != "<<" or not plain):
+                keys[value] = start
+                level.key = self._names.setdefault(value, value)
+            else:
+                self._refused_key(event, value, start, end, keys)
+                level.key = value
+        elif level.keys is None:
+            level.box.append(value)
         else:
-            self._refused_key(event, value, start, end, keys)
-            level.key = value
+            if plain and not text and _lacks_colon(self.text, event.start_mark.index):
+                self._lonely_key(level)
+            level.box[level.key] = value
+            level.key = _NO_KEY
+
+    def _adorned(self, event: Any, end: int) -> int:
+        """Where the content of a node begins that has an anchor or a tag."""
+        start: int = event.start_mark.index
+        if event.tag:
+            self._tag(start)
+        return start + _skip_properties(self.text[start:end])
 
     def _open(self, event: Any, box: object, keys: dict[str, int] | None) -> None:
         start = event.start_mark.index
-        if len(self._levels) > MAX_DEPTH:
+        if len(self._outer) >= MAX_DEPTH:
             raise _Limit("too-deep", f"nested deeper than {MAX_DEPTH} levels", start)
-        written = start
+        node = len(self.places.starts)
         if event.anchor or event.tag:
-            start += _skip_properties(self.text[start:])
-        node = self.places.add(start, start)
+            start = self._adorned(event, start + MAX_SCALAR)
         if event.anchor:
             self._anchors[event.anchor] = (node, box)
-        if event.tag:
-            self._tag(written)
-        level = self._levels[-1]
-        if level.keys is not None and level.key is _NO_KEY and not self._silent:
+        self.places.add(start, start)
+        self._outer.append(self._level)
+        if self._level.key is _NO_KEY and not self._silent:
             self._collection_as_key(start)
-            self._silent = len(self._levels)
-        self._levels.append(_Level(node, bool(event.flow_style), box, keys))
+            self._silent = len(self._outer)
+        self._level = _Level(node, bool(event.flow_style), box, keys, _NO_KEY if keys is not None else None)
 
     def _close(self, event: Any) -> None:
-        level = self._levels.pop()
-        places = self.places
+        places, level = self.places, self._level
         # A block ends with the last thing in it: the parser has read on to the next token.
         places.ends[level.node] = max(event.end_mark.index if level.flow else places.ends[-1], places.starts[level.node])
         places.after[level.node] = len(places.starts)
-        if self._silent == len(self._levels):
+        level.check(places.starts[-1])
+        if self._silent == len(self._outer):
             self._silent = 0
+        self._level = self._outer.pop()
         self._put(level.box)
 
     def _alias(self, event: Any) -> None:
         start, end = event.start_mark.index, event.end_mark.index
-        node = self.places.add(start, end)
+        node = len(self.places.starts)
+        self.places.add(start, end)
         target, named = self._anchors.get(event.anchor, (_NOWHERE, None))
         value: object = None
-        level = self._levels[-1]
         if target == _NOWHERE:
             fix = f"if it is text, quote it: {quoted(rest_of_value(self.text, start))}"
             self._problem("alias", f"`*{event.anchor}` refers to an anchor that nothing defines", start, end, fix)
-        elif any(level.node == target for level in self._levels):
+        elif any(level.node == target for level in (*self._outer, self._level)):
             self._problem("alias", f"`*{event.anchor}` contains itself", start, end)
-        elif level.keys is not None and level.key is _NO_KEY:
+        elif self._level.key is _NO_KEY:
             self._problem("key", "a key must be a plain word, not an alias", start, end)
         else:
             self.places.targets[node] = target
@@ -488,7 +506,7 @@ class _Reader:
         return value
 
     def _put(self, value: object) -> None:
-        level = self._levels[-1]
+        level = self._level
         if level.keys is None:
             level.box.append(value)
         elif level.key is _NO_KEY:
@@ -496,8 +514,6 @@ class _Reader:
         else:
             level.box[level.key] = value
             level.key = _NO_KEY
-        if len(level.box) > MAX_WIDTH:
-            raise _Limit("too-large", f"more than {MAX_WIDTH:,} entries in one list or mapping", self.places.starts[-1])
 
     # -- what is wrong --
 
@@ -531,8 +547,8 @@ class _Reader:
             first = self.at(keys[value], keys[value] + 1)
             self._problem("duplicate-key", f"`{value}` is given twice; the first is on line {first.line}", start, end, "keep one of them")
 
-    def _lonely_key(self, level: _Level, node: int) -> None:
-        start, end = self.places.starts[node], self.places.ends[node]
+    def _lonely_key(self, level: _Level) -> None:
+        start, end = self.places.starts[-2], self.places.ends[-2]
         if level.key is _REFUSED or start == end:
             return
         written = self.text[start:end]
