@@ -45,8 +45,11 @@ READING = {("runner/language/library.py", None), ("runner/language/document.py",
 HERE_OR_THERE = ("Away", "here", "errand")
 DEBTS = {
     "runner/execution/attempts.py": 5,
-    "runner/execution/loop.py": 18,
-    "runner/execution/orphans.py": 4,
+    "runner/execution/control.py": 4,
+    "runner/execution/ending.py": 5,
+    "runner/execution/loop.py": 1,
+    "runner/execution/orphans.py": 5,
+    "runner/execution/starting.py": 9,
     "runner/execution/tidying.py": 3,
     "runner/execution/watches.py": 1,
 }

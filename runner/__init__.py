@@ -20,25 +20,27 @@ from .paths import VERSION as __version__
 if TYPE_CHECKING:
     from .execution.session import Choice, Settings, Summary
     from .language.recipe import Recipe
-    from .storage.store import Event
-    from .survey.survey import Survey
+    from .paths import Standing
+    from .storage.runs import Event
+    from .survey.survey import Request, Survey
 
 __all__ = ["__version__", "load", "plan", "run"]
 
 
-def load(recipe: str | Path, *, workspace: str | Path = ".") -> Recipe:
+def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
     """Read and check a recipe: a path, or `NAME@VERSION` of the library.  Raises errors.NotFound, errors.Invalid with every problem."""
     from .language import parse
-    from .language.library import find
+    from .language.library import find, meant
 
-    return parse.load(find(str(recipe), Path(workspace)))
+    standing = _standing(workspace, recipe)
+    return parse.load(find(meant(standing, str(recipe)), standing.root))
 
 
 def plan(
     recipe: str | Path,
     inputs: Mapping[str, Any] | None = None,
     *,
-    workspace: str | Path = ".",
+    workspace: str | Path | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
     python: str | None = None,
@@ -47,15 +49,17 @@ def plan(
 ) -> Survey:
     """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
 
-    `inputs` are typed values, or text as on the command line.  `python="current"` runs in the caller's packages.  `store` names a shared store, as on
-    the command line; without it the one that recipe.toml says.  Raises errors.RecipeError.
+    `inputs` are typed values, or text as on the command line.  `python` is the interpreter of steps without a lock; `"current"` is the caller's, with
+    its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
+    Raises errors.RecipeError.
     """
     from .execution.session import Choice, look
     from .storage.workspace import Workspace
 
-    with Workspace.open(Path(workspace)) as ws:
+    standing = _standing(workspace, recipe)
+    with Workspace.open(standing.root) as ws:
         ws.share(store)
-        found = look(ws, _request(recipe, inputs, preset, out, python), choice or Choice())
+        found = look(ws, _request(standing, recipe, inputs, preset, out, python), choice or Choice())
         found.plan.specs()  # read while the workspace is open
         return found
 
@@ -64,7 +68,7 @@ def run(
     recipe: str | Path,
     inputs: Mapping[str, Any] | None = None,
     *,
-    workspace: str | Path = ".",
+    workspace: str | Path | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
     python: str | None = None,
@@ -77,24 +81,40 @@ def run(
 
     `on_event` is called with every stored event, in order.  Raises errors.RecipeError when nothing could be started.
     """
+    from dataclasses import replace
+
     from .execution.session import Choice, Settings
     from .execution.session import run as run_session
     from .storage.workspace import Workspace
 
-    with Workspace.open(Path(workspace)) as ws:
+    standing = _standing(workspace, recipe)
+    with Workspace.open(standing.root) as ws:
         ws.share(store)
-        request = _request(recipe, inputs, preset, out, python)
-        return run_session(ws, request, choice or Choice(), settings or Settings(), _Calls(on_event))
+        request = _request(standing, recipe, inputs, preset, out, python)
+        how = settings or Settings()
+        if python and not request.current_python:
+            how = replace(how, python=python)
+        return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
 
 
-def _request(recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None) -> Any:
-    from .errors import CannotRun
+def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:
+    import os
+
+    from .paths import Standing, standing
+
+    return standing(os.environ, [str(recipe)]) if workspace is None else Standing(Path(workspace))
+
+
+def _request(
+    standing: Standing, recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None
+) -> Request:
+    from .language.library import meant
     from .storage.workspace import local_folder
     from .survey.survey import Request
 
-    if python not in (None, "current"):
-        raise CannotRun(f'python="{python}" is not known', fix='leave it out, or say "current"')
-    return Request(str(recipe), dict(inputs or {}), preset, local_folder(out) if out is not None else None, python == "current")
+    below = None if out is None else Path(standing.typed(str(local_folder(out))))
+    given = dict(inputs or {})
+    return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given))
 
 
 class _Calls:

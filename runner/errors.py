@@ -10,7 +10,7 @@
     └── NotFound               3    no such run, step or recipe
 
 A step that failed is no error of ours: it is in the run's summary, and the exit code is 1.
-`drivers.base.DriverError` is the other root; the two meet once, in `runner.execution.loop`.  Anything else that escapes is a bug and keeps its
+`drivers.base.DriverError` is the other root; the two meet once, in `runner.execution`.  Anything else that escapes is a bug and keeps its
 traceback.
 """
 

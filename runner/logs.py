@@ -32,6 +32,9 @@ class Log:
     def info(self, text: str, *arguments: object) -> None:
         self._record("info", text, arguments)
 
+    def error(self, text: str, *arguments: object) -> None:
+        self._record("error", text, arguments)
+
     def debug(self, text: str, *arguments: object) -> None:
         self._record("debug", text, arguments)
 

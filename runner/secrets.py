@@ -15,6 +15,9 @@ SHORTEST: Final = 6
 """Characters.  A shorter value is refused: to mask it would spoil ordinary text, and not to mask it would show it."""
 
 STARS: Final = b"***"
+_NAMES: Final = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
+_TOKENS: Final = ("hf_", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "AKIA", "eyJ", "-----BEGIN ")
+"""How well-known kinds of tokens begin; one has at least 16 characters."""
 _LINE_END: Final = re.compile(rb"[\r\n]")
 
 
@@ -40,6 +43,18 @@ def unusable(variable: str, value: str | None, *, required: bool) -> str:
     if value or not required:
         return ""
     return "is not set" if value is None else f"is empty: {variable} is set, but to an empty text"
+
+
+def tokenlike(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret: a part of its name ends as those of secrets do, or its value begins as well-known tokens do."""
+    named = len(value) >= SHORTEST and any(part.endswith(_NAMES) for part in name.upper().split("_"))
+    return named or (len(value) >= 16 and value.startswith(_TOKENS))
+
+
+def passwords(variables: Mapping[str, str]) -> list[Secret]:
+    """Those in addresses such as `http://user:password@proxy`, which have to be passed on and must not be shown."""
+    users = {name: value.partition("://")[2].partition("/")[0].rpartition("@")[0] for name, value in variables.items()}
+    return [Secret(name, password) for name, user in users.items() if len(password := user.partition(":")[2]) >= SHORTEST]
 
 
 class Masker:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,8 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 settings.register_profile("shared", deadline=None)
 settings.register_profile("check", deadline=None, max_examples=20)
 settings.load_profile("shared")
+
+os.environ["VIRTUAL_ENV"] = sys.prefix  # steps run the Python, and find the packages, that the tests run in
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun behind a shell's &: what we start would never hear of an interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,7 @@ from typing import Any
 import runner
 from runner.errors import Invalid, Problem
 from runner.execution.session import Choice, Settings, Summary
-from runner.storage.store import Event
+from runner.storage.runs import Event
 from runner.survey.survey import Survey
 
 RECIPE = (sys.executable, "-m", "runner.interface.cli.main")

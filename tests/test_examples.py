@@ -81,7 +81,7 @@ def test_every_example_plans(path: str, example: Example, offline: None) -> None
     space = example(folder)
     space.file = name
     answers = space.answers(GIVEN.get(path))
-    assert answers and set(answers.values()) <= {"run", "maybe"}
+    assert answers and {step for step, answer in answers.items() if answer not in ("run", "maybe")} <= {"sft/publish"}
 
 
 @pytest.mark.parametrize("path", RECIPES)

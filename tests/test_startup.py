@@ -41,6 +41,11 @@ def imported(root: Path, *words: str) -> set[str]:
 def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("space")
     (root / "two.yaml").write_text(RECIPE)
+    (root / "auto.yaml").write_text(
+        RECIPE.replace("two@1", "auto@1").replace("[cp,", "[python, taker.py,").replace("outputs: {o: b", "code: auto, outputs: {o: b")
+    )
+    (root / "taker.py").write_text("import shutil, sys, taker_aid\nshutil.copy(*sys.argv[1:])\n")
+    (root / "taker_aid.py").touch()
     first = imported(root, "run", "./two.yaml")
     assert {"yaml", "asyncio"} <= first, "a run that does something shows that this test can see imports"
     return root
@@ -68,6 +73,12 @@ def test_what_only_lists_imports_no_engine(space: Path, words: tuple[str, ...]) 
 def test_a_run_in_which_nothing_is_to_be_done_imports_nothing_heavy(space: Path, words: tuple[str, ...]) -> None:
     imported(space, *words)  # inputs spelled otherwise are planned once
     assert imported(space, *words) & HEAVY == set()
+
+
+def test_a_run_in_which_nothing_is_to_be_done_reads_no_python(space: Path) -> None:
+    """What files import is remembered by their content."""
+    assert "runner.language.python_reader" in imported(space, "run", "auto")
+    assert imported(space, "run", "auto") & (HEAVY | {"runner.language.python_reader"}) == set()
 
 
 def test_a_run_of_a_plan_that_is_kept_imports_no_graphs(space: Path) -> None:

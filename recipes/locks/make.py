@@ -2,7 +2,7 @@
 
     python recipes/locks/make.py [FAMILY ...]      # needs uv on the PATH, and packaging; asks the package index
 
-`FAMILY.in` says what a family's programs import.  One environment cannot serve all: trl, axolotl and unsloth each want other versions of the rest.
+`FAMILY.in` says what a family's programs import.  One environment cannot serve all: ppo, axolotl and unsloth each want other versions of the rest.
 What constraints.txt pins is taken where the family says no version of its own, so what the tests ran with is what is locked.  Kept are files for
 Linux on x86_64 and aarch64, for the Pythons that are said below.  Hashes are those that the index states: from whatever index a host takes its files,
 it gets these.
@@ -27,7 +27,6 @@ CONSTRAINTS = HERE.parents[1] / "constraints.txt"
 # Of each family the Pythons, and whether constraints.txt holds for it: tools of others bring versions that they were made for.
 FAMILIES = {
     "text": (("3.11", "3.12", "3.13"), True),
-    "preference": (("3.11", "3.12", "3.13"), True),
     "images": (("3.11", "3.12", "3.13"), True),
     "ppo": (("3.11", "3.12", "3.13"), True),
     "axolotl": (("3.12", "3.13"), False),

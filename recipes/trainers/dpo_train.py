@@ -14,7 +14,7 @@ import trl_common as common
 from datasets import Dataset
 from loop import Ending
 from preference_model import Pairs, record, scheduled
-from sft_model import load_base
+from text_model import load_base
 from trl import DPOConfig, DPOTrainer
 
 NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
@@ -60,7 +60,7 @@ def main() -> None:
     common.train(trainer, options, settings, ending, NAMES)
     common.export(trainer, options)
     if common.first():
-        record(options)
+        record(options, pairs)
 
 
 def _writable(options: argparse.Namespace) -> Path:

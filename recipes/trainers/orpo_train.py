@@ -70,7 +70,7 @@ def main() -> None:
     common.train(trainer, options, {"data": pairs.digest, "beta": options.beta}, ending, NAMES)
     common.export(trainer, options)
     if common.first():
-        record(options)
+        record(options, pairs)
 
 
 if __name__ == "__main__":

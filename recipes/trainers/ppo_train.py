@@ -29,10 +29,10 @@ import trl_common
 from descent import begin, in_any, rate_at, restore, tensors
 from disk import sha256
 from loop import Checkpoints, Ending, draw, fail
-from rlhf_data import load, prompt_ids
+from rlhf_data import end_token, load, prompt_ids
 from rlhf_rewards import classifier
-from sft_model import identity
 from telemetry import Telemetry
+from text_model import identity
 from tokens import order
 from transformers import PrinterCallback, TrainerCallback
 
@@ -128,7 +128,7 @@ def main() -> None:
     trainer.model = trainer.accelerator.unwrap_model(trainer.model).policy
     trl_common.export(trainer, options)
     if trl_common.first():
-        text_record.write(options.out, settings)
+        text_record.write(options.out, {**settings, "end_token": end_token(options.data)})
 
 
 class _Steps:
@@ -221,6 +221,7 @@ def _timed(function: Any, telemetry: Telemetry, phase: str) -> Any:
 def _tokenizer(options: argparse.Namespace, policy: Any) -> PreTrainedTokenizerBase:
     """The policy's tokenizer, padding on the left, with a token to fill up with that is not the end token: TRL finds the end of an answer by it."""
     tokenizer = trl_common.tokenizer_of(options.base, policy)
+    tokenizer.eos_token = end_token(options.data)["text"]
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         others = [token for token in tokenizer.added_tokens_decoder if token != tokenizer.eos_token_id]
         if not others:

@@ -19,8 +19,9 @@ from typing import Any
 
 from disk import sha256
 from rows import Bad, BadData, Row, files, kind
-from sft_data import BATCH, Vocabulary
+from sft_data import BATCH
 from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
+from vocabulary import Vocabulary
 
 NAMES = ("prompt", "chosen", "rejected")
 SPLITS = ("train", "held_out")
@@ -60,7 +61,7 @@ def main() -> None:
 
 def prepare(options: argparse.Namespace) -> str:
     """Write the pairs as tokens; the summary for people comes back.  Raises BadData."""
-    vocabulary = Vocabulary(options.base, options.chat_template.read_text() if options.chat_template else None)
+    vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     if vocabulary.positions and options.max_length > vocabulary.positions:
         raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
     good, ignored = files(options.data)
@@ -108,6 +109,7 @@ def prepare(options: argparse.Namespace) -> str:
         "pairs": {name: len(rows) for name, rows in splits.items()},
         "prompts_held_out": len(kept),
         "forms": sorted(forms),
+        "end_token": vocabulary.end_of(chat="conversations" in forms)._asdict(),
         "max_length": options.max_length,
         "longest": max(len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in made),
         "bad_rows": sieve.bad_rows,
@@ -154,12 +156,8 @@ def _joined(where: str, values: dict[str, Any], vocabulary: Vocabulary) -> Pair 
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             if not answer or answer[-1]["role"] != "assistant":
                 return Bad(where, f'"{name}" does not end with a message of the assistant')
-        if not vocabulary.chat_template:
-            raise BadData("the base model has no chat template, which conversations need: give one with chat_template=FILE")
-        begun = _render(prompt, vocabulary, where, answer=True)
-        pair = Pair(
-            where, begun, _render(prompt + chosen, vocabulary, where), _render(prompt + rejected, vocabulary, where), templated=True
-        )  # fmt: skip
+        begun = vocabulary.render(prompt, where, answer=True)
+        pair = Pair(where, begun, vocabulary.render(prompt + chosen, where), vocabulary.render(prompt + rejected, where), templated=True)
     try:
         f"{pair.prompt}{pair.chosen}{pair.rejected}".encode()
     except UnicodeEncodeError:
@@ -206,19 +204,6 @@ def _unusable(value: object) -> str:
     return "" if str(value[-1]["content"]).strip() else "ends with an empty message"
 
 
-def _render(messages: list[Message], vocabulary: Vocabulary, where: str, *, answer: bool = False) -> str:
-    import jinja2
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    special: dict[str, Any] = vocabulary.special
-    try:
-        rendered: Any = render_jinja_template([messages], chat_template=vocabulary.chat_template, add_generation_prompt=answer, **special)
-    except (jinja2.TemplateError, ValueError) as error:
-        raise BadData(f"{where}: the chat template does not take this conversation: {error}") from error
-    text = rendered[0] if isinstance(rendered, tuple) else rendered
-    return str(text[0] if isinstance(text, list) else text)
-
-
 def _encode(batch: Sequence[Pair], vocabulary: Vocabulary) -> Iterator[tuple[list[int], list[int], list[int]]]:
     encoded: dict[bool, Iterator[Any]] = {}
     for templated in {pair.templated for pair in batch}:
@@ -229,9 +214,9 @@ def _encode(batch: Sequence[Pair], vocabulary: Vocabulary) -> Iterator[tuple[lis
     for pair in batch:
         prompt, chosen, rejected = (_once(list(next(encoded[pair.templated]).ids), begin) for _ in NAMES)
         if not pair.templated:
-            if prompt and prompt[-1] == vocabulary.end:  # a tokenizer that ends every text
+            if prompt and prompt[-1] == vocabulary.end.number:  # a tokenizer that ends every text
                 prompt = prompt[:-1]
-            chosen, rejected = (ids if ids[-1:] == [vocabulary.end] else [*ids, vocabulary.end] for ids in (chosen, rejected))
+            chosen, rejected = (ids if ids[-1:] == [vocabulary.end.number] else [*ids, vocabulary.end.number] for ids in (chosen, rejected))
         size = min(_shared(prompt, chosen), _shared(prompt, rejected))
         yield prompt[:size], chosen[size:], rejected[size:]
 
@@ -282,6 +267,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--columns", default="{}", help="JSON: what the columns are called here")
     parser.add_argument("--chat-template", type=Path)
+    parser.add_argument("--eos-token", help="the token at which the trained model stops, in place of the one that is found")
     parser.add_argument("--max-length", type=int, required=True)
     parser.add_argument("--eval-fraction", type=float, default=0.0)
     parser.add_argument("--max-bad-rows", type=int, default=0)

@@ -37,11 +37,10 @@ def scheduled(rows: Dataset, options: argparse.Namespace) -> Dataset:
     return rows.select(order(len(rows), options.seed, 0, options.max_steps * options.global_batch))
 
 
-def record(options: argparse.Namespace) -> None:
+def record(options: argparse.Namespace, pairs: Pairs) -> None:
     """Say beside the weights what those who load them have to know."""
-    text_record.write(
-        options.out, {name: getattr(options, name) for name in ("init", "method", "precision", "seed", "beta") if hasattr(options, name)}
-    )
+    made = {name: getattr(options, name) for name in ("init", "method", "precision", "seed", "beta") if hasattr(options, name)}
+    text_record.write(options.out, {**made, "end_token": pairs.manifest["end_token"]})
 
 
 def whole(rows: Dataset) -> Dataset:

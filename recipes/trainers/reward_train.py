@@ -42,7 +42,7 @@ def main() -> None:
     common.train(trainer, options, {"data": pairs.digest, "center": options.center}, ending, NAMES)
     common.export(trainer, options)
     if common.first():
-        record(options)
+        record(options, pairs)
 
 
 if __name__ == "__main__":

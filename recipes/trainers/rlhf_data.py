@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rows import Bad, BadData, Row, files, kind
 from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
+from vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +35,7 @@ def main() -> None:
 def prepare(options: argparse.Namespace) -> str:
     """Write the prompts; the summary for people comes back.  Raises BadData."""
     columns = renamed(options.columns)
+    vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     tokenizer = load_tokenizer(options.base, options.chat_template)
     good, ignored = files(options.data)
     sieve, reading = Sieve(options.max_bad_rows), _Reading(options, columns, tokenizer)
@@ -50,6 +52,7 @@ def prepare(options: argparse.Namespace) -> str:
         (options.out / f"{name}.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), encoding="utf-8")
     facts = {
         "format_of_rows": reading.form,
+        "end_token": vocabulary.end_of(chat=reading.form == "conversations")._asdict(),
         "rows": len(rows),
         "rows_held_out": len(parts["held_out"]),
         "bad_rows": sieve.bad_rows,
@@ -72,14 +75,25 @@ def load(folder: Path, split: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def load_tokenizer(base: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder, padding on the left as generation wants it.  Raises BadData where it cannot be used to sample."""
+def end_token(folder: Path) -> dict[str, Any]:
+    """The `text` and `number` of the token at which completions of these prompts end."""
+    found: dict[str, Any] = json.loads((folder / "manifest.json").read_text())["end_token"]
+    return found
+
+
+def load_tokenizer(base: Path, chat_template: Path | None, end: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder, padding on the left as generation wants it.  `end` is its end token, where that is not the folder's own.
+
+    Raises BadData where it cannot be used to sample.
+    """
     from transformers import AutoTokenizer
 
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(base, local_files_only=True, padding_side="left", truncation_side="left")
     except (OSError, ValueError) as error:
         raise BadData(f"{base}: no usable tokenizer: {str(error).splitlines()[0]}") from error
+    if end is not None:
+        tokenizer.eos_token = end
     if tokenizer.eos_token_id is None:
         raise BadData(f"{base}: the tokenizer names no end-of-text token (eos_token in tokenizer_config.json): no completion would ever end")
     if chat_template:
@@ -177,6 +191,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--columns", default="{}", help="JSON: what the columns are called here")
     parser.add_argument("--chat", type=lambda word: word == "true", default=False)
     parser.add_argument("--chat-template", type=Path)
+    parser.add_argument("--eos-token", help="the token at which a completion ends, in place of the one that is found")
     parser.add_argument("--need", action="append", default=[], help="a column that every row must have, as a reward reads it")
     parser.add_argument("--max-prompt-length", type=int, required=True, help="tokens")
     parser.add_argument("--eval-fraction", type=float, default=0.0)

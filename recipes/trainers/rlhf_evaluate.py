@@ -18,11 +18,11 @@ import torch
 from loop import fail
 from peft import PeftModel
 from precision import ASKED, chosen
-from rlhf_data import load, load_tokenizer, prompt_ids
+from rlhf_data import end_token, load, load_tokenizer, prompt_ids
 from rlhf_rewards import Reward
 from rlhf_sampling import log_probabilities, sample, table
 from rows import BadData
-from sft_model import load_base
+from text_model import load_base
 
 SHOWN = 5  # prompts of the report, with a completion of each model
 
@@ -31,7 +31,7 @@ def main() -> None:
     options = _options()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        tokenizer = load_tokenizer(options.base, options.chat_template)
+        tokenizer = load_tokenizer(options.base, options.chat_template, end_token(options.data)["text"])
     except BadData as error:
         fail(str(error))
     rewards = rlhf_rewards.asked(options, device)

@@ -209,7 +209,7 @@ def classifier(folder: Path, init: str, seed: int, precision: str) -> PreTrained
     """The sequence classifier with one output in a folder; weights drawn from the seed if `init` is random.  Ends with a message if it is none."""
     import torch
     from loop import draw
-    from sft_model import DTYPES
+    from text_model import DTYPES
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:

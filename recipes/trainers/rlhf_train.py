@@ -22,10 +22,10 @@ import torch
 import trl_common
 from disk import sha256
 from loop import Ending, fail
-from rlhf_data import load, load_tokenizer
+from rlhf_data import end_token, load, load_tokenizer
 from rlhf_sampling import Draws, drawing, table
 from rows import BadData
-from sft_model import identity
+from text_model import identity
 from tokens import order
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def main() -> None:
         temperature=options.temperature, beta=options.beta, disable_dropout=True,
     )  # fmt: skip
     try:
-        tokenizer = load_tokenizer(options.base, options.chat_template)
+        tokenizer = load_tokenizer(options.base, options.chat_template, end_token(options.data)["text"])
     except BadData as error:
         fail(str(error))
     rewards = rlhf_rewards.asked(options, arguments.device)
@@ -84,7 +84,7 @@ def main() -> None:
     trl_common.export(trainer, options)
     if trl_common.first():
         made = {name: getattr(options, name) for name in (*trl_common.SETTINGS, "precision")}
-        text_record.write(options.out, {**made, **settings})
+        text_record.write(options.out, {**made, **settings, "end_token": end_token(options.data)})
 
 
 def _policy(options: argparse.Namespace, first: bool) -> PreTrainedModel:

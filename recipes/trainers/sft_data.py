@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rows import Bad, BadData, Row, files, kind, read
 from tokens import Writer, pack
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from vocabulary import Vocabulary
 
 COLUMNS = {"text": ("text",), "prompt-completion": ("prompt", "completion"), "messages": ("messages",)}
 SHOWN = 20  # complaints that are printed
@@ -47,31 +44,6 @@ class Counts:
     complaints: list[str] = field(default_factory=list)
 
 
-class Vocabulary:
-    """What the model folder says about text: tokenizer, end token, chat template, sizes."""
-
-    def __init__(self, base: Path, chat_template: str | None) -> None:
-        config = _json(base / "config.json", "a transformers model folder has one")
-        settings = _json(base / "tokenizer_config.json") if (base / "tokenizer_config.json").exists() else {}
-        self.size = int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
-        self.positions = int(config.get("max_position_embeddings") or 0)
-        self.tokenizer = _tokenizer(base)
-        self.end_text, self.end = self._end(config, settings)
-        beside = base / "chat_template.jinja"
-        self.chat_template = chat_template or (beside.read_text() if beside.exists() else settings.get("chat_template"))
-        self.special = {name: text for name in ("bos_token", "eos_token", "pad_token", "unk_token") if (text := _token_text(settings.get(name)))}
-
-    def _end(self, config: dict[str, Any], settings: dict[str, Any]) -> tuple[str, int]:
-        named = _token_text(settings.get("eos_token"))
-        if named and (found := self.tokenizer.token_to_id(named)) is not None:
-            return named, found
-        ids = config.get("eos_token_id")
-        first = ids[0] if isinstance(ids, list) and ids else ids
-        if isinstance(first, int):
-            return str(self.tokenizer.id_to_token(first)), first
-        raise BadData("the base model names no end-of-text token (eos_token in tokenizer_config.json): it could not learn to stop")
-
-
 def main() -> None:
     options = _options()
     if options.workers:
@@ -84,7 +56,7 @@ def main() -> None:
 
 def prepare(options: argparse.Namespace) -> str:
     """Write the token store; the summary for people comes back."""
-    vocabulary = Vocabulary(options.base, options.chat_template.read_text() if options.chat_template else None)
+    vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     if vocabulary.positions and options.max_length > vocabulary.positions:
         raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
     good, ignored = files(options.data)
@@ -118,9 +90,11 @@ def prepare(options: argparse.Namespace) -> str:
     for document, owner in enumerate(owners):
         splits["held_out" if owner in held_out else "train"].append(document)
     sequences = {name: pack(lengths, members, options.max_length) if options.packing else [[n] for n in members] for name, members in splits.items()}
+    end = vocabulary.end_of(chat=reading.format == "messages")
     manifest = store.close(sequences, {
         "columns": {name: columns.get(name, name) for name in COLUMNS[reading.format]},
         "format_of_rows": reading.format,
+        "end_token": end._asdict(),
         "max_length": options.max_length,
         "packing": options.packing,
         "files": [file.name for file in good][:SHOWN],
@@ -134,7 +108,11 @@ def prepare(options: argparse.Namespace) -> str:
         "rows_without_anything_to_learn": counts.rows_without_anything_to_learn,
         "turns_not_learned": counts.turns_not_learned,
     })  # fmt: skip
-    return _summary(manifest, counts)
+    lines = [_summary(manifest, counts)]
+    if reading.format == "messages" and vocabulary.turn_end != end:
+        written = f"with {vocabulary.turn_end.text}" if vocabulary.turn_end else "with no token of its own, so nothing teaches the model to stop"
+        lines.append(f"data: the trained model stops at {end.text}; the chat template ends an answer {written}")
+    return "\n".join(lines)
 
 
 class _Reading:
@@ -203,33 +181,19 @@ class _Reading:
                 return Bad(where, f'message {number} of "{name}" is not {{"role": "…", "content": "…"}}')
         if not any(message["role"] == "assistant" for message in messages):
             return Bad(where, f'"{name}" has no message of the assistant to learn from')
-        if not self._vocabulary.chat_template:
-            raise BadData("the base model has no chat template, which conversations need: give one with chat_template=FILE")
-        text = self._render(messages, where)
+        text = self._vocabulary.render(messages, where)
         spans: list[tuple[int, int]] = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], where, answer=True)
-            after = self._render(messages[: number + 1], where)
+            before = self._vocabulary.render(messages[:number], where, answer=True)
+            after = self._vocabulary.render(messages[: number + 1], where)
             # Some templates write an earlier turn differently once later ones follow; what is not there as asked cannot be learned.
             if text.startswith(after) and after.startswith(before):
                 spans.append((len(before), len(after)))
             else:
                 self._counts.turns_not_learned += 1
         return _checked(where, text, tuple(spans))
-
-    def _render(self, messages: list[dict[str, object]], where: str, *, answer: bool = False) -> str:
-        import jinja2
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        special: dict[str, Any] = self._vocabulary.special
-        try:
-            rendered: Any = render_jinja_template([messages], chat_template=self._vocabulary.chat_template, add_generation_prompt=answer, **special)
-        except (jinja2.TemplateError, ValueError) as error:
-            raise BadData(f"{where}: the chat template does not take this conversation: {error}") from error
-        text = rendered[0] if isinstance(rendered, tuple) else rendered
-        return str(text[0] if isinstance(text, list) else text)
 
 
 def _checked(where: str, text: str, spans: tuple[tuple[int, int], ...] | None) -> Sample | Bad:
@@ -245,8 +209,8 @@ def _encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[
     encoded = vocabulary.tokenizer.encode_batch([sample.text for sample in batch], add_special_tokens=form != "messages")
     for sample, row in zip(batch, encoded, strict=True):
         ids = list(row.ids)
-        if form != "messages" and (not ids or ids[-1] != vocabulary.end):
-            ids.append(vocabulary.end)
+        if form != "messages" and (not ids or ids[-1] != vocabulary.end.number):
+            ids.append(vocabulary.end.number)
         if sample.spans is None:
             yield ids, None
             continue
@@ -312,38 +276,6 @@ def _summary(manifest: dict[str, object], counts: Counts) -> str:
     return "\n".join(lines)
 
 
-def _tokenizer(base: Path) -> Tokenizer:
-    if (base / "tokenizer.json").exists():
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(base / "tokenizer.json"))
-    # An older model folder: transformers knows how to read the others, at the price of two seconds of imports.
-    from transformers import AutoTokenizer
-
-    try:
-        slow: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise BadData(f"{base}: no usable tokenizer: {error}") from error
-    found: Tokenizer = slow.backend_tokenizer
-    return found
-
-
-def _token_text(token: object) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _json(file: Path, hint: str = "") -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise BadData(f"{file}: no such file; {hint}") from error
-    except (ValueError, OSError) as error:
-        raise BadData(f"{file}: {error}") from error
-    if not isinstance(value, dict):
-        raise BadData(f"{file}: {kind(value)} where an object is expected")
-    return value
-
-
 def _columns(text: str) -> dict[str, str]:
     value = json.loads(text)
     known = [name for names in COLUMNS.values() for name in names]
@@ -360,6 +292,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--format", choices=["auto", *COLUMNS], default="auto")
     parser.add_argument("--columns", default="{}", help="JSON: what the columns are called here")
     parser.add_argument("--chat-template", type=Path)
+    parser.add_argument("--eos-token", help="the token at which the trained model stops, in place of the one that is found")
     parser.add_argument("--max-length", type=int, required=True)
     parser.add_argument("--packing", type=lambda word: word == "true", default=False)
     parser.add_argument("--eval-fraction", type=float, default=0.0)

@@ -1,4 +1,4 @@
-"""Step `evaluate` of sft@2 and cpt: perplexity on held-out text, of the base model and of the exported folder.  Does not know how it was trained.
+"""Step `evaluate` of sft@1 and cpt: perplexity on held-out text, of the base model and of the exported folder.  Does not know how it was trained.
 
 Perplexity is exp of the mean of −ln p over learned tokens (Jelinek and others, 1977), in the arithmetic that the training chose.
 """
@@ -12,8 +12,7 @@ import reports
 import text_record
 import torch
 from precision import autocast
-from sft_model import load_base
-from text_model import surprise
+from text_model import load_base, surprise
 from tokens import Tokens
 
 COUNTS = ("format_of_rows", "rows", "rows_held_out", "truncated_rows", "duplicate_rows", "bad_rows")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
+import model_card
 import text_record
-from sft_export import TOKENIZER
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+             "merges.txt", "chat_template.jinja")  # fmt: skip
 
 
 def main() -> None:
@@ -30,8 +34,41 @@ def main() -> None:
             shutil.copyfile(options.base / name, options.out / name)
     if options.chat_template:
         shutil.copyfile(options.chat_template, options.out / "chat_template.jinja")
+    if "end_token" in made and not options.judge:
+        stop_at(options.out, options.base, made["end_token"]["text"], made["end_token"]["number"])
+    base = model_card.base_of(options.base)
+    export = model_card.Export(
+        adapter=(options.out / "adapter_config.json").exists(), judge=options.judge, trainer=options.trainer, random=made.get("init") == "random"
+    )
+    if export.adapter:
+        model_card.name_base(options.out / "adapter_config.json", base, export)
+    (options.out / "README.md").write_text(model_card.text(base, export, made), "utf-8")
     kind = "a model, fully trained" if made["method"] == "full" else "a model, its adapter merged in" if merge else "an adapter"
     print(f"export: {kind}, {sum(file.stat().st_size for file in options.out.iterdir()) / 1e6:.1f} MB in {options.out}")
+
+
+def stop_at(folder: Path, base: Path, token: str, number: int) -> None:
+    """Make `token` the end for tokenizer and generation alike.  Where generation stopped at several and at this one, it goes on to."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists():
+            named = _json(folder / name)
+            whole = named.get("eos_token")
+            _dump(folder / name, {**named, "eos_token": {**whole, "content": token} if isinstance(whole, dict) else token})
+    generation = next((file for at in (folder, base) if (file := at / "generation_config.json").exists()), None)
+    settings = _json(generation) if generation else {}
+    ends = settings.get("eos_token_id")
+    _dump(folder / "generation_config.json", {**settings, "eos_token_id": ends if isinstance(ends, list) and number in ends else number})
+    if (folder / "config.json").exists():
+        _dump(folder / "config.json", {**_json(folder / "config.json"), "eos_token_id": number})
+
+
+def _json(file: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads(file.read_text())
+    return value
+
+
+def _dump(file: Path, value: dict[str, object]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _options() -> argparse.Namespace:
@@ -39,6 +76,7 @@ def _options() -> argparse.Namespace:
     for name in ("base", "weights", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--kind", choices=["adapter", "merged"], required=True, help="of a model that was trained in full, all of it comes out")
+    parser.add_argument("--trainer", required=True, help="what made it, in a word")
     parser.add_argument("--judge", action="store_true", help="the model has a head of one number, and writes no text")
     parser.add_argument("--chat-template", type=Path)
     return parser.parse_args()

@@ -1,19 +1,62 @@
-"""Batches from a token store, and how well a model predicts a split of it.  Does not know training.
-
-In place of those of `sft_model`, which is released and stays as it is: there, tokens that are only read (a prompt, a question) get the target 65436
-or 4294967196 instead of −100, since numpy takes −100 for one of the store's unsigned integers.
-"""
+"""The base model, batches from a token store, and how well a model predicts a split of it.  Does not know training."""
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from sft_model import Batch, loss_of
+from loop import draw, fail
 from tokens import Tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 NOBODY = -100  # the target that nobody learns
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences side by side, padded at the end.  Positions begin again with each document, so that packed ones do not see each other."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor  # the token that follows, or NOBODY
+
+
+def load_base(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
+    """The base model with its own weights, or, where `init` is random, with weights drawn from the seed."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    # A log keeps what people can act on: no bar of a load that takes a second, no news of names that peft has to change.
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
+
+    if init == "random":
+        draw("init", seed)
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        fresh: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        torch.nn.Module.to(fresh, DTYPES[precision])
+        return fresh
+    if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
+        fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype=DTYPES[precision], local_files_only=True)
+    return model
+
+
+def identity(base: Path) -> str:
+    """A name for the base model's files that is quick to take: what the config says, and how long each file is."""
+    files = sorted(
+        (file.name, file.stat().st_size) for file in base.iterdir() if file.is_file() and not file.name.startswith(".") and file.suffix != ".md"
+    )
+    return hashlib.sha256(repr(files).encode() + (base / "config.json").read_bytes()).hexdigest()
 
 
 def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device) -> Batch:
@@ -32,6 +75,14 @@ def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device) -> 
             targets[row, at : end - 1] = np.where(learned[1:], document[1:].astype(np.int64), NOBODY)
             at = end
     return Batch(*(torch.from_numpy(array).to(device) for array in (ids, positions, targets)))
+
+
+def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The sum over learned tokens of −log p: to be divided by the number of tokens of a whole step, wherever its sequences are."""
+    # No mask: padding is at the end, where causal attention does not see it, and documents are told apart by their positions.
+    logits = model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
+    wanted = batch.targets != NOBODY
+    return torch.nn.functional.cross_entropy(logits[wanted].float(), batch.targets[wanted], reduction="sum")
 
 
 def surprise(model: torch.nn.Module, tokens: Tokens, sequences: Sequence[int], size: int, device: torch.device) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Step `train` of sft@2 and cpt: learn a LoRA adapter or the whole model from a token store, one optimizer step after another.  Knows no text.
+"""Step `train` of sft@1 and cpt: learn a LoRA adapter or the whole model from a token store, one optimizer step after another.  Knows no text.
 
 What is trained depends on the settings and the global batch, not on how many processes share it, and a training that was killed and resumed ends
 in the same bits as one that was not.
@@ -17,9 +17,8 @@ import torch
 import tuned
 from descent import CLIP, add_up, begin, rate_at, refuse_no_peak, restore, tensors
 from loop import Checkpoints, Ending, draw, fail
-from sft_model import DTYPES, identity, load_base, loss_of
 from telemetry import TRACKERS, Telemetry, require
-from text_model import batch_of, surprise
+from text_model import DTYPES, batch_of, identity, load_base, loss_of, surprise
 from tokens import Tokens, order
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def main() -> None:
     if me == 0:
         # Of a training continued from its very end, nothing but this is left to do.
         training.export(options.weights)
-        text_record.write(options.weights, {**settings, "max_steps": options.max_steps})
+        text_record.write(options.weights, {**settings, "max_steps": options.max_steps, "end_token": train.manifest["end_token"]})
         options.history.write_text("".join(telemetry.history))
     telemetry.close()
     accelerator.wait_for_everyone()
@@ -112,7 +111,7 @@ class Training:
         else:
             # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
             draw("adapter", options.seed)
-            self.model = _adapted(base, options)
+            self.model = adapted(base, options)
         if options.checkpoint_activations:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.to(accelerator.device).train()
@@ -190,7 +189,7 @@ class Training:
         tuned.save(self.model, folder)
 
 
-def _adapted(base: PreTrainedModel, options: argparse.Namespace) -> Any:
+def adapted(base: PreTrainedModel, options: argparse.Namespace) -> Any:
     """The base with LoRA on all linear layers, and with its embeddings learned whole where that is asked."""
     from peft import LoraConfig, get_peft_model
 

@@ -28,8 +28,8 @@ import tuned
 from descent import CLIP, in_any, rate_at, refuse_no_peak
 from disk import appear, sha256
 from loop import Ending, draw, fail
-from sft_model import DTYPES, identity, load_base
 from telemetry import TRACKERS, Telemetry, require
+from text_model import DTYPES, identity, load_base
 from transformers import PrinterCallback, TrainerCallback
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import text_record
 import torch
 from loop import draw, fail
-from sft_model import DTYPES, load_base
+from text_model import DTYPES, load_base
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import NotFound
-from ..paths import shipped
+from ..errors import Invalid, NotFound
+from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
 from ..storage import metrics
 from . import hardware, training_from_inputs
@@ -133,13 +133,39 @@ def largest(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
     return sorted(found.terms, key=lambda term: -abs(term[1]))[:count]
 
 
-@lru_cache(maxsize=1)
+GPU_KEYS: Final = "write {memory: 24, capability: 8.9, tflops: 165, names: [what nvidia-smi calls it]}"
+
+
 def figures() -> Hardware:
-    """recipes/hardware.yaml."""
+    """recipes/hardware.yaml, with the GPUs of hardware.yaml in the user's settings folder.  Raises Invalid with every problem of that file."""
+    own = Path(config_folder(os.environ)) / "hardware.yaml"
+    try:
+        stat = own.stat()
+    except OSError:
+        return _figures(None)
+    return _figures((own, stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=2)
+def _figures(own: tuple[Path, int, int] | None) -> Hardware:
     from ..language import document
 
     data: Any = document.read(shipped() / "recipes" / "hardware.yaml").value
-    return hardware.read(data)
+    if own is None:
+        return hardware.read(data)
+    from .schema_faults import faults
+
+    read = document.read(own[0])
+    if wrong := faults(read, "own-hardware.schema.json", "bad-hardware"):
+        raise Invalid(wrong)
+    theirs: Any = read.value
+    for name in theirs["gpus"].keys() - data["gpus"].keys():
+        for key in hardware.NEEDED:
+            if key not in theirs["gpus"][name]:
+                wrong.append(read.problem("bad-hardware", f"{name} is no GPU that is known: say its {key}, too", ("gpus", name), fix=GPU_KEYS))
+    if wrong:
+        raise Invalid(wrong)
+    return hardware.read(data, theirs["gpus"])
 
 
 def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, StepEstimate]:
@@ -367,16 +393,16 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
 
     Those that name no GPU had none, so that a `smoke` on two cores says nothing here.  A step of a recipe that uses this one is not among them.
     """
-    rows = ws.store.runs(recipe=recipe, last=LOOKED_AT)
-    done = {row.id: [each for each in ws.store.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
-    traces = ws.store.traces([each.key for attempts in done.values() for each in attempts])
+    rows = ws.store.runs.latest(recipe=recipe, last=LOOKED_AT)
+    done = {row.id: [each for each in ws.store.runs.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
+    traces = ws.store.index.traces([each.key for attempts in done.values() for each in attempts])
     found: dict[str, _Past] = {}
     for row in reversed(rows):
         for each in done[row.id]:
-            told = traces[each.key].metrics if each.key in traces else {}
+            told = traces[each.key].numbers if each.key in traces else {}
             kind = told.get("gpu")
             if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
-                kept = ws.home / "runs" / row.id / f"{each.step.replace('/', '%2F')}.{each.n}.metrics"
+                kept = ws.kept(row.id, each.step, each.n, ".metrics")
                 found[each.key] = _Past(row.inputs, told, kind, kept)
     return list(found.values())
 

@@ -91,23 +91,25 @@ class Hardware:
         return min(alike, default=round(size * 0.97))
 
 
-def read(data: Mapping[str, Any]) -> Hardware:
-    """The content of recipes/hardware.yaml as values."""
-    gpus = tuple(
-        Gpu(
-            name,
-            item["memory"],
-            item["reports"] * 2**20 - RESERVED,
-            item["capability"],
-            item["tflops"],
-            item["gpu"],
-            tuple(item["names"]),
-            tuple(item.get("unchecked", ())),
-        )
-        for name, item in data["gpus"].items()
-    )
+def read(data: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = None) -> Hardware:
+    """The content of recipes/hardware.yaml as values.  `own` are a user's GPUs: those that are known get other figures, the rest come before them."""
+    known, theirs = data["gpus"], own or {}
+    cards = {name: item for name, item in theirs.items() if name not in known}
+    cards |= {name: {**item, **theirs.get(name, {})} for name, item in known.items()}
     utilisation = (data["utilisation"]["low"], data["utilisation"]["high"])
+    gpus = tuple(_gpu(name, item) for name, item in cards.items())
     return Hardware(gpus, utilisation, tuple(Speed(**item) for item in data["speed"]), tuple(Seen(**item) for item in data["diffusion"]))
+
+
+NEEDED: Final = ("memory", "capability", "tflops")
+"""What has to be said of a GPU that is not known."""
+
+
+def _gpu(name: str, item: Mapping[str, Any]) -> Gpu:
+    names = tuple(item.get("names", (name,)))
+    reports = item.get("reports") or round(item["memory"] * 1e9 * 0.97) // 2**20
+    usable = reports * 2**20 - RESERVED
+    return Gpu(name, item["memory"], usable, item["capability"], item["tflops"], item.get("gpu", names[0]), names, tuple(item.get("unchecked", ())))
 
 
 def operations(model: Model, training: Training, tokens: float) -> float:

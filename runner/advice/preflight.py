@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..hosts.interpreters import CURRENT, chosen
 from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
 from ..planning.step import StepSpec
@@ -37,10 +38,12 @@ def check(
     *,
     driver: str = "local",
     host: Mapping[str, object] | None = None,
-    current_python: bool = False,
+    python: str = "",
     allow: Iterable[str] = (),
 ) -> Verdict:
-    """What the rules say about these nodes.  `host` are the facts of one that was asked.  Raises NotFound, and Invalid for somebody's own rules."""
+    """What the rules say about these nodes.  `host` are the facts of one that was asked, `python` is what `--python` names.
+
+    Raises NotFound, CannotRun for a Python that is not there, and Invalid for somebody's own rules."""
     allowed = frozenset(allow)
     numbers = [n for n in numbers if found.plan.specs()[n].select is None]
     if not numbers or "all" in allowed:
@@ -52,7 +55,7 @@ def check(
 
         raise NotFound(f'there is no rule "{strange[0]}"', fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them")
     applied = [rule for rule in library.rules if rule.id not in allowed]
-    looks = _Looks(ws, found, library, driver, host, current_python)
+    looks = _Looks(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
         facts, trains = looks.of(n)
@@ -68,11 +71,11 @@ class _Looks:
     """The facts of each step; what steps share is looked at once."""
 
     def __init__(
-        self, ws: Workspace, found: Survey, library: rule_files.Library, driver: str, host: Mapping[str, object] | None, current_python: bool
+        self, ws: Workspace, found: Survey, library: rule_files.Library, driver: str, host: Mapping[str, object] | None, python: str
     ) -> None:
         self._ws, self._found, self._library, self._driver = ws, found, library, driver
-        self._current_python = current_python
-        self._models: dict[str, Facts] = {}
+        self._python, self._current_python = python, python == CURRENT
+        self._models: dict[tuple[str, Path | None], Facts] = {}
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
@@ -149,7 +152,8 @@ class _Looks:
             processes = block["processes"]
         given = {secret.source for secret in spec.secrets if os.environ.get(secret.source)}
         sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
-        env = {name: value for name, value in spec.env.items() if value is not None}
+        passed = {name: os.environ[name] for name in spec.pass_env if name in os.environ}
+        env = passed | {name: value for name, value in spec.env.items() if value is not None}
         return Facts(
             {
                 "id": node.id,
@@ -165,6 +169,7 @@ class _Looks:
                 "retries": spec.retries,
                 "env": Facts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
+                "logins": program.logins() if self._driver in _HERE and not spec.image else [],
                 "image": spec.image,
                 "git": [each for each in spec.git],
                 "remote": self._driver not in _HERE,
@@ -213,10 +218,12 @@ class _Looks:
         address = told.value if told is not None else None
         if not isinstance(address, str):
             return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
-        if address not in self._models:
-            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address)
-            self._models[address] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
-        return self._models[address]
+        template = settings.told("chat_template")
+        file = self._ws.absolute(template.value) if template is not None and isinstance(template.value, str) else None
+        if (address, file) not in self._models:
+            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address, file)
+            self._models[address, file] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
+        return self._models[address, file]
 
     def _data_of(self, settings: Settings, step: Facts) -> Facts:
         told = settings.told("dataset")
@@ -242,7 +249,8 @@ class _Looks:
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
-            return packages.Installed()
+            where = packages.folders(chosen(self._python, self._ws.root, os.environ))
+            return Facts({}, unknown) if where is None else packages.Installed(where)
         return Facts({}, unknown)
 
     def _kept(self, n: int) -> dict[str, object]:
@@ -253,7 +261,7 @@ class _Looks:
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
-        row = self._ws.store.latest_attempts(plan.recipe, [node.id]).get(node.id)
+        row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
         if not spec.state or any(need not in self._found.made for need in plan.needs(n)):

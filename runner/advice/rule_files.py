@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Problem
 from ..paths import shipped
-from . import rules
+from . import rules, schema_faults
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -61,13 +60,7 @@ def _ours() -> Library:
 
 def faults(read: Document) -> list[Problem]:
     """Everything in which a gotchas file is not what its schema says, and every expression in it that cannot be read."""
-    from jsonschema import Draft202012Validator
-
-    schema = json.loads((shipped() / "schemas" / "gotchas.schema.json").read_text("utf-8"))
-    wrong = [
-        read.problem("bad-rule", _worded(error), tuple(error.absolute_path), fix=str(error.schema.get("description", "")))
-        for error in Draft202012Validator(schema).iter_errors(read.value)
-    ]
+    wrong = schema_faults.faults(read, "gotchas.schema.json", "bad-rule")
     if wrong:
         return wrong
     seen: set[str] = set()
@@ -80,29 +73,15 @@ def faults(read: Document) -> list[Problem]:
     return wrong
 
 
-def _worded(error: Any) -> str:
-    """What jsonschema found, in our words."""
-    name = ".".join(str(part) for part in error.absolute_path) or "the file"
-    match error.validator:
-        case "additionalProperties":
-            strange = sorted(set(error.instance) - set(error.schema.get("properties", ())))
-            return f'{name} has no key "{strange[0]}"'
-        case "required":
-            lacking = [key for key in error.validator_value if key not in error.instance]
-            return f"{name} says no {lacking[0]}"
-        case "type":
-            return f"{name} must be {'a mapping' if error.validator_value == 'object' else 'a list' if error.validator_value == 'array' else 'text'}"
-        case "enum":
-            return f"{name} must be one of {', '.join(error.validator_value)}"
-        case _:
-            return f"{name} cannot be {json.dumps(error.instance)[:60]}"
-
-
 def beside(found: Survey) -> tuple[str, ...]:
     """The folders of recipes that bring rules of their own."""
 
     ours = str(shipped() / "recipes")
-    return tuple(home for home in dict.fromkeys(found.plan.homes) if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours)
+    return tuple(
+        home
+        for home in dict.fromkeys((str(found.source.parent), *found.plan.homes))
+        if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours
+    )
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -53,15 +53,15 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "image",
             "git",
         ),
-        *("remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing"),
+        *("logins", "remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing"),
     ),
     "model": (
         *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),
-        *("pad", "eos", "chat_template", "template_bos", "adds_bos"),
+        *("pad", "eos", "stops", "chat_template", "turn_end", "template_bos", "adds_bos", "modules"),
     ),
     "data": (
         *("size", "rows", "sampled", "columns", "conversational", "truncated", "longest", "limit", "images", "captions_missing", "alpha"),
-        *("stems_twice", "odd_formats"),
+        *("stems_twice", "odd_formats", "tool_rows", "layout", "called"),
     ),
     "gpu": ("name", "capability", "cuda_max", "memory"),
     "host": ("name", "gpus", "gpu", "gpu_memory", "memory", "disk", "shm", "driver", "cuda", "capability", "rented", "auto_tmux"),
@@ -138,6 +138,9 @@ class Facts(Mapping[str, object]):
         if self._needs:
             raise Unknown(self._needs)
         return None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
@@ -262,7 +265,8 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
 
 
 def _finding(rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]) -> Finding:
-    fix = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
+    told = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
+    fix = {kind: kept for kind, values in told.items() if (kept := {name: value for name, value in values.items() if value is not None})}
     read = [each.path for text in ("{{ " + name + " }}" for name in rule.given) for each in references(text)]
     asked = [each.path for each in references(rule.when)]
     subject = {"model": "base", "data": "dataset"}

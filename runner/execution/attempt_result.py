@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from drivers.base import Exit
 
 from ..hosts.scrap import Scrap
+from ..planning.fingerprint import World
 from ..planning.step import MetricsSpec, StepSpec
 from ..secrets import Masker, Stream
 from ..storage import metrics
@@ -20,6 +21,7 @@ from ..storage import metrics
 TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
 """Free bytes at which a disk is full: not even a log grows any more."""
+_MEANT = {126: "its program cannot be executed", 127: "its program was not found", 137: "its program was killed (SIGKILL), perhaps for memory"}
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 
@@ -52,8 +54,8 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
         except ValueError:
             name = f"signal {exit.signal}"
         return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
-    if exit.code == 127:
-        return "exit 127: its program was not found"
+    if exit.code in _MEANT:
+        return f"exit {exit.code}: {_MEANT[exit.code]}"
     return f"exit {exit.code}"
 
 
@@ -115,6 +117,18 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
             if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 raise
     _copy_masked(source, target, masker, size)
+
+
+def image(spec: StepSpec, world: World) -> dict[str, object]:
+    """What is stored of the way in which an attempt was made: the pre-image of its key, and how its metrics are read where that is not in it."""
+    rule = {"metrics": list(spec.metrics)} if spec.metrics is not None and not spec.metrics.in_environment else {}
+    return {"author": spec.author, "world": world, **rule}
+
+
+def add(log: str, text: str) -> None:
+    """Write something of our own at the end of what an attempt printed."""
+    with open(log, "ab") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def discard(log: str, measured: str, scrap: Scrap) -> None:

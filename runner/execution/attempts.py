@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +25,15 @@ from ..planning import judge as judging
 from ..planning.fingerprint import World
 from ..planning.judge import Made
 from ..planning.plan import Node
-from ..planning.secret_values import given
+from ..planning.secret_values import Passed, given, passed
 from ..planning.step import DIRECTORY, StepSpec
+from ..secrets import passwords
 from ..storage.files import Content
 from ..storage.locks import Lock
 from ..storage.objects import Objects
 from ..storage.sources import chosen, fetch
 from ..storage.workspace import Workspace
+from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .commit import GroupCommit
 
@@ -88,7 +90,8 @@ class Attempts:
     def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, host_pool: HostPool, scrap: Scrap, made: Mapping[int, Made]) -> None:
         self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = ws, survey, commits, host_pool, scrap, made
         self._top = str(ws.root)
-        self._base: dict[tuple[object, ...], dict[str, str]] = {}  # what attempts inherit, by what they ask for
+        self._base: dict[tuple[object, ...], Passed] = {}  # what attempts inherit, by what they ask for
+        self._env_files = EnvFiles(ws.root)
         self._hooks: dict[str, Hooks] = {}
         self._pythons: dict[tuple[Site, str], asyncio.Task[str]] = {}  # interpreters of environments, by place and lock
         self._boxes: dict[str, Containers] = {}
@@ -128,6 +131,17 @@ class Attempts:
                 self._pythons[place, content] = asyncio.get_running_loop().create_task(self._environment(node, place, content))
                 self._pythons[place, content].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
         return await self._pythons[site, content]
+
+    def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
+        """The Python that a step is given there, as people read it; empty in an image, which has its own."""
+        if self.image(spec):
+            return ""
+        if not node.lock or self.survey.request.current_python:
+            return site.described(site.python)
+        made = self._pythons.get((site, str(self.survey.facts.locks[node.home, node.lock])))
+        if made is None or not made.done() or made.cancelled() or made.exception() is not None:
+            return ""
+        return site.described(made.result())
 
     async def _environment(self, node: Node, site: Site, content: str) -> str:
         from ..hosts.environments import built, python_of
@@ -220,41 +234,47 @@ class Attempts:
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
         image = self.image(spec)
-        if image:
-            from ..hosts.containers import base_env as boxed_env
-        inherits = (site.name, bool(image), *spec.pass_env)
-        if (base := self._base.get(inherits)) is None:
-            base = boxed_env(spec.pass_env, os.environ) if image else site.env(spec.pass_env)
-            base = self._base[inherits] = base | {"RECIPE_RUN": self.commits.run, "NODE_RANK": "0", "NNODES": "1"}
-        env = {**base, "RECIPE_STEP": node.id}
+        inherited = self._inherited(spec, site, image)
+        env = {**inherited.plain, "RECIPE_STEP": node.id}
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
             from drivers.devices import assigned
 
             env |= assigned(running.devices, env)
         if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
-        if spec.metrics is not None:
+        if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in given(spec, os.environ)}
+        secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, os.environ))}
         locks = tuple(device.lock for device in running.devices)
         command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks)
         if image:
-            limited = "CUDA_VISIBLE_DEVICES" in site.env(())
+            limited = "CUDA_VISIBLE_DEVICES" in site.login
             held = running.devices if gpus is not None else site.devices if limited else None
             command = self.containers_of(site).wrap(command, image, self._mounts(running, spec, command), held, needed=bool(gpus))
         return command, script
 
+    def _inherited(self, spec: StepSpec, site: Site, image: str) -> Passed:
+        """What an attempt gets of the login on its machine, of the caller's variables and of its files of them.  Raises CannotRun."""
+        inherits = (site.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
+        if (found := self._base.get(inherits)) is None:
+            more = passed(spec, self._env_files.values(spec.env_files), os.environ)
+            if image:
+                from ..hosts.containers import base_env
+
+                base = base_env(site.login)
+            else:
+                base = site.env({*more.plain, *spec.env})
+            ours = {"RECIPE_RUN": self.commits.run, "NODE_RANK": "0", "NNODES": "1"}
+            found = self._base[inherits] = Passed({**base, **more.plain, **ours}, more.secrets)
+            self.commits.masker.learn([*more.secrets, *passwords(found.plain)])
+        return found
+
     def stage(self, node: Node, spec: StepSpec, attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
-        root, cache = self._top, self.ws.cache
-        found = {path for dep in node.deps for path in self.survey.facts.matches.get(dep, (dep,))}
-        for path in sorted(found):  # a folder before what lies in it
-            attempt.add_path(cache, path, self.survey.facts.files.get(path), f"{root}/{path}", path)
-        for pattern in node.code:
-            base = os.path.realpath(self.survey.plan.homes[node.home])
-            for name, content in self.survey.facts.code.get((node.home, pattern), ()):
-                attempt.add_path(cache, f"{base}/{name}", content, f"{base}/{name}", name, copy=True)
+        cache = self.ws.cache
+        for at, content, source, name, copy in self._declared(node):
+            attempt.add_path(cache, at, content, source, name, copy=copy)
         for url, commit, at in spec.git:
             from ..storage.git_checkout import checkout, located
 
@@ -286,6 +306,30 @@ class Attempts:
             else:
                 attempt.add_object(self.ws.objects, made, name)
 
+    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, bool]]:
+        """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and if as a copy."""
+        facts = self.survey.facts
+        found = {path for dep in node.deps for path in facts.matches.get(dep, (dep,))}
+        for path in sorted(found):  # a folder before what lies in it
+            yield path, facts.files.get(path), f"{self._top}/{path}", path, False
+        for pattern in node.code:
+            base = os.path.realpath(self.survey.plan.homes[node.home])
+            for name, content in facts.code.get((node.home, pattern), ()):
+                yield f"{base}/{name}", content, f"{base}/{name}", name, True
+
+    def recall(self, node: Node, attempt: Attempt) -> bool:
+        """Whether what an earlier worker staged is what the step's key says now; from then on it is looked at as if this worker had staged it."""
+        same = [attempt.recall_path(self.ws.cache, at, content or "", name) for at, content, _, name, _ in self._declared(node)]
+        for name, kind, address, only in node.takes:
+            if kind == "path" and not only:
+                source, identity = str(self.ws.absolute(address)), self.survey.facts.takes[kind, address]
+                same.append(attempt.recall_path(self.ws.cache, source, identity or "", name))
+        for producer, output, name, below in node.upstream:
+            made = self.made[producer].outputs.get(output)
+            if made is not None and not below:
+                same.append(attempt.recall_object(made, name))
+        return all(same)
+
     def link_state(self, spec: StepSpec, attempt: Attempt, generation: checkpoints.Generation | None) -> None:
         for name, path, *_ in spec.state:
             assert generation is not None
@@ -306,7 +350,7 @@ class Attempts:
         return [
             Mount(paths.cwd, True),
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
-            *([Mount(paths.metrics, True)] if spec.metrics is not None else ()),
+            *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{site.root}/objects"),
             *(Mount(state, True) for state in states),
         ]

@@ -6,9 +6,10 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from drivers.base import Exit
@@ -19,7 +20,8 @@ from ..planning.plan import Node
 from ..planning.schedule import Move
 from ..secrets import Masker
 from ..storage.files import Content
-from ..storage.store import AttemptRow, Event, Made, Published, StepRow, Trace
+from ..storage.index import Changes, Made, Published, Trace
+from ..storage.runs import AttemptRow, Event, StepRow
 from ..storage.workspace import Workspace
 
 
@@ -77,6 +79,7 @@ class _Group:
 
     moves: list[Move] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
+    again: set[str] = field(default_factory=set)  # keys whose trace stands instead of an earlier one
     attempts: list[AttemptRow] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     tiny: dict[Content, bytes] = field(default_factory=dict)
@@ -104,6 +107,9 @@ class GroupCommit:
         expected: Mapping[str, float],
         say: Callable[[str], None],
         masker: Masker,
+        *,
+        tries: Mapping[str, int] = MappingProxyType({}),
+        made: Collection[str] = (),
     ) -> None:
         self.ws, self.run, self.fence, self.recipe, self.expected, self.masker = ws, run, fence, recipe, expected, masker
         self._say = say
@@ -111,9 +117,9 @@ class GroupCommit:
         self._listener = listener
         self._sent: _Group | None = None
         self._next = _Group()
-        self._tries: dict[str, int] = {}
+        self._tries: dict[str, int] = dict(tries)
         self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
-        self.made: set[str] = set()
+        self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
 
     @property
@@ -140,8 +146,10 @@ class GroupCommit:
         """How often a step was begun in this run."""
         return self._tries.get(step, 0)
 
-    def trace(self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any]) -> None:
-        """What a step left under its key.  `facts` are what `why` shows beside it."""
+    def trace(
+        self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any], *, again: bool
+    ) -> None:
+        """What a step left under its key, or made `again`.  `facts` are what `why` shows beside it."""
         import json
 
         paths = {output.name: output.path for output in node.outputs}
@@ -149,16 +157,31 @@ class GroupCommit:
         seconds = exit.ended - exit.started if exit.ended else 0.0
         used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
         told = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
-        self._next.traces.append(
-            Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, json.dumps(dict(metrics)) if metrics else "{}", told)
-        )
+        numbers = json.dumps(dict(metrics)) if metrics else "{}"
+        trace = Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, told)
+        if node.rule:
+            trace = trace._replace(metrics_json="{}", measured_json=f'{{"{node.rule}": {numbers}}}')
+        self._next.traces.append(trace)
+        if again:
+            self._next.again.add(key)
         if (remote_cache := self.ws.remote_cache) is not None:
             self.after_flush(partial(remote_cache.push, self._next.traces[-1], node))
 
     def attempt(
-        self, step: str, name: str, key: str | None, started: float, outcome: str, reason: str, image: Mapping[str, Any], exit: Exit | None
+        self,
+        step: str,
+        name: str,
+        key: str | None,
+        started: float,
+        outcome: str,
+        reason: str,
+        image: Mapping[str, Any],
+        exit: Exit | None,
+        python: str = "",
     ) -> None:
-        ended = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        ended: dict[str, object] = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        if python:
+            ended["python"] = python
         row = AttemptRow(
             f"{self.run}/{step}/{self._tries[step]}",
             self.run,
@@ -228,11 +251,12 @@ class GroupCommit:
         if sent is None:
             return
         try:
-            self.ws.store.land()
+            self.ws.store.runs.land()
         except Infrastructure:
             late, self._next = self._next, sent
             sent.moves += late.moves
             sent.traces += late.traces
+            sent.again |= late.again
             sent.attempts += late.attempts
             sent.published += late.published
             sent.tiny |= late.tiny
@@ -257,17 +281,13 @@ class GroupCommit:
         if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
             steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
             begun = time.monotonic()
-            group.last = self.ws.store.group(
+            group.last = self.ws.store.runs.group(
                 self.run,
                 self.fence,
                 group.moves,
                 steps=steps.values(),
                 attempts=group.attempts,
-                traces=group.traces,
-                files=self.ws.cache.changes(),
-                objects=self.ws.objects.changes(),
-                tiny=group.tiny,
-                published=group.published,
+                changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.changes(), group.tiny, group.published),
                 run_state=state,
                 landed=landed,
             )

@@ -81,3 +81,8 @@ class Groups:
         for move in moves:
             _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
             self.commits.move(move)
+
+
+def with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> list[Move]:
+    """The same moves, with more to say of the step `id`."""
+    return [move._replace(data={**move.data, **data}) if move.id == id and move.subject == "step" else move for move in moves]

@@ -19,8 +19,9 @@ from ..storage.objects import delete_whole
 from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
-_TAG = re.compile(r"(?:^spare\.|-)([0-9a-f]{6})(?:[.-]\d+)+(?:\.\w+)?$")
-"""The end of a run's name in that of what it left in `attempts`."""
+GRACE = timedelta(seconds=10)
+_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
+"""What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
 
 class Orphans:
@@ -62,10 +63,20 @@ class Orphans:
             return job, site
         if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node.outputs)):
             return job, site
-        if isinstance(site, Away):
-            await site.clear(paths)
-        clear(path)
+        await self._clear(site, path)
         return None
+
+    async def end(self, node: Node, job: Job, site: Site) -> None:
+        """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
+        self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
+        await site.host.stop(job, GRACE)
+        await site.host.wait(job, 2 * GRACE)
+        await self._clear(site, f"{self._attempts}/{job.key}")
+
+    async def _clear(self, site: Site, path: str) -> None:
+        if isinstance(site, Away):
+            await site.clear(site.paths(Attempt(path)))
+        clear(path)
 
     async def goes_on(self, name: str) -> bool:
         """Whether the job of an attempt that an earlier worker left is still running, as far as we can see."""
@@ -91,12 +102,12 @@ class Orphans:
         folder, own = self._attempts, self.commits.run[-6:]
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
-            if (tag := _TAG.search(name)) and tag[1] != own:
+            if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (own, str(self.commits.fence)):
                 left.setdefault(tag[1], []).append(name)
         if not left:
             return
-        for run in self.ws.store.runs(recipe=self.commits.recipe):
-            if run.id[-6:] not in left or self.ws.store.live(run.id):
+        for run in self.ws.store.runs.latest(recipe=self.commits.recipe):
+            if run.id[-6:] not in left or (run.id != self.commits.run and self.ws.store.runs.live(run.id)):
                 continue
             names = left[run.id[-6:]]
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}

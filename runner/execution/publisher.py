@@ -43,7 +43,7 @@ class Publisher:
                 there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
                 facts.there[path] = self.ws.cache.content_of(path) if there else None
                 if facts.strange(path):
-                    why = f"{path} was changed by hand, or was put there, and is left as it is"
+                    why = f"{path} was edited, or was put there, while the step ran, and is left as it is"
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
             self.commits.published(path, content, self.survey.plan.nodes[n].id)

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
 from ..paths import shipped
+from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..planning.step import StepSpec
 from ..secrets import Masker
 from ..storage.files import Content
 from ..storage.workspace import Workspace
+from ..survey.env_files import EnvFiles
 from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
     from ..hosts.leases import HostPool
-    from ..storage.store import Event
+    from ..storage.runs import Event
     from .commit import GroupCommit
-    from .loop import Failure, Report
+    from .loop import Report
+    from .resume import Claimed
+    from .work import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
 def look(ws: Workspace, request: Request, choice: Choice = Choice()) -> Survey:
@@ -146,7 +151,7 @@ def demand(ws: Workspace, found: Survey) -> None:
 def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
     """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
     begun = time.monotonic()
-    before = ws.store.version()
+    before = ws.store.database.version()
     found = look(ws, request, choice)
     todo = found.todo
     _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), time.monotonic() - begun, len(todo))
@@ -160,10 +165,21 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         return summary
     preflight(ws, found, settings)
     _check(ws, found, settings, listener)
-    return _work(ws, found, settings, listener, begun, total, fresh, before)
+    how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
+    return _work(ws, found, settings, how, listener, begun, total, fresh, before)
 
 
-def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, begun: float, total: int, fresh: int, before: int) -> Summary:
+def _work(
+    ws: Workspace,
+    found: Survey,
+    settings: Settings,
+    how: Mapping[str, object],
+    listener: Listener,
+    begun: float,
+    total: int,
+    fresh: int,
+    before: int,
+) -> Summary:
     import asyncio
 
     from drivers import load
@@ -177,46 +193,54 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     if isinstance(local, Waking):
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
+    from ..hosts.interpreters import CURRENT
     from ..hosts.leases import HostPool
     from ..planning.schedule import Move
-    from .loop import Executor, Options
+    from . import loop, resume
+    from .work import Options, Work
 
-    id = new_id()
+    digest = resume.request_digest(ws, found, how)
+    taken = resume.take_over(ws, found, digest)
+    id = taken.id if taken is not None else new_id()
+    fence = taken.fence if taken is not None else 0
     commits: GroupCommit | None = None
 
     async def work() -> tuple[Report, bool]:
-        nonlocal commits
-        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say)
+        nonlocal commits, fence
+        python = CURRENT if found.request.current_python else settings.python
+        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say, python)
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
             fits(ws, found, host_pool, settings)
             if found.request.current_python:
                 await host_pool.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
-            commits = _submitted(ws, found, id, jobs, listener, total, fresh, masker)
-            contended = ws.store.version() != before
+            begins = taken or _submitted(ws, found, id, digest, total, fresh)
+            fence = begins.fence
+            commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
+            contended = ws.store.database.version() != before
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
-            executor = Executor(ws, found, commits, host_pool, options, listener.tick)
+            working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
         except BaseException:
             await host_pool.close()
             raise
-        report = await executor.run()
+        report = await loop.run(working)
         if report.state == "COMPLETED" and found.library:
-            executor.publish_all()
+            loop.publish_all(working)
             _point_latest(ws, found)
-        return report, executor.interrupted
+        return report, working.control.interrupts > 0
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
     try:
         report, interrupted = asyncio.run(work())
     except BaseException as error:
-        if commits is not None:
-            if isinstance(error, (RecipeError, DriverError)):
-                with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-                    commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
-                    commits.flush(("FAILED", str(error)))
-            ws.store.release(id, commits.fence)
+        if commits is not None and isinstance(error, (RecipeError, DriverError)):
+            with contextlib.suppress(Infrastructure):  # the store itself may be what failed
+                commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
+                commits.flush(("FAILED", str(error)))
+        if fence:
+            ws.store.runs.release(id, fence)
         if isinstance(error, DriverError):
             raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
         if isinstance(error, OSError):
@@ -231,7 +255,7 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     assert commits is not None
     if report.abandoned:
         commits.flush()
-        ws.store.release(id, commits.fence)
+        ws.store.runs.release(id, commits.fence)
     else:
         commits.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
         commits.flush((report.state, "interrupted" if interrupted else ""))
@@ -245,30 +269,37 @@ def _work(ws: Workspace, found: Survey, settings: Settings, listener: Listener, 
     return summary
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
-    """The run, stored and claimed."""
-    from ..planning.schedule import Move
+def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:
+    """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
-    from ..storage.store import RunRow
+    from ..storage.runs import RunRow
+    from .resume import Claimed
+
+    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
+    ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
+    fence = ws.store.runs.claim(id, f"process {os.getpid()}")
+    if fence is None:
+        raise Infrastructure(f"the new run {id} is claimed by somebody else")
+    crashpoint("run-claimed")
+    return Claimed(id, fence)
+
+
+def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
+    """The pen of a claimed run; what it begins with is noted and shown."""
+    from ..planning.schedule import Move
     from ..survey.input_manifests import remember
     from .commit import GroupCommit
 
-    nodes = found.plan.nodes
-    data = {"source": str(found.source), "asked": asked(found.request), "total": total, "fresh": fresh}
-    ws.store.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
-    fence = ws.store.claim(id, f"process {os.getpid()}")
-    if fence is None:
-        raise Infrastructure(f"the new run {id} is claimed by somebody else")
+    recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     remember(ws, found)
-    ids = [nodes[n].id for n in found.todo]
-    expected = ws.store.expected(found.plan.recipe, ids)
-    _log.info("run %s submitted: %d steps, %d at once", id, len(ids), jobs)
-    commits = GroupCommit(ws, id, fence, found.plan.recipe, listener, expected, listener.say, masker)
-    listener.begin(Overview(id, found.plan.recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
+    expected = ws.store.index.expected(recipe, ids)
+    _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
+    commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
+    listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
     _tell(ws, listener)
-    _bury(ws, found.plan.recipe, id)
-    crashpoint("run-claimed")
-    commits.move(Move("run", id, "QUEUED", "ACTIVE", "", {"fresh": fresh, "steps": len(ids)}))
+    if begins.resumed:
+        listener.say(f"resuming run {begins.id}, whose worker is gone")
+    commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
     return commits
 
 
@@ -284,20 +315,6 @@ def _typed(found: Survey, id: str) -> str:
     return shown_command(found, found.plan.index[id])[0]
 
 
-def _bury(ws: Workspace, recipe: str, id: str) -> None:
-    """Runs of this recipe whose workers died, or went and left their steps running, are over: this one takes up what they left."""
-    from ..planning.schedule import Move
-
-    for row in ws.store.runs(recipe=recipe, last=10):
-        if row.id == id or not row.fence or row.state not in ("QUEUED", "ACTIVE"):
-            continue
-        fence = ws.store.claim(row.id, f"process {os.getpid()}")
-        if fence is None:
-            continue
-        reason = f"its worker is gone; {id} goes on"
-        ws.store.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
-
-
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
     """The outputs that the recipe declares, and where they lie; a recipe that declares none has its steps' files where they say."""
     base = out_dir(ws, found.plan, found.library, found.request)
@@ -311,8 +328,8 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
-    wrong, gone, unset = [], [], list[str]()
-    specs = found.plan.specs()
+    wrong, gone, unset, unread = [], [], list[str](), list[str]()
+    specs, env_files = found.plan.specs(), EnvFiles(ws.root)
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
@@ -325,17 +342,23 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
         unset += faults(id, spec, os.environ)
+        unread += env_files.faults(spec.env_files)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
-        shown = ", ".join(clashes[:5]) + (f" and {len(clashes) - 5} more" if len(clashes) > 5 else "")
-        raise CannotRun(
-            f"these were changed by hand, or were there before, and would be replaced: {shown}",
-            fix="move them away, give --overwrite, or `recipe adopt` the step",
-        )
+        from ..survey.explain import replaced
+
+        shown = "\n".join(f"the run would replace {words}" for words in replaced(ws, clashes[:5]))
+        shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
+        raise CannotRun(shown, fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes")
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise CannotRun(shown, fix="give it, or correct its name; `deps` and inputs are relative to the workspace, `code` and locks to the recipe")
+        raise CannotRun(shown, fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder")
+    if unread:
+        raise CannotRun(
+            "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
+            fix=f"write it, with a line NAME=value for each variable, or take it out of `env_file`; its path begins at {ws.root}",
+        )
     if unset:
         raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
     if wrong:
@@ -349,7 +372,8 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
         return
     from ..advice import findings, preflight
 
-    verdict = preflight.check(ws, found, numbers, driver=settings.driver, current_python=found.request.current_python, allow=settings.allow)
+    python = "current" if found.request.current_python else settings.python
+    verdict = preflight.check(ws, found, numbers, driver=settings.driver, python=python, allow=settings.allow)
     findings.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":
@@ -357,13 +381,13 @@ def _check(ws: Workspace, found: Survey, settings: Settings, listener: Listener)
 
 
 def concerned(found: Survey) -> list[int]:
-    """The nodes that may run, where any of them may train or there are preflight rules beside its recipe; else none.  Costs next to nothing."""
+    """The nodes that may run, of a recipe that may train or has preflight rules beside it; else none.  Costs next to nothing."""
     if not found.todo:
         return []
 
     specs, ours = found.plan.specs(), str(shipped() / "recipes")
-    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in set(found.plan.homes))
-    return found.todo if own or any(_may_train(specs[n]) for n in found.todo) else []
+    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in {str(found.source.parent), *found.plan.homes})
+    return found.todo if own or any(map(_may_train, specs)) else []
 
 
 def _may_train(spec: StepSpec) -> bool:
@@ -436,13 +460,13 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 def _check_ids(found: Survey, asked: Sequence[str]) -> None:
     known = {node.id for node in found.plan.nodes}
     for id in asked:
-        if id not in known and not any(k.startswith((id + "[", id + "/")) for k in known):
+        if not _named(found, id):
             hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
             raise NotFound(f'{found.plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
 
 
 def _named(found: Survey, id: str) -> set[int]:
-    return {n for n, node in enumerate(found.plan.nodes) if node.id == id or node.id.startswith((id + "[", id + "/"))}
+    return {n for n, node in enumerate(found.plan.nodes) if id in names(node.id)}
 
 
 def _restrict(found: Survey, choice: Choice) -> None:

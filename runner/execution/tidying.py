@@ -103,4 +103,4 @@ class Tidying:
 
     def measured(self, running: Running, spec: StepSpec) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""
-        return f"{running.attempt.path}.metrics" if spec.metrics is not None else ""
+        return f"{running.attempt.path}.metrics" if spec.metrics is not None and spec.metrics.in_environment else ""

@@ -28,6 +28,7 @@ from drivers.base import Command, Exit, Host, Job, Rejected
 
 from ..digest import of_value
 from ..errors import CannotRun
+from . import variables
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -287,9 +288,9 @@ def _full_name(image: str) -> str:
 # -- the command -------------------------------------------------------------------------------------------------------------------------------------
 
 
-def base_env(pass_env: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What a step in a container inherits: nothing of the host's but what it asked for; PATH is the image's."""
-    return {"HOME": HOME, "PYTHONUNBUFFERED": "1"} | {name: environ[name] for name in pass_env if name in environ}
+def base_env(login: Mapping[str, str]) -> dict[str, str]:
+    """What a step in a container inherits: of its host's login no more than what makes sense there; PATH, locale and time zone are the image's."""
+    return {"HOME": HOME, "PYTHONUNBUFFERED": "1", **variables.in_container(login)}
 
 
 def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list[Mount]:

@@ -84,7 +84,7 @@ async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable
             if last is told and "says" in last:
                 say(last["says"])
 
-    argv = [hooks.site.python, "-I", "builder.py", home, "requirements.txt"]
+    argv = [hooks.site.installer, "-I", "builder.py", home, "requirements.txt"]
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -75,14 +74,6 @@ def plain(spec: StepSpec) -> bool:
     if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
         return False
     return not any(isinstance(value, str) and "{{" in value for value in spec.env.values())
-
-
-def base_env(pass_env: list[str]) -> dict[str, str]:
-    """What a local step inherits: PATH, with the folder of the Python that runs us first; which GPUs we see; and what it asked to have passed on."""
-    here = os.path.dirname(sys.executable)
-    path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-    env = {"PATH": path if path.startswith(here + ":") else f"{here}:{path}", "PYTHONUNBUFFERED": "1"}
-    return env | {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *pass_env) if name in os.environ}
 
 
 def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:

@@ -41,6 +41,7 @@ from ..extensions import packages
 from ..logs import Log
 from ..retry import retry_async
 from ..storage.workspace import Workspace
+from . import interpreters
 from .sites import Away, Site, throttled
 
 if TYPE_CHECKING:
@@ -57,15 +58,15 @@ SWEEP = timedelta(days=1)
 TELL = 5.0
 """Seconds between words about a transfer."""
 
-# The command path of a login there, the Python that was named, and the GPUs that it sees.  $1: the name of that Python.
+# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  $1: the name of that Python.
 _ASK = (
     "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
     'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
-    '[ -z "${CUDA_VISIBLE_DEVICES+set}" ] || printf "CUDA_VISIBLE_DEVICES=%s\\n" "$CUDA_VISIBLE_DEVICES"\n'
-    '[ -z "${CUDA_DEVICE_ORDER+set}" ] || printf "CUDA_DEVICE_ORDER=%s\\n" "$CUDA_DEVICE_ORDER"\n'
+    'printf "VERSION=%s\\n" "$("$1" -c "import platform; print(platform.python_version())" 2>/dev/null)"\n'
+    "env | sed 's/^/env /'\n"
     "nvidia-smi -L 2>/dev/null || :\n"
 )
-_TOLD = ("PATH=", "PYTHON=", f"{devices.VISIBLE}=", f"{devices.ORDER}=")
+_TOLD = ("PATH=", "PYTHON=", "VERSION=")
 
 
 # A program called `python` in the folder $1 that is the Python $2, as words of a shell: systems have a python3 and no python, or an older one of that
@@ -105,6 +106,8 @@ class HostPool:
     hosts: Sequence[str] = ()
     """Addresses that were named for this run, instead of those of the settings."""
     say: Callable[[str], None] = lambda _text: None
+    python: str = ""
+    """The Python that was named for steps without a lock: see `interpreters.chosen`.  Empty for none."""
     here: Site = field(init=False)
     sites: list[Site] = field(default_factory=list)
     box: Mapping[str, Any] = field(default_factory=dict)
@@ -128,11 +131,12 @@ class HostPool:
 
     async def open(self, *, want: int) -> None:
         """Take what there is, for at most `want` steps at once.  Raises Busy when all is taken, DriverError."""
+        python = self._python()
         self._here = await self.local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
         found = await self.local.hosts(self._here)
         if not found:
             raise Infrastructure("this machine has no host")
-        self.here = Site(self.ws, "local", found[0], self.ws.machine(), lambda: self.ws.devices)
+        self.here = self._near(python, "local", found[0], self.ws.machine(), lambda: self.ws.devices)
         if not self.away:
             self.sites = [self.here]
             return
@@ -203,6 +207,8 @@ class HostPool:
         self.box = {name: settings.pop(name) for name in ("container_engine", "engine_args", "container_args") if name in settings}
         if self.hosts:
             settings["hosts"] = list(self.hosts)
+        if self.python not in ("", interpreters.CURRENT):
+            settings["python"] = self.python
         if self.name == "loopback":
             settings.setdefault("root", str(self.ws.home / "loopback"))
         try:
@@ -272,7 +278,7 @@ class HostPool:
         machine = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
         if self._of().traits.shared_disk:
-            return Site(self.ws, f"{self.name} {offer.id}", host, machine, lambda: devices.visible(None, cards), slots=slots)
+            return self._near(self._python(), f"{self.name} {offer.id}", host, machine, lambda: devices.visible(None, cards), slots)
         from .transfer import Depot
 
         name = f"{self.name} {offer.id}"
@@ -291,9 +297,40 @@ class HostPool:
             with contextlib.suppress(Rejected):
                 answer = [data async for data in host.call(("/bin/sh", "-c", _CALL_IT, "sh", ours, shlex.quote(python)))]
                 path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
-        seen = devices.visible(told.get(devices.VISIBLE), cards)
-        env = {"PATH": path} | {name: told[name] for name in (devices.VISIBLE, devices.ORDER) if name in told}
-        return Away(self.ws, name, host, machine, seen, depot, slots=slots, python=python, env=env, say=self.say)
+        login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
+        seen = devices.visible(login.get(devices.VISIBLE), cards)
+        return Away(
+            self.ws,
+            name,
+            host,
+            machine,
+            seen,
+            depot,
+            slots=slots,
+            python=python,
+            version=told.get("VERSION", ""),
+            path=path,
+            login=login,
+            say=self.say,
+        )
+
+    def _python(self) -> str:
+        """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
+        named = "" if self.away and self.python != interpreters.CURRENT else self.python
+        return interpreters.chosen(named, self.ws.root, os.environ)
+
+    def _near(
+        self,
+        python: str,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        cards: Callable[[], Sequence[devices.Device]],
+        slots: int | None = None,
+    ) -> Site:
+        """A place that sees our disk: what this login has is there, too."""
+        path = interpreters.command_path(python, self.ws.home, os.environ)
+        return Site(self.ws, name, host, machine, cards, slots=slots, python=python, path=path, login=os.environ)
 
     def _recall(self, content: str) -> Any:
         from ..storage.files import Content
@@ -319,14 +356,14 @@ class HostPool:
 
     async def _give_back_dead(self) -> None:
         """Places that a run of this workspace holds whose worker is gone."""
-        known = {row.id for row in self.ws.store.runs(last=1000)}
+        known = {row.id for row in self.ws.store.runs.latest(last=1000)}
         try:
             leases = await self._of().leases()
         except DriverError:
             return  # one host of several cannot be asked: the offers leave it out and say why
         for lease in leases:
             run = lease.key.partition(".")[0]
-            if run in known and not self.ws.store.live(run):
+            if run in known and not self.ws.store.runs.live(run):
                 await self._of().release(lease)
 
 

@@ -28,7 +28,7 @@ from ..storage.crash import crashpoint
 from ..storage.files import Content, Entry
 from ..storage.objects import delete
 from ..storage.workspace import Workspace
-from . import launch
+from . import interpreters, variables
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -95,9 +95,19 @@ class Site:
         devices: Callable[[], Sequence[Device]],
         *,
         slots: int | None = None,
-        python: str = sys.executable,
+        python: str,
+        path: str,
+        login: Mapping[str, str],
     ) -> None:
         self.ws, self.name, self.host, self.machine, self.slots, self.python = ws, name, host, machine, slots, python
+        self.path = path
+        self.installer = sys.executable
+        """The Python that makes environments from locks."""
+        self.login = variables.inherited(login)
+        """What every step gets of the variables of the login there."""
+        self.elsewhere = ""
+        """The name of a machine that does not see our disk."""
+        self._described: dict[str, str] = {}
         self._devices = devices
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
@@ -112,9 +122,9 @@ class Site:
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(attempt.path)
 
-    def env(self, pass_env: Sequence[str]) -> dict[str, str]:
-        """What the environment of every command here begins with."""
-        return launch.base_env(list(pass_env))
+    def env(self, own: Collection[str] = ()) -> dict[str, str]:
+        """What the environment of every command there begins with.  `own` are names that it sets itself."""
+        return {"PATH": self.path, "PYTHONUNBUFFERED": "1", **self.login, **variables.settled(own)}
 
     @property
     def root(self) -> str:
@@ -151,6 +161,12 @@ class Site:
         """Bytes that are free where attempts run, and inodes where that is counted."""
         found = os.statvfs(f"{self.root}/attempts")
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+    def described(self, python: str) -> str:
+        """A Python there as people read it: its path, and its version where that is known."""
+        if python not in self._described:
+            self._described[python] = interpreters.described(python)
+        return self._described[python]
 
     @functools.cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -277,12 +293,17 @@ class Away(Site):
         *,
         slots: int,
         python: str,
-        env: Mapping[str, str],
+        version: str,
+        path: str,
+        login: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python)
+        super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python, path=path, login=login)
         self.depot = depot
-        self._env, self._say = env, say
+        self.elsewhere = name
+        self.installer = python
+        self._version = version
+        self._say = say
         self._here: set[str] = set()  # contents that lie there for certain
         self._silent_since = 0.0
         self._spent: list[str] = []  # paths there that nobody needs any more
@@ -291,9 +312,8 @@ class Away(Site):
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
 
-    def env(self, pass_env: Sequence[str]) -> dict[str, str]:
-        env = {**self._env, "PYTHONUNBUFFERED": "1"}
-        return env | {name: os.environ[name] for name in pass_env if name in os.environ}
+    def described(self, python: str) -> str:
+        return f"{python} ({self._version})" if self._version and python == self.python else python
 
     @property
     def root(self) -> str:
@@ -392,7 +412,7 @@ class Away(Site):
         parcel = _parcel(attempt, errand.states)
         if script is not None:
             parcel.beside[".sh"] = script
-        if errand.metrics is not None:
+        if errand.metrics is not None and errand.metrics.in_environment:
             parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
         wanted = {content for content in parcel.links.values() if content not in self._here}
         if wanted:
@@ -421,7 +441,7 @@ class Away(Site):
         """The job's end.  Until then what it prints and measures comes here, and its checkpoints."""
         here = Paths.at(errand.attempt.path)
         beside = [asyncio.ensure_future(self._follow(job, here.log))]
-        if errand.metrics is not None and not any(errand.metrics):
+        if errand.metrics is not None and errand.metrics.in_environment:
             beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
         if errand.checkpoint_sync is not None:
             beside.append(asyncio.ensure_future(errand.checkpoint_sync.run()))

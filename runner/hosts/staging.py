@@ -19,12 +19,14 @@ from ..errors import CannotRun
 from ..paths import escapes, heads
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ..storage.digest_cache import DigestCache
-from ..storage.files import Changed, Content, Unhashable
+from ..storage.files import Changed, Content, Unhashable, scan
 from ..storage.objects import Objects, delete, overwrite
 from .scrap import Scrap, Spare
 
 _Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""
+_LOOKED_AT = 10_000
+"""Files of an attempt among which an output that was not made is looked for."""
 SMALL = 64 << 10
 """Files up to this size are copied into an attempt, larger ones linked: bytes."""
 HEAVY = 8 << 20
@@ -156,6 +158,31 @@ class Attempt:
             self.doubtful.append(at)
         self.links[name] = (at, now or "")
 
+    def recall_path(self, cache: DigestCache, at: str, content: str, name: str) -> bool:
+        """What `add_path` of an earlier worker put there: whether it is what stands in the key, and its source, too."""
+        if name in self.staged or self._linked(at, name):
+            return True
+        target = f"{self.path}/{name}"
+        if os.path.islink(target):
+            self.links[name] = (at, content)
+        else:
+            self.sources[at] = content
+            if not self._recall_copy(content, name):
+                return False
+        return _content_now(cache, at) == content
+
+    def recall_object(self, content: str, name: str) -> bool:
+        """The same of what `add_object` put there."""
+        if os.path.islink(f"{self.path}/{name}") or not os.path.lexists(f"{self.path}/{name}"):  # one that its host has, and we have not
+            self.objects[name] = content
+            return True
+        return self._recall_copy(content, name)
+
+    def _recall_copy(self, content: str, name: str) -> bool:
+        target = f"{self.path}/{name}"
+        self.staged[name] = _look(target) or (0, 0, 0)
+        return os.path.isfile(target) and scan(target) == content
+
     def _linked(self, at: str, name: str) -> bool:
         """Whether a file of the caller's is there already, in a folder that is linked as a whole."""
         return any(self.links[head][0] + name[len(head) :] == at for head in (heads(name) if self.links else ()) if head in self.links)
@@ -218,7 +245,7 @@ class Attempt:
                 here = os.lstat(target)
             except OSError:
                 if not flags & OPTIONAL:
-                    wrong.append(f"declared output {path} was not made")
+                    wrong.append(f"declared output {path} was not made{self._elsewhere(path)}")
                 continue
             if self._leads_out(path, kept):
                 wrong.append(f"declared output {path} lies behind a link that leads out of the attempt directory")
@@ -232,8 +259,6 @@ class Attempt:
                 continue
             try:
                 if stat.S_ISLNK(here.st_mode) or (kept and any(path == k or path.startswith(k + "/") for k in kept)):
-                    from ..storage.files import scan
-
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 elif plain and (tiny := objects.remember(target, here)) is not None:
@@ -248,6 +273,18 @@ class Attempt:
         if wrong:
             raise OutputProblem("; ".join(wrong))
         return found
+
+    def _elsewhere(self, path: str) -> str:
+        """Where the command made a file of this name instead."""
+        name, looked = posixpath.basename(path), 0
+        for at, folders, files in os.walk(self.path):
+            found = os.path.relpath(f"{at}/{name}", self.path)
+            if (name in files or name in folders) and found not in self.staged:
+                return f"; {found} was made: did the script cd?"
+            looked += len(files)
+            if looked > _LOOKED_AT:
+                break
+        return ""
 
     def whole(self, outputs: Sequence[OutputSpec]) -> bool:
         """Whether every output that has to be there is."""

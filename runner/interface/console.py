@@ -23,9 +23,9 @@ from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, 
 
 if TYPE_CHECKING:
     from runner.execution.session import Listener, Overview, Summary
-    from runner.storage.store import Event
+    from runner.storage.runs import Event
 
-    from ..execution.loop import Failure
+    from ..execution.work import Failure
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]
@@ -488,7 +488,7 @@ class _Story:
         if before == "RUNNING":
             if event.reason == "stopped":
                 return [(f"{name}: stopped, goes on later", "odd")]
-            if event.reason == "busy":  # it never began
+            if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
             limit = data.get("retries")

@@ -385,6 +385,13 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
         yield "python", "; ".join(f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in names)
     if images:
         yield "image", ", ".join(images)
+    own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
+    passed = dict.fromkeys(name for part in own for name in part.pass_env)
+    files = dict.fromkeys(path for part in own for path in part.env_files)
+    if passed:
+        yield "passed on", f"{', '.join(passed)}: of your environment"
+    if files:
+        yield "env_file", ", ".join(files)
     if recipe.setup:
         yield "setup", f"{len(recipe.setup)} commands on each host"
     if checkouts := dict.fromkeys(f"{each.url} at {each.commit[:12]}" for each in code if isinstance(each, GitCode)):

@@ -23,8 +23,8 @@ _WIDEST = 160  # columns of a source line that are shown
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 
 
-def render(problems: Iterable[Problem], format: Format, color: bool = False) -> str:
-    """All of `problems`, in the order of their places.  Ends with a line feed unless it is empty."""
+def render(problems: Iterable[Problem], format: Format, color: bool = False, *, unchecked: int = 0) -> str:
+    """All of `problems`, in the order of their places.  Ends with a line feed unless it is empty.  `unchecked`: rules that could not be judged."""
     ordered = sorted(dict.fromkeys(problems), key=_place)
     if format == "json":
         return json.dumps([_plain(problem) for problem in ordered], indent=2) + "\n"
@@ -34,7 +34,8 @@ def render(problems: Iterable[Problem], format: Format, color: bool = False) -> 
         return "".join(map(_annotation, ordered))
     if not ordered:
         return ""
-    return "".join(_paragraph(problem, color) for problem in ordered) + _count(ordered) + "\n"
+    count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
+    return "".join(_paragraph(problem, color) for problem in ordered) + count + "\n"
 
 
 def _place(problem: Problem) -> tuple[str, int, int]:

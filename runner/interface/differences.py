@@ -74,6 +74,8 @@ def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
     if left.preimage is not None and right.preimage is not None:
         for change in fingerprint.explain(left.preimage, right.preimage):
             found.setdefault(aspect(change.part), []).append(change)
+    if "python" in left.facts and "python" in right.facts:
+        found.setdefault("env", []).extend(values({"python": left.facts["python"]}, {"python": right.facts["python"]}))
     if left.state == right.state:  # what a step that failed did not make tells nothing
         if left.outputs is not None and right.outputs is not None:
             found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))

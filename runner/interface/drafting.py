@@ -6,7 +6,7 @@ import ast
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,10 +30,10 @@ class Draft:
     smaller: list[str] = field(default_factory=list)
 
 
-def draft(name: str, path: str, script: Script, shown: str, kind: Callable[[str], str]) -> Draft:
-    """A recipe called `name` whose one step runs the script at `path`, relative to the recipe.
+def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str, kind: Callable[[str], str]) -> Draft:
+    """A recipe called `name` whose one step runs the script at `path`, relative to the root, as all paths here.  `code` are the files that it needs.
 
-    `kind` says what lies at a path relative to the recipe: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
+    `kind` says what lies at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
     """
     made = Draft(look=list(script.notes))
     inputs: list[str] = []
@@ -64,7 +64,6 @@ def draft(name: str, path: str, script: Script, shown: str, kind: Callable[[str]
     if not script.metrics:
         made.look.append('no loss that it prints was seen: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and say metrics: true')
     deps = [each for each in script.reads if kind(each.rstrip("/"))]
-    code = list(_code(path, script, kind))
     lines = [
         f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
         f"recipe: {name}@1",
@@ -248,20 +247,6 @@ def _literal_outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
         name = name if name and name[0].isalpha() and name not in taken else f"file_{name}"
         taken.add(name)
         yield f"      {name}: {_yaml(bare + ('/' if path.endswith('/') else ''))}"
-
-
-def _code(path: str, script: Script, kind: Callable[[str], str]) -> Iterator[str]:
-    """The script, and the modules beside it that it imports."""
-    yield path
-    folder = posixpath.dirname(path)
-    found: dict[str, None] = {}
-    for name in script.imports:
-        head = posixpath.join(folder, name.partition(".")[0])
-        if kind(f"{head}.py") == "file" and f"{head}.py" != path:
-            found[f"{head}.py"] = None
-        elif kind(f"{head}/__init__.py") == "file" or kind(posixpath.join(folder, *name.split(".")) + ".py") == "file":
-            found[f"{head}/**/*.py"] = None
-    yield from found
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
 from ..planning.ids import readable
-from ..secrets import Masker, Secret, Stream
-from ..storage.store import FINAL
+from ..secrets import Masker, Secret, Stream, passwords, tokenlike
+from ..storage.runs import FINAL
+from ..survey.env_files import EnvFiles
 from .tail import fit, shown
 
 if TYPE_CHECKING:
-    from ..storage.store import Event
+    from ..storage.runs import Event
     from ..storage.workspace import Workspace
 
 POLL: Final = 0.1
@@ -96,7 +97,14 @@ class Part:
     number: int
     raw: str
     secrets: tuple[str, ...]
+    env_files: tuple[str, ...] = ()
     ended: bool = False
+
+    def known(self, root: Path, environ: Mapping[str, str]) -> list[Secret]:
+        """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
+        values = EnvFiles(root).values(self.env_files)
+        found = [Secret(name, value) for name, value in values.items() if tokenlike(name, value)]
+        return [*found, *passwords(values), *(Secret(name, environ[name]) for name in self.secrets)]
 
 
 def parts(events: Iterable[Event]) -> list[Part]:
@@ -114,7 +122,9 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part]) -> None:
     if event.after == "RUNNING" and "log" in event.data:
         number, secrets = event.data.get("attempt"), event.data.get("secrets")
         names = tuple(str(name) for name in secrets) if isinstance(secrets, list) else ()
-        part = Part(event.id, number if isinstance(number, int) else 1, str(event.data["log"]), names)
+        files = event.data.get("env_files", ())
+        paths = tuple(map(str, files)) if isinstance(files, list) else ()
+        part = Part(event.id, number if isinstance(number, int) else 1, str(event.data["log"]), names, paths)
         found.append(part)
         going[event.id] = part
     elif event.before == "RUNNING" and event.id in going:
@@ -134,7 +144,7 @@ class Tail:
         self._offset = 0
 
     @classmethod
-    def of(cls, home: Path, run: str, part: Part, environ: Mapping[str, str]) -> Tail | None:
+    def of(cls, home: Path, root: Path, run: str, part: Part, environ: Mapping[str, str]) -> Tail | None:
         """None when there is nothing yet, or nothing any more."""
         try:
             return cls(os.open(kept(home, run, part), os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
@@ -142,7 +152,7 @@ class Tail:
             if part.ended:
                 return None
         try:
-            masker = Masker([Secret(name, environ[name]) for name in part.secrets])
+            masker = Masker(part.known(root, environ))
             return cls(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
         except FileNotFoundError:
             return None
@@ -162,9 +172,10 @@ class Tail:
         os.close(self._handle)
 
 
-def unmaskable(part: Part, environ: Mapping[str, str]) -> list[str]:
-    """The secrets of a log that is being written which cannot be masked here."""
-    return [name for name in part.secrets if not environ.get(name)]
+def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:
+    """The secrets of a log that is being written which cannot be masked here, and the files of them that cannot be read."""
+    files = [path for path in part.env_files if any(EnvFiles(root).faults([path]))]
+    return [*(name for name in part.secrets if not environ.get(name)), *files]
 
 
 def _raw(path: str) -> str:
@@ -181,10 +192,10 @@ def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say:
     """Write what these attempts have printed so far; False when that is nothing."""
     any_shown = False
     for part in chosen:
-        if not part.ended and (missing := unmaskable(part, os.environ)) and not kept(ws.home, run, part).exists():
+        if not part.ended and (missing := unmaskable(part, ws.root, os.environ)) and not kept(ws.home, run, part).exists():
             say(_hidden(part, missing))
             continue
-        tail = Tail.of(ws.home, run, part, os.environ)
+        tail = Tail.of(ws.home, ws.root, run, part, os.environ)
         if tail is None:
             continue
         any_shown = True
@@ -215,7 +226,7 @@ class Follower:
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # In this order: who is final or dead has stored all events before.
-            live, state = self._ws.store.live(self._run), self._ws.store.run(self._run).state
+            live, state = self._ws.store.runs.live(self._run), self._ws.store.runs.get(self._run).state
             self._hear()
             moved = self._turn()
             dead = not live and state not in FINAL and (state != "QUEUED" or time.monotonic() > give_up_at)
@@ -229,7 +240,7 @@ class Follower:
 
     def _hear(self) -> None:
         before = len(self._found)
-        for event in self._ws.store.events(self._run, self._seen):
+        for event in self._ws.store.runs.events(self._run, self._seen):
             self._seen = event.seq
             _hear(event, self._found, self._running)
             if event.subject == "step":
@@ -255,12 +266,12 @@ class Follower:
 
     def _opened(self, part: Part) -> bool:
         """Whether there is no need to try again."""
-        if not part.ended and (missing := unmaskable(part, os.environ)):
+        if not part.ended and (missing := unmaskable(part, self._ws.root, os.environ)):
             if part.raw not in self._hidden:
                 self._hidden.add(part.raw)
                 self._say(_hidden(part, missing))
             return False
-        tail = Tail.of(self._ws.home, self._run, part, os.environ)
+        tail = Tail.of(self._ws.home, self._ws.root, self._run, part, os.environ)
         if tail is not None:
             self._tails.append((part, tail))
         return tail is not None or part.ended

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from ..language.python_reader import of_tree
+
 Role = Literal["value", "input", "output", "state", "resume"]
 
 Type = Literal["string", "integer", "number", "boolean"]
@@ -94,10 +96,9 @@ def read(source: str) -> Script:
         )
         notes.append(f"it takes its options by {how}, which is not read here" if how else "it takes no options")
     found = {option.name: _with_role(option, use) for option in options}  # the last of two with one name wins, as in argparse
-    imports = [name for node in ast.walk(tree) for name in _imported(node)]
     return Script(
         options=tuple(found.values()),
-        imports=tuple(dict.fromkeys(imports)),
+        imports=of_tree(tree).dotted,
         reads=tuple(dict.fromkeys(use.texts_read)),
         writes=tuple(dict.fromkeys(use.texts_written)),
         metrics="RECIPE_METRICS" in source or _printed(tree),
@@ -108,14 +109,6 @@ def read(source: str) -> Script:
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return []
 
 
 # -- options ----------------------------------------------------------------------------------------------------------------------------------------

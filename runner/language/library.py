@@ -5,6 +5,7 @@ With `document.read` this is where the language touches the disk.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
-from ..paths import shipped
+from ..paths import Standing, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
@@ -86,7 +87,7 @@ def find(name: str, workspace: Path) -> Path:
     Other packages are asked only for a name that the library has not, and so cannot take one of its names.  Raises NotFound; Invalid where two
     packages bring recipes of that name.
     """
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if is_path(name):
         return _by_path(name, workspace)
     word, at, version = name.partition("@")
     versions = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
@@ -100,14 +101,42 @@ def find(name: str, workspace: Path) -> Path:
         known = sorted(entry.version for entry in mine)
     if not known:
         names = {other for other, _ in versions}
-        near = did_you_mean(word, names) or _beside(name, workspace)
-        near = near or "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"
+        near = (
+            did_you_mean(word, names)
+            or _beside(name, workspace)
+            or "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"
+        )
         raise NotFound(f'there is no recipe "{name}" in the library', fix=near)
     if not at:
         return versions[word, known[-1]]
     if not version.isascii() or not version.isdecimal() or (word, int(version[:9])) not in versions or version.startswith("0"):
         raise NotFound(f'"{word}" has no version "{version}"', fix="there is " + ", ".join(f"{word}@{number}" for number in known))
     return versions[word, int(version)]
+
+
+def meant(standing: Standing, word: str | None) -> str:
+    """The recipe that a word means, as its workspace calls it: a path from the workspace, or a name in the library.  Raises NotFound.
+
+    `train` is the file train.yaml where the caller stands, else the one in the workspace, else a recipe of the library.  No word is recipe.yaml.
+    """
+    if word is not None and is_path(word):
+        return path(standing, word)
+    if word is None or "@" not in word:
+        for folder in dict.fromkeys((standing.below, "")):
+            for name in (f"{word or 'recipe'}.yaml", f"{word or 'recipe'}.yml"):
+                file = f"{folder}/{name}" if folder else name
+                if os.path.isfile(standing.root / file):
+                    return f"./{file}"
+    if word is None:
+        fix = "name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them"
+        raise NotFound(f"which recipe? there is no recipe.yaml here{f', nor in {standing.root}' if standing.below else ''}", fix=fix)
+    return word
+
+
+def path(standing: Standing, word: str) -> str:
+    """The same for a word that is known to be a path."""
+    found = standing.typed(word)
+    return found if "/" in found else f"./{found}"
 
 
 def _brought() -> list[Entry]:
@@ -143,7 +172,8 @@ def _by_path(name: str, workspace: Path) -> Path:
     if path.exists():
         raise NotFound(f"{name} is not a regular file", fix="name the file of a recipe")
     near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [])
-    raise NotFound(f"there is no file {name}", fix=near or "a recipe of the library is given by its name alone; `recipe list` shows them")
+    looked = f"looked in {os.path.abspath(path.parent)}; a recipe of the library is given by its name alone, and `recipe list` shows them"
+    raise NotFound(f"there is no file {name}", fix=near or looked)
 
 
 def _beside(name: str, workspace: Path) -> str:

@@ -16,7 +16,7 @@ from . import document as documents
 from . import schema, units
 from .document import Document
 from .inputs import Wrong, converted, leaves, misread, ordered
-from .recipe import GitCode, Glob, Health, Input, Limits, Metrics, Output, Preset, Python, Recipe, Resources, Select, State, Step, Uses
+from .recipe import AutoCode, GitCode, Glob, Health, Input, Limits, Metrics, Output, Preset, Python, Recipe, Resources, Select, State, Step, Uses
 from .template import TemplateError, has, references
 from .values import Where
 
@@ -114,6 +114,7 @@ class _Reader:
             cleanup=tuple(raw.get("cleanup", ())),
             env=raw.get("env", {}),
             pass_env=tuple(raw.get("pass_env", ())),
+            env_files=_env_files(raw),
             secrets=self._secrets(raw, ()),
             code=_code(raw.get("code", ())),
         )
@@ -381,6 +382,7 @@ class _Reader:
             state=tuple(self._state(name, item or {}, (*path, "state", name)) for name, item in raw["state"].items()) if "state" in raw else (),
             env=raw.get("env", {}),
             pass_env=tuple(raw.get("pass_env", ())),
+            env_files=_env_files(raw),
             secrets=self._secrets(raw, path) if "secrets" in raw else None,
             image=raw.get("image"),
             python=_python(raw.get("python")),
@@ -512,7 +514,14 @@ def _path_or_glob(item: Any) -> str | Glob:
     return item if isinstance(item, str) else Glob(item["glob"], tuple(item.get("exclude", ())))
 
 
-def _code(raw: Sequence[Any]) -> tuple[str | Glob | GitCode, ...]:
+def _env_files(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    found = raw.get("env_file", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _code(raw: Sequence[Any] | str) -> tuple[str | Glob | GitCode | AutoCode, ...]:
+    if isinstance(raw, str):
+        return (AutoCode(),)
     git = [isinstance(item, dict) and "git" in item for item in raw]
     return tuple(GitCode(item["git"], item["commit"], item["at"]) if is_git else _path_or_glob(item) for item, is_git in zip(raw, git, strict=True))
 

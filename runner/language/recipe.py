@@ -80,6 +80,11 @@ class GitCode:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoCode:
+    """`code: auto`: the scripts that the command starts, and all that they import."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What a step needs, per node.  `None` is unsaid."""
 
@@ -155,12 +160,13 @@ class Step:
     shell: Literal["sh", "bash"] = "sh"
     needs: tuple[str, ...] = ()
     deps: tuple[str | Glob, ...] = ()
-    code: tuple[str | Glob | GitCode, ...] | None = None  # None: the recipe's
+    code: tuple[str | Glob | GitCode | AutoCode, ...] | None = None  # None: the recipe's
     files: Mapping[str, Tree] = field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
     state: tuple[State, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] | None = None  # None: the recipe's
     image: str | None = None
     python: Python | None = None
@@ -230,8 +236,11 @@ class Recipe:
     cleanup: tuple[list[Tree] | str, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    code: tuple[str | Glob | GitCode, ...] = ()
+    code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
+    home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file
+    folder: str = ""  # of its file, from there: where paths with ./ or ../ in front begin
 
     @property
     def id(self) -> str:

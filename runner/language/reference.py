@@ -36,7 +36,7 @@ _TABLES = (
     ("Metrics", "In a step: `metrics: true`, or this mapping with one key.", ("$defs", "step", "properties", "metrics", "anyOf", 1)),
     ("Resources", "In the recipe, a preset or a step: `resources: {…}`, per node.", ("$defs", "resources")),
     ("Limits", "In the recipe or a preset: `limits: {…}`.", ("$defs", "limits")),
-    ("Git checkout", "An item of `code`.", ("$defs", "code", "items", "anyOf", 2)),
+    ("Git checkout", "An item of `code`.", ("$defs", "code", "anyOf", 1, "items", "anyOf", 2)),
     ("Python", "In the recipe, a preset or a step: `python: {…}`.", ("$defs", "python")),
     ("Health", "In the recipe: `health: {…}`.", ("properties", "health")),
 )

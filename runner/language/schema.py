@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -191,7 +192,9 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
             near = did_you_mean(found, words) if isinstance(found, str) else ""
             yield Fault("not-allowed", f"{_thing(path)} must be {_listed(words)}, not {_found(found)}", path, near)
         case "pattern":
-            yield Fault("not-allowed", f"{_thing(path)} must be {_expected(schema)}, not {_found(found)}", path, _pattern_fix(schema, found))
+            yield Fault(
+                "not-allowed", f"{_thing(path)} must be {_expected(schema)}, not {_found(found)}", path, _pattern_fix(schema, found, _beside(error))
+            )
         case "maxLength":
             yield Fault("too-long", f"{_thing(path)} has {len(found)} characters; at most {rule} are allowed", path)
         case "minLength" | "minItems" | "minProperties":
@@ -217,7 +220,7 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
     given: Any = error.schema
     schema: Schema = given
     found: Any = error.instance
-    meant = [n for n, inners in branches.items() if not any(inner.validator == "type" and not inner.relative_path for inner in inners)]
+    meant = [n for n, inners in branches.items() if not any(_another_kind(inner) for inner in inners)]
     if meant:
         known = {n: _resolved(schema["anyOf"][n]).get("properties", {}).keys() if isinstance(found, dict) else () for n in meant}
         for inner in branches[max(meant, key=lambda n: sum(key in known[n] for key in found) if known[n] else 0)]:
@@ -225,6 +228,12 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
         return
     kinds = [_expected(_resolved(branch)) for branch in schema["anyOf"]]
     yield _wrong_type(path, _listed(kinds), schema, error.instance)
+
+
+def _another_kind(error: ValidationError) -> bool:
+    """Whether what is there is not of the kind of an alternative at all; one that is a single word is of no kind but itself."""
+    words = error.validator_value
+    return not error.relative_path and (error.validator == "type" or (error.validator == "enum" and isinstance(words, list) and len(words) == 1))
 
 
 def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault:
@@ -405,8 +414,17 @@ def _name_fix(found: str, schema: Schema) -> str:
     return f'write "{better}"' if better and better != found else ""
 
 
-def _pattern_fix(schema: Schema, found: str) -> str:
+def _beside(error: ValidationError) -> Mapping[str, object]:
+    """The mapping that a wrong value stands in, where that is one of several alternatives."""
+    found: Any = error.parent.instance if error.parent is not None else None
+    return found if isinstance(found, dict) else {}
+
+
+def _pattern_fix(schema: Schema, found: str, beside: Mapping[str, object]) -> str:
     title = schema.get("title", "")
+    if "commit id" in title:
+        name, source = shlex.quote(_short(found)), shlex.quote(str(beside.get("git", "URL")))
+        return f"`git ls-remote {source} {name}` prints the id of a branch or tag; in a clone `git rev-parse {name}` does"
     if "duration" in title or "size" in title or "amount" in title:
         return "write a number and a unit" if re.fullmatch(r"[0-9.]+", found) else ""
     if "version" in title and "@" not in found:

@@ -49,6 +49,7 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
                 d.prefix,
                 d.lock,
                 d.flags,
+                d.spec.metrics.rule if d.spec.metrics is not None else "",
             )
         )
     specs = [d.spec for d in drafts]

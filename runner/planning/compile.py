@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
-from ..language.recipe import GitCode, Resources
+from ..language.imports import started
+from ..language.recipe import AutoCode, GitCode, Resources
 from ..paths import escapes, heads
 from . import constants
 from .assemble import assemble
@@ -32,7 +33,7 @@ from .drafts import (
     plain_value,
     resource_spec,
 )
-from .mentions import Makes, Near, excluded, is_glob, may_make, ordered, reaches, spelled, steps_of, templates
+from .mentions import Makes, Near, automatic, excluded, is_glob, may_make, ordered, python_path, reaches, spelled, steps_of, templates
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
@@ -125,7 +126,7 @@ class _Compiler:
         self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
         asked: Resources = _UNSAID, named: bool = False,
     ) -> Scope:  # fmt: skip
-        home = posixpath.dirname(recipe.document.name) or "."
+        home = recipe.home or posixpath.dirname(recipe.document.name) or "."
         if home not in self.sketch.homes:
             self.sketch.homes.append(home)
         scope = Scope(recipe, self._take(recipe, values), prefix, self.sketch.homes.index(home), asked, named)
@@ -301,8 +302,9 @@ class _Compiler:
             author["image"] = image
         if recipe.setup:
             author["setup"] = list(recipe.setup)
-        if step.metrics:
-            author["metrics"] = [step.metrics.file, step.metrics.pattern]
+        metrics = MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None
+        if metrics is not None and metrics.in_environment:
+            author["metrics"] = list(metrics)
         if resources.key:
             author["resources"] = resource_spec(resources).asked
         if not step.outputs:
@@ -339,7 +341,7 @@ class _Compiler:
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         draft.wants = [found for name in steps_of(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
-        draft.code = [c if isinstance(c, str) else spelled(c.pattern, c.exclude) for c in code if not isinstance(c, GitCode)]
+        draft.code = [_code_text(c, step, env) for c in code if not isinstance(c, GitCode)]
         draft.lock = python.lock if python else ""
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
@@ -359,6 +361,7 @@ class _Compiler:
             files=dict(step.files) or NOTHING,
             env=env or NOTHING,
             pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
+            env_files=[*dict.fromkeys((*recipe.env_files, *step.env_files))] or _NONE,
             secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in secrets] or _NONE,
             image=image,
             git=git or _NONE,
@@ -376,7 +379,7 @@ class _Compiler:
             timeout=step.timeout,
             idle_timeout=step.idle_timeout,
             asks=mentioned.metrics or NOTHING,
-            metrics=MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
+            metrics=metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=step.nodes,
         )
@@ -605,6 +608,13 @@ class _Compiler:
         root, _, rest = name.partition(".")
         spec = recipe.inputs.get(rest) if root == "inputs" else None
         return spec is not None and not spec.key
+
+
+def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:
+    """An item of `code` as a node holds it."""
+    if isinstance(item, AutoCode):
+        return automatic(started(step.run, step.accelerate), python_path(env))
+    return item if isinstance(item, str) else spelled(item.pattern, item.exclude)
 
 
 def _last(path: str) -> str:

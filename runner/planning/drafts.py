@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import Problem, did_you_mean
+from .ids import bare
 from .mentions import templates
-from .plan import bare
+from .roots import moved
 from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, Author, ResourceSpec, Source, StepSpec
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ class Sketch:
         offset: int | None = None,
         length: int | None = None,
     ) -> None:
-        problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=offset, length=length)
+        at = None if offset is None else offset + moved(recipe, where)
+        problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=at, length=length)
         if problem not in self.problems:
             self.problems.append(problem)
 

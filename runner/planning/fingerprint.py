@@ -27,6 +27,11 @@ def author_digest(author: Mapping[str, object]) -> Digest:
     return of_value(f"author/{VERSION}", author)
 
 
+def former_author_digest(author: Mapping[str, object], rule: Sequence[str | None]) -> Digest:
+    """The author's half as it was hashed while a rule of metrics, its file and pattern, was part of every key."""
+    return author_digest({**author, "metrics": list(rule)})
+
+
 def key(author: Digest, world: World) -> Digest:
     """The key of a step.  `world` need not be sorted.  Raises TypeError or ValueError when a part cannot be hashed: then there is no key."""
     return of_value(f"step/{VERSION}", [author, sorted(world, key=_order)])
@@ -68,6 +73,8 @@ def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
     author = image["author"]
     assert isinstance(author, dict)
     for name, value in author.items():
+        if name == "metrics" and any(value):
+            continue  # of an attempt that was stored while such a rule was part of the key
         if name == "reads":
             yield from (((read, name), v) for read, v in value.items())
         elif isinstance(value, dict) and value:

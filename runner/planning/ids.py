@@ -19,6 +19,16 @@ def readable(text: str) -> str:
     return _INSTANCE.sub(lambda id: _ESCAPES.sub(_unescaped, id[0]), text) if "%" in text else text
 
 
+def bare(id: str) -> str:
+    """An id as its step is written: `s[rank=4]/train` is of `s/train`."""
+    return re.sub(r"\[[^]]*\]", "", id)
+
+
+def names(id: str) -> set[str]:
+    """Every word that means a step, alone or with others: `s[rank=4]/train[lr=1]` is one of `s`, `s/train`, `s[rank=4]` and `s[rank=4]/train`."""
+    return {id, *(whole[: at.start()] for whole in (id, bare(id)) for at in re.finditer(r"[\[/]", whole)), bare(id)}
+
+
 def stored(word: str) -> str:
     """The stored form of an id, given in either form."""
     if "[" not in word:

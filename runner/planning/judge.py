@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from ..digest import Digest
 from . import fingerprint
-from .mentions import unspelled
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan, bare
-from .step import MetricAsked, StepSpec
+from .ids import bare
+from .mentions import code_name
+from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan
+from .step import MetricAsked, MetricsSpec, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered
@@ -27,11 +28,22 @@ class Remembered(Protocol):
     def outputs(self) -> Sequence[Sequence[str]]: ...  # [name, path, content]
 
     @property
-    def metrics(self) -> Mapping[str, Any]: ...
+    def metrics(self) -> Mapping[str, Any]: ...  # as the key says that they are read
+
+    @property
+    def measured(self) -> Mapping[str, Mapping[str, Any]]: ...  # by the digest of another rule
 
 
 class Traces(Protocol):
     def get(self, key: str) -> Remembered | None: ...
+
+
+class Numbers(Protocol):
+    def __call__(self, key: str, rule: MetricsSpec) -> Mapping[str, Any] | None: ...
+
+
+def _not_kept(key: str, rule: MetricsSpec) -> None:
+    return None
 
 
 @dataclass(slots=True)
@@ -49,6 +61,7 @@ class Facts:
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(default_factory=dict)  # published path -> content we put there last
     stored: Collection[str] | None = None  # contents that can be restored; asked only when something has to be
+    numbers: Numbers = _not_kept  # metrics by a rule that the trace knows none of, read from what is kept of its attempt; None: nothing is
 
     def strange(self, path: str) -> bool:
         """Whether what is published there is somebody else's: neither what we put there last nor anything that we hold, and so could give back."""
@@ -73,6 +86,7 @@ class Verdict(NamedTuple):
     reasons: tuple[str, ...]
     made: Made | None  # what it left, when that is known
     conflicts: tuple[str, ...] = ()  # published paths edited by hand
+    former: Digest | None = None  # the key that it had while its metrics rule was part of it; None where its own has a trace
 
 
 def judge(
@@ -113,14 +127,36 @@ def judge(
         answer = when(plan.specs()[n], made, plan, n)
         if not answer:
             return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
-    trace = None if node.flags & UNCACHED else facts.traces.get(key)
+    trace, former = (None, None) if node.flags & UNCACHED else _remembered(plan, n, key, world, facts)
     places = targets.get(n, ()) if targets else ()
     if force:
-        return Verdict(RUN, key, FORCED, None, _conflicts(places, facts))
+        return Verdict(RUN, key, FORCED, None, _conflicts(places, facts), former)
     if trace is None:
         reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
-        return Verdict(RUN, key, reason, None, _conflicts(places, facts))
-    return _left(Made(True, {name: content for name, _, content in trace.outputs}, trace.metrics), key, (), facts, places)
+        return Verdict(RUN, key, reason, None, _conflicts(places, facts), former)
+    metrics = trace.metrics if former is not None or not node.rule else trace.measured.get(node.rule)
+    if metrics is None and (metrics := facts.numbers(key, rule_of(plan, n))) is None:
+        for reader, metric in plan.readers(n):
+            words = f"{reader} reads its metric {metric}, by a rule that is new, and what it is read from is not kept"
+            return Verdict(RUN, key, (words,), None, _conflicts(places, facts))
+        metrics = {}
+    return _left(Made(True, {name: content for name, _, content in trace.outputs}, metrics), key, (), facts, places)._replace(former=former)
+
+
+def rule_of(plan: Plan, n: int) -> MetricsSpec:
+    """How the metrics of a node are read."""
+    rule = plan.specs()[n].metrics
+    assert rule is not None
+    return rule
+
+
+def _remembered(plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts) -> tuple[Remembered | None, Digest | None]:
+    """The trace of a key; where there is none, that of the key which the step had while its metrics rule was part of it, and that key."""
+    trace = facts.traces.get(key)
+    if trace is not None or not plan.nodes[n].rule:
+        return trace, None
+    former = fingerprint.key(fingerprint.former_author_digest(plan.specs()[n].author, rule_of(plan, n)), world)
+    return facts.traces.get(former), former
 
 
 def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, places: Sequence[Place]) -> Verdict:
@@ -133,7 +169,7 @@ def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, pl
     lost = [place.output for place in gone if facts.stored is not None and outputs[place.output] not in facts.stored]
     if lost:
         return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
-    words = tuple(f"{place.path} {_state(place.path, facts, clashes)}" for place in gone)
+    words = tuple(f"{place.path} {_state(place.path, facts)}" for place in gone if place.path not in clashes)
     return Verdict(RESTORE, key, words, left, clashes)
 
 
@@ -161,7 +197,7 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
     for pattern in node.code:
         found = facts.code.get((node.home, pattern), ())
         if not found:
-            missing.append(f"no code matches {unspelled(pattern)[0]}")
+            missing.append(f"no code matches {code_name(pattern)}")
         world.extend(["code", name, content] for name, content in found)
     for source in node.takes:
         name, kind, address = source.name, source.kind, source.address
@@ -256,10 +292,8 @@ def _conflicts(places: Sequence[Place], facts: Facts) -> tuple[str, ...]:
     return tuple(place.path for place in places if facts.strange(place.path))
 
 
-def _state(path: str, facts: Facts, clashes: Collection[str]) -> str:
-    if facts.there.get(path) is None:
-        return "is missing"
-    return "was changed by hand, or was there before" if path in clashes else "is an earlier version"
+def _state(path: str, facts: Facts) -> str:
+    return "is missing" if facts.there.get(path) is None else "is an earlier version"
 
 
 def _listed(ids: Sequence[str]) -> str:

@@ -10,10 +10,11 @@ import fnmatch
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from ..errors import did_you_mean
-from ..paths import heads
+from ..language.imports import Start
+from ..paths import escapes, heads
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
@@ -215,6 +216,36 @@ def unspelled(text: str) -> tuple[str, list[str]]:
     """The pattern of a glob and what it excludes."""
     pattern, *exclude = text.split("\0")
     return pattern, exclude
+
+
+AUTO: Final = "/auto"
+"""In the place of a pattern: `code: auto`.  No path of a recipe begins with a slash."""
+
+
+def automatic(starts: Iterable[Start], path: Iterable[str]) -> str:
+    """`code: auto` as one text: what a command starts, and the folders of its PYTHONPATH."""
+    return spelled(AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)])
+
+
+def parts_of_automatic(text: str) -> tuple[list[Start], list[str]]:
+    """What `automatic` was given."""
+    parts = [part.partition(" ") for part in unspelled(text)[1]]
+    starts = [Start("script" if kind == "script" else "module", name) for kind, _, name in parts if kind != "path"]
+    return starts, [name for kind, _, name in parts if kind == "path"]
+
+
+def code_name(text: str) -> str:
+    """An entry of `code` as people call it."""
+    pattern = unspelled(text)[0]
+    return "auto" if pattern == AUTO else pattern
+
+
+def python_path(env: Mapping[str, object]) -> list[str]:
+    """The folders of a PYTHONPATH that is written out, from the folder in which a step runs; those outside of it are left out."""
+    value = env.get("PYTHONPATH")
+    folders = value.split(":") if isinstance(value, str) and "{{" not in value else []
+    plain = [posixpath.normpath(folder) for folder in folders if folder and not escapes(folder)]
+    return ["" if folder == "." else folder for folder in plain]
 
 
 def excluded(path: str, exclude: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Problem
-from ..language.recipe import GitCode, Glob
+from ..language.recipe import AutoCode, GitCode, Glob
 from ..paths import escapes
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BELOW: Final = "give a relative path below it"
 WORKSPACE: Final = "use a path below the workspace, or an input of type file or dataset"
-_BESIDE: Final = "keep the code beside the recipe, or name it as {git: …}"
+_CODE: Final = "keep the code below it, or name it as {git: …}"
 
 
 def unfit(path: str, *, folder: bool = True) -> str:
@@ -36,9 +36,11 @@ def unfit(path: str, *, folder: bool = True) -> str:
 def misplaced(recipe: Recipe) -> Iterator[Problem]:
     """Every path of a recipe, as it is written, that leads out of where it belongs.  Templates are looked at when they are rendered."""
     yield from _code(recipe, recipe.code, ())
+    yield from _env_files(recipe, recipe.env_files, ())
     for step in recipe.steps.values():
         yield from _written(recipe, step)
         yield from _code(recipe, step.code or (), step.origin)
+        yield from _env_files(recipe, step.env_files, step.origin)
         for n, dep in enumerate(step.deps):
             yield from _read(recipe, dep, "the workspace", WORKSPACE, (*step.origin, "deps", n))
         for name, axis in (step.matrix or {}).items():
@@ -67,13 +69,22 @@ def _spelled(recipe: Recipe, step: Step, below: Where) -> Where:
     return (below[0], names.index(str(below[1]))) if listed else below
 
 
-def _code(recipe: Recipe, code: tuple[str | Glob | GitCode, ...], origin: Where) -> Iterator[Problem]:
+def _code(recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where) -> Iterator[Problem]:
     for n, item in enumerate(code):
         where = (*origin, "code", n)
+        if isinstance(item, AutoCode):
+            continue
         if not isinstance(item, GitCode):
-            yield from _read(recipe, item, "the recipe's folder", _BESIDE, where)
+            yield from _read(recipe, item, "the workspace" if recipe.home else "the recipe's folder", _CODE, where)
         elif posixpath.normpath(item.at) != "." and (wrong := unfit(item.at)):  # all of the attempt may be a checkout
             yield recipe.document.problem("path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW)
+
+
+def _env_files(recipe: Recipe, paths: tuple[str, ...], origin: Where) -> Iterator[Problem]:
+    for path in paths:
+        if escapes(path) or "{{" in path:
+            wrong = "has a template; it is the same for every step" if "{{" in path else "leaves the workspace"
+            yield recipe.document.problem("path-escape", f'the env_file "{path}" {wrong}', (*origin, "env_file"), fix=BELOW)
 
 
 def _read(recipe: Recipe, item: str | Glob, root: str, fix: str, where: Where) -> Iterator[Problem]:

@@ -7,7 +7,6 @@ nothing to do never reads it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -21,16 +20,11 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 8
+COMPILER: Final = 9
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
-
-
-def bare(id: str) -> str:
-    """A node's id as its step is written: `s[rank=4]/train` is of `s/train`."""
-    return re.sub(r"\[[^]]*\]", "", id)
 
 
 class Place(NamedTuple):
@@ -56,6 +50,7 @@ class Node(NamedTuple):
     prefix: str  # outputs are published below it
     lock: str
     flags: int
+    rule: str = ""  # the digest of its metrics rule, where that is no part of its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +89,10 @@ class Plan:
         """The nodes that must be final before node `n` can be judged."""
         node = self.nodes[n]
         return {each.producer for each in node.upstream} | {each.producer for each in node.late} | set(node.after)
+
+    def readers(self, n: int) -> Iterator[tuple[str, str]]:
+        """The steps that read metrics of node `n`, by id, each with the name of one."""
+        return ((node.id, late.metric) for node in self.nodes for late in node.late if late.producer == n)
 
     def before(self, chosen: Iterable[int]) -> set[int]:
         """These nodes and all that they need, directly or not.

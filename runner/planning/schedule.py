@@ -41,7 +41,7 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
     _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run or step made it
-    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause, busy
+    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause, busy, orphaned
     _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
     _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
     _S.FAILED: frozenset(),
@@ -59,6 +59,8 @@ _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip
 _PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
 BUSY = "busy"  # why an attempt never began for which there seemed to be room
+ORPHANED = "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
+_FREE = frozenset({"stopped", BUSY, ORPHANED})  # ends that cost nothing of a step's budgets
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
 _PATIENCE = 16
 _UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
@@ -97,7 +99,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, busy (it never began), lost, output, preempted, …"""
+    """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, busy (it never began), orphaned, lost, output, preempted, …"""
 
     ok: bool
     reason: str = "exit"
@@ -117,7 +119,7 @@ def spent(reasons: Iterable[str]) -> Spent:
     for reason in reasons:
         if reason in _PREEMPTIONS:
             preemptions += 1
-        elif reason not in ("stopped", BUSY):
+        elif reason not in _FREE:
             failures += 1
     return Spent(failures, preemptions)
 
@@ -289,7 +291,7 @@ class Scheduler:
             after = _S.CANCELLED
         elif outcome.reason == "stopped":
             after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
-        elif outcome.reason == BUSY:
+        elif outcome.reason in (BUSY, ORPHANED):
             after = _S.CANCELLED if self._draining else _S.QUEUED
         elif outcome.reason == LIMIT:
             after = _S.FAILED

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ..language.inputs import divided
-from ..secrets import SHORTEST, Secret, unusable
+from ..secrets import SHORTEST, Secret, tokenlike, unusable
 from .plan import Plan
 from .step import StepSpec
 
@@ -19,6 +20,21 @@ def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
     """Those of all steps, under the names of the caller's variables.  What one step is given, another may print."""
     sources = {each.source for spec in plan.specs() for each in spec.secrets}
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
+
+
+class Passed(NamedTuple):
+    """The variables that a step is given beside those of the login on its machine and its own `env`."""
+
+    plain: Mapping[str, str]
+    secrets: Sequence[Secret]
+
+
+def passed(spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str]) -> Passed:
+    """`files` is what its `env_file` holds.  A variable of the caller's that `pass_env` names comes before one of a file."""
+    found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
+    hidden = {name for name, value in found.items() if tokenlike(name, value)}
+    plain = {name: value for name, value in found.items() if name not in hidden}
+    return Passed(plain, [Secret(name, found[name]) for name in sorted(hidden) if name not in spec.env])
 
 
 def of_addresses(addresses: Iterable[str]) -> list[Secret]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, TypedDict
 
+from ..digest import of_value
+
 if TYPE_CHECKING:
     from ..language.values import Leaf, Tree
 
@@ -114,6 +116,16 @@ class MetricsSpec(NamedTuple):
     file: str | None
     pattern: str | None
 
+    @property
+    def in_environment(self) -> bool:
+        """Whether the step is given $RECIPE_METRICS, which is a part of what it does, and so of its key."""
+        return not self.file and not self.pattern
+
+    @property
+    def rule(self) -> str:
+        """The digest of how numbers are read from what a step leaves anyway; empty when the key says how."""
+        return "" if self.in_environment else of_value("metrics/1", list(self))
+
 
 class SelectSpec(NamedTuple):
     """Which instance of a matrix a `select` step takes."""
@@ -218,6 +230,7 @@ class StepSpec(NamedTuple):
     files: Mapping[str, Tree] = NOTHING
     env: Mapping[str, Leaf] = NOTHING
     pass_env: Sequence[str] = ()
+    env_files: Sequence[str] = ()  # paths below the root
     secrets: Sequence[SecretSpec] = ()
     image: str | None = None
     git: Sequence[GitSpec] = ()

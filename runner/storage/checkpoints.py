@@ -99,6 +99,12 @@ def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
     """The generation for an attempt under these `continues` values, by `world` processes; recorded as made under them from now on."""
+    path, note = chosen(root, continues, world=world)
+    return _record(path, _made_under(path) if path.exists() else NOTHING, continues, world, note)
+
+
+def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> tuple[Path, str]:
+    """The same without recording anything: the folder, which need not be there yet, and why earlier state is not used, if so."""
     note = ""
     generations = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True) if root.is_dir() else []
     for number in generations:
@@ -106,10 +112,10 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
         values, by = made["continues"], made["world"]
         over = [f"{name}={values[name]}" for name, value in continues.items() if name in values and values[name] > value]
         if not over and (world is None or by is None or by == world):
-            return _record(root / str(number), made, continues, world, note and f"{note}; what was made before that is used")
+            return root / str(number), note and f"{note}; what was made before that is used"
         reason = f"under {', '.join(over)}, above what is asked now" if over else f"by {_processes(by)}, and this is {_processes(world)}"
         note = note or f"earlier state was made {reason}"
-    return _record(root / str((generations[0] if generations else 0) + 1), NOTHING, continues, world, note and f"{note}; starting over")
+    return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
 
 
 def holder(root: Path) -> str:
@@ -126,10 +132,13 @@ def hold(root: Path, attempt: str) -> None:
     temporary.rename(root / "holder")
 
 
-def newest(folder: Path, pattern: str | None, *, world: int | None = None) -> Newest:
-    """The newest checkpoint that a training by `world` processes may go on from: by the number in its name, then by time.  Reads it whole."""
+def newest(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True) -> Newest:
+    """The newest checkpoint that a training by `world` processes may go on from: by the number in its name, then by time.
+
+    A `thorough` look reads it whole.
+    """
     passed: list[tuple[str, str]] = []
-    for name, verdict in judged(folder, pattern, world=world, thorough=True):
+    for name, verdict in judged(folder, pattern, world=world, thorough=thorough):
         if verdict.ok:
             return Newest(name, verdict, tuple(passed))
         passed.append((name, verdict.why))

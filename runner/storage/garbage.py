@@ -14,9 +14,11 @@ from pathlib import Path
 
 from ..logs import Log
 from .files import Content
+from .index import Trace
 from .listings import forget_listings
 from .objects import Objects, delete_whole
-from .store import FINAL, Store, Trace
+from .runs import FINAL
+from .store import Store
 
 _DAY = 86_400.0
 
@@ -37,16 +39,16 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     """What nobody needs any more."""
     now = time.time()
     oldest = now - keep_days * _DAY
-    runs = store.runs()
+    runs = store.runs.latest()
     # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run goes on from those.
-    live = [run for run in runs if store.live(run.id) or run.state not in FINAL | {"ACTIVE"}]
+    live = [run for run in runs if store.runs.live(run.id) or run.state not in FINAL | {"ACTIVE"}]
     kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}
-    published = store.published()
+    published = store.index.published()
 
-    needed = {row.key for run in kept_runs for row in store.attempts(run)}
+    needed = {row.key for run in kept_runs for row in store.runs.attempts(run)}
     busy = {run.recipe for run in live}
     shown = {(row.recipe, path, row.content) for path, row in published.items()}
-    traces = list(store.every_trace())
+    traces = list(store.index.every_trace())
     newest = {(trace.recipe, trace.step): trace.key for trace in traces}
 
     def kept(trace: Trace) -> bool:
@@ -59,7 +61,7 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     roots = {row.content for row in published.values()} | {made.content for trace in traces if trace.key not in gone for made in trace.outputs}
     before = min([now, *(run.created for run in live)])
     doomed = [content for content in objects.all(before) if content not in roots]
-    dirs = {row.dir for run in kept_runs for row in store.attempts(run)}
+    dirs = {row.dir for run in kept_runs for row in store.runs.attempts(run)}
     folder = store.root / "attempts"
     idle = [
         path.name
@@ -78,12 +80,13 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
 
 def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
     """Delete what `garbage` found, and answer how many bytes of objects went.  What has come into use since then stays."""
-    store.forget(traces=plan.traces, runs=plan.runs)
+    store.index.forget(traces=plan.traces)
+    store.runs.forget(plan.runs)
     sizes = {content: objects.size(content) for content in plan.objects}
     gone = objects.remove_rows(plan.objects, before=plan.before)
     gone |= {content for content in plan.objects if content not in gone and objects.remove(content, before=plan.before)}
     freed = sum(sizes[content] for content in gone)
-    store.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
+    store.index.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
         delete_whole(store.root / "attempts" / name)
@@ -93,4 +96,4 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
 
 
 def _vanished(store: Store, workspace: Path) -> list[str]:
-    return [row[0] for row in store.files() if not Path(workspace, row[0]).exists()]
+    return [row[0] for row in store.index.files() if not Path(workspace, row[0]).exists()]

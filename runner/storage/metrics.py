@@ -69,18 +69,20 @@ def first_step(path: Path) -> int | None:
         return None
 
 
-def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
-    """The last value of every named group of `pattern` over the lines of a log, which are masked before, as a number where it is one."""
+def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value]]:
+    """The named groups of `pattern` in each line of a log that has it, as numbers where they are.  Lines are masked before."""
     import regex
 
     compiled = regex.compile(pattern.encode())
-    found: dict[str, Value] = {}
     with log.open("rb") as file:
         for line in _lines(file, masker):
-            hit = compiled.search(line[:4096], timeout=1)
-            if hit:
-                found.update({name: _number(text) for name, text in hit.groupdict().items() if text is not None})
-    return found
+            if hit := compiled.search(line[:4096], timeout=1):
+                yield {name: _number(text) for name, text in hit.groupdict().items() if text is not None}
+
+
+def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
+    """The last value of every named group of `pattern` over the lines of a log."""
+    return {name: value for found in matches(log, pattern, masker) for name, value in found.items()}
 
 
 def _lines(file: BinaryIO, masker: Masker = NOTHING) -> Iterator[bytes]:

@@ -320,7 +320,7 @@ class Objects:
 
     def matching(self, content: Content, pattern: str) -> list[Entry]:
         """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
-        fits = _glob(pattern)
+        fits = glob(pattern)
         return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
 
     # -- giving out
@@ -877,7 +877,8 @@ def _delete(path: str) -> None:
         os.rmdir(folder)
 
 
-def _glob(pattern: str) -> Callable[[str], bool]:
+def glob(pattern: str) -> Callable[[str], bool]:
+    """Whether a path matches: `*` and `?` stay within a name, `**` does not."""
     import re
 
     parts = []

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import queue
     import threading
 
+    from .index import Trace
     from .objects import Objects, Seal
     from .remotes import Found, Remote
-    from .store import Trace
 
 PATIENCE: Final = 5.0
 """Seconds that one question of a plan may take."""
@@ -69,17 +69,17 @@ class RemoteCache:
 
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
         """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
-        keys = [key for n, verdict in enumerate(verdicts) if (key := self.unknown(plan.nodes[n], verdict)) is not None]
+        keys = [key for n, verdict in enumerate(verdicts) for key in self.unknown(plan.nodes[n], verdict)]
         nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
         return bool(keys) and self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
 
-    def unknown(self, node: Node, verdict: Verdict) -> str | None:
-        """The key of a step that would run although another may have made what it makes; None when there is nothing to ask."""
+    def unknown(self, node: Node, verdict: Verdict) -> list[str]:
+        """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
         if self._off or verdict.answer != RUN or verdict.key is None or verdict.reasons == ("forced",):
-            return None
+            return []
         if not node.outputs or node.flags & UNCACHED or verdict.key in self._looked_up or self._ws.knows(verdict.key):
-            return None
-        return verdict.key
+            return []
+        return [verdict.key, *([verdict.former] if verdict.former is not None else ())]
 
     def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
         """What the store knows of keys, and which contents of that it has; may be asked in another thread."""
@@ -259,13 +259,13 @@ class Downloads:
     def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
         """Whether this step has to wait: for what its key gave elsewhere, or else for contents that are not here and that it needs."""
         remote_cache = self._sharing
-        if (key := remote_cache.unknown(node, verdict)) is not None:
+        if keys := remote_cache.unknown(node, verdict):
 
             def lookup() -> Callable[[], object]:
                 try:
-                    return partial(remote_cache.learned, [key], *remote_cache.answer([key]))
+                    return partial(remote_cache.learned, keys, *remote_cache.answer(keys))
                 except RecipeError as error:
-                    return partial(remote_cache.failed, [key], error)
+                    return partial(remote_cache.failed, keys, error)
 
             self._begin(id, lookup)
             return True

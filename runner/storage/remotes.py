@@ -35,8 +35,8 @@ from . import files
 from .bucket import crew, lock
 from .crash import crashpoint
 from .files import Content, Entry
+from .index import Made, Trace
 from .objects import delete
-from .store import Made, Trace
 
 if TYPE_CHECKING:
     from .bucket import Bucket, Stat
@@ -516,6 +516,7 @@ def _trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
         "outputs": [[made.name, made.path, made.content, sizes.get(made.name, 0)] for made in trace.outputs],
         "metrics": trace.metrics_json,
         "facts": trace.facts_json,
+        **({"measured": trace.measured_json} if trace.measured_json != "{}" else {}),
     }
     return json.dumps({**body, "sum": digest.of_value("trace/1", body)}, separators=(",", ":")).encode()
 
@@ -532,10 +533,11 @@ def _trace_of(data: bytes, key: str) -> Found | None:
             return None
         made = tuple(Made(name, path, content) for name, path, content, _ in outputs)
         texts = [str(body[name]) for name in ("metrics", "facts")]
-        if not all(isinstance(json.loads(text), dict) for text in texts):
+        texts.append(str(body.get("measured", "{}")))
+        if not all(isinstance(json.loads(text), dict) for text in texts) or not all(isinstance(each, dict) for each in json.loads(texts[2]).values()):
             return None
         head = [str(body[name]) for name in ("recipe", "step", "run")]
-        trace = Trace(key, head[0], head[1], head[2], float(body["made_at"]), float(body["seconds"]), made, texts[0], texts[1])
+        trace = Trace(key, head[0], head[1], head[2], float(body["made_at"]), float(body["seconds"]), made, *texts)
         return Found(trace, {name: size for name, _, _, size in outputs})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -26,6 +26,8 @@ from .digest_cache import DigestCache
 from .objects import delete
 from .workspace import Workspace
 
+ORIGIN = ".origin.json"
+_CARD = "README.md"  # with the licence
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -183,15 +185,21 @@ def _ask_store(ws: Workspace, address: str) -> str:
 
 
 def _download_hub(address: str, revision: str, target: Path, only: Sequence[str]) -> None:
-    """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie."""
+    """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie.
+
+    Beside a model stands where it is from, so that what is trained on it can name its base: the path that a step gets does not say.
+    """
     from huggingface_hub import snapshot_download
 
     name, _ = _hub(address)
-    repo_type = "dataset" if address.startswith("hf://datasets/") else "model"
-    snapshot = snapshot_download(name, revision=revision, repo_type=repo_type, allow_patterns=list(only) or None)
+    model = not address.startswith("hf://datasets/")
+    patterns = [*only, *([_CARD] if model else [])] if only else None
+    snapshot = snapshot_download(name, revision=revision, repo_type="model" if model else "dataset", allow_patterns=patterns)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         partial.mkdir(parents=True)
+        if model:
+            (partial / ORIGIN).write_text(json.dumps({"repo": name, "revision": revision}) + "\n")
         for at, _, names in os.walk(snapshot):
             below = partial / os.path.relpath(at, snapshot)
             below.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from ..errors import Invalid, NotFound, Problem, Unusable
 from ..paths import settings_files
 from .digest_cache import DigestCache
 from .files import Content, no_space
+from .index import Trace
 from .objects import Objects
 from .store import Store, home
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..settings import Config
+    from .index import Published
     from .remote_cache import RemoteCache
-    from .store import Published, Trace
 
 NONE: Final = "none"
 """The name that stands for no store."""
@@ -50,8 +52,8 @@ class Workspace:
         self._top = str(root)
         self.home = store.root
         self.locks = store.locks
-        self.objects = Objects(store.root, store.seal, store)
-        self.cache = DigestCache(root, store.files(), store.root / "listings")
+        self.objects = Objects(store.root, store.index.seal, store.index)
+        self.cache = DigestCache(root, store.index.files(), store.root / "listings")
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
@@ -99,6 +101,10 @@ class Workspace:
 
         return load(self.root, os.environ)
 
+    def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
+        """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""
+        return self.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}{suffix}"
+
     def knows(self, key: str) -> bool:
         """Whether a trace of this key is here."""
         return self.traces.get(key) is not None
@@ -107,7 +113,7 @@ class Workspace:
         """Remember what was made elsewhere."""
         self.traces.learn(traces)
         if not self.read_only:
-            self.store.learn(traces)
+            self.store.index.learn(traces)
 
     def __enter__(self) -> Workspace:
         return self
@@ -135,16 +141,18 @@ class Workspace:
             raise no_space(error, str(path)) from error
 
     def save_cache(self) -> None:
-        """Keep what was learned of files while looking at them."""
+        """Keep what was learned of files and of earlier attempts while looking at them."""
         if self.read_only:
             return
         files, seals = self.cache.changes(), self.objects.changes()
         if files or seals:
-            self.store.remember(files, seals)
+            self.store.index.remember(files, seals)
+        if traces := self.traces.changes():
+            self.store.index.learn(traces)
 
     def published(self) -> dict[str, str]:
         """Content that we put at each path last."""
-        rows: dict[str, Published] = self.store.published()
+        rows: dict[str, Published] = self.store.index.published()
         return {path: row[1] for path, row in rows.items()}
 
     def publish(self, content: Content, path: str, *, link: bool, spare: Callable[[str], bool] = lambda _path: False) -> None:
@@ -173,6 +181,7 @@ class _Outputs(NamedTuple):
 
     outputs: Sequence[Sequence[str]]
     metrics: Mapping[str, object] = MappingProxyType({})
+    measured: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
 
 class _Traces:
@@ -182,11 +191,12 @@ class _Traces:
         self._store = store
         self._found: dict[str, Trace | _Outputs] = {}
         self._kept: set[str] = set()  # keys whose trace is there, to be read when it is asked for
+        self._changed: dict[str, Trace] = {}
         self._complete: Callable[[], bool] = bool  # whether a key that is not here has no trace
 
     def expect(self, recipe: str) -> None:
         """Most keys of this recipe will be asked for: read what they gave in one go."""
-        for key, (items, measured) in self._store.outputs(recipe).items():
+        for key, (items, measured) in self._store.index.outputs(recipe).items():
             if measured:
                 self._kept.add(key)
             else:
@@ -194,11 +204,13 @@ class _Traces:
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
         """While we are `alone`, nobody stores a trace but us: what was read at the beginning, and is added, is all that there is."""
-        if not self._store.traces_of_others(recipe):
+        if not self._store.index.traces_of_others(recipe):
             self._complete = alone
 
     def add(self, key: str) -> None:
-        """Its trace has just been stored."""
+        """Its trace has just been stored, perhaps instead of another."""
+        self._found.pop(key, None)
+        self._changed.pop(key, None)
         self._kept.add(key)
 
     def learn(self, traces: Iterable[Trace]) -> None:
@@ -207,10 +219,33 @@ class _Traces:
             if self.get(trace.key) is None:
                 self._found[trace.key] = trace
 
+    def measure(self, key: str, rule: str, metrics: Mapping[str, object]) -> None:
+        """These are the metrics of a key by another rule than it was made under: read anew from what is kept of its attempt."""
+        if (trace := self.whole(key)) is not None:
+            self._change(trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics})))
+
+    def rename(self, former: str, key: str, rule: str) -> None:
+        """What is known under the key that a step had while its metrics rule was part of it is known under its key."""
+        if (trace := self.whole(former)) is not None:
+            self._change(trace._replace(key=key, metrics_json="{}", measured_json=json.dumps({rule: trace.metrics})))
+
+    def _change(self, trace: Trace) -> None:
+        self._found[trace.key] = self._changed[trace.key] = trace
+
+    def changes(self) -> list[Trace]:
+        """What is known by now and was not stored, once."""
+        changed, self._changed = list(self._changed.values()), {}
+        return changed
+
+    def whole(self, key: str) -> Trace | None:
+        """The trace of a key with all that is known of its attempt."""
+        found = self._found.get(key)
+        return found if isinstance(found, Trace) else self._store.index.trace(key)
+
     def get(self, key: str) -> Trace | _Outputs | None:
         found = self._found.get(key)
         if found is None and (key in self._kept or not self._complete()):
-            found = self._store.trace(key)
+            found = self._store.index.trace(key)
             if found is not None:
                 self._found[key] = found
         return found

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..paths import heads
 from ..planning import fingerprint
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
+from ..storage.index import Published
+from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -27,7 +30,7 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
     """What changed for each of these steps since its last attempt (in any run of this recipe, or in `run`), every part, in words."""
     numbers = list(numbers)
     nodes = found.plan.nodes
-    before = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=run)
+    before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=run)
     answer: dict[int, list[str]] = {}
     for n in numbers:
         row, image = before.get(nodes[n].id), image_of(found, n)
@@ -38,9 +41,44 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
         else:
             differ = [str(change) for change in fingerprint.explain(row.preimage, image)]
             if not differ and row.outcome != "done":
-                differ = [f"its last attempt failed ({row.reason})"]
+                differ = [ended(row)]
             answer[n] = differ
     return answer
+
+
+def ended(row: AttemptRow) -> str:
+    """How an attempt ended that was not done, as a sentence."""
+    return "its last attempt was stopped" if row.reason == "stopped" else f"its last attempt failed ({row.reason})"
+
+
+def resumes(ws: Workspace, found: Survey, n: int) -> str:
+    """From where a step with checkpoints here would go on, as far as that shows without reading them; empty for one that starts anew."""
+    spec, image = found.plan.specs()[n], image_of(found, n)
+    if not spec.state or image is None:
+        return ""
+    from ..storage import checkpoints
+
+    path, note = checkpoints.chosen(ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id), spec.continues)
+    newest = (checkpoints.newest(path / each.name, each.checkpoint, thorough=False) for each in spec.state)
+    return "; ".join(filter(None, (note, *(each.words for each in newest))))
+
+
+def replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
+    """Each of these paths, where a step would replace something, and what that is: another recipe's, an edit, or older than recipe's."""
+    published = ws.store.index.published()
+    return [f"{path}, {_whose(published, path)}" for path in paths]
+
+
+def _whose(published: Mapping[str, Published], path: str) -> str:
+    if row := published.get(path):
+        return f"which was edited after {row.recipe} made it"
+    above = [published[each] for each in heads(path) if each in published]
+    if above:
+        return f"which is in {above[0].path}, made by {above[0].recipe}"
+    below = [row for each, row in published.items() if each.startswith(f"{path.rstrip('/')}/")]
+    if below:
+        return f"which holds {below[0].path}, made by {below[0].recipe}"
+    return "which was there before recipe made anything there"
 
 
 def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:

@@ -9,8 +9,8 @@ from ..planning.judge import FRESH, RESTORE
 from ..planning.plan import UNCACHED
 from ..planning.step import TEMPORARY
 from ..storage.files import Content
+from ..storage.index import Trace
 from ..storage.remote_cache import RemoteCache, Tally
-from ..storage.store import Trace
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -22,7 +22,7 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
         key = found.verdicts[n].key
         if key is None or node.flags & UNCACHED:
             continue
-        trace = ws.store.trace(key)
+        trace = ws.store.index.trace(key)
         if trace is not None:
             answer.append((trace, frozenset(output.name for output in node.outputs if output.flags & TEMPORARY)))
     return answer

@@ -26,17 +26,21 @@ from typing import TYPE_CHECKING, Any
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
-from ..paths import VERSION, heads
+from ..paths import VERSION, Standing, heads, is_path, shipped
+from ..planning.ids import names
 from ..planning.judge import Facts, Made, Verdict, judge
-from ..planning.mentions import Makes, excluded, is_glob, unspelled
+from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
 from ..planning.plan import COMPILER, Place, Plan
+from ..planning.step import MetricsSpec
 from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
 from ..storage.workspace import Workspace
+from . import code_files
+from .imports import ImportCache, followed
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe
+    from ..language.recipe import Input, Recipe
     from ..language.values import Tree
 
 
@@ -50,6 +54,7 @@ class Request:
     out: Path | None = None
     current_python: bool = False
     update: bool = False
+    typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
 
 
 @dataclass(slots=True)
@@ -91,7 +96,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     from ..language.library import find
 
     source = find(request.recipe, ws.root)
-    library = not _is_path(request.recipe)
+    library = not is_path(request.recipe)
     known: dict[str, tuple[str, ...]] = {}
     while True:
         plan = compiled(ws, source, request, known)
@@ -104,6 +109,9 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
             verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+        for n, verdict in enumerate(verdicts):
+            if verdict.former is not None and verdict.key is not None and verdict.made is not None:
+                ws.traces.rename(verdict.former, verdict.key, plan.nodes[n].rule)
         grown = expansions(ws, plan, made)
         if not grown:
             ws.save_cache()
@@ -148,6 +156,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
     asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
+    asked += [is_path(request.recipe), dict(request.typed_in)]  # what is given by its path has its code at the root
     try:
         digest = of_value("request", asked)
     except (TypeError, ValueError):
@@ -198,16 +207,41 @@ def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: 
         gc.enable()
 
 
-def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
-    from ..language import document, inputs, parse
-    from ..planning.compile import compile_plan
+def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
+    """The recipe that is asked for, and a value for each of its inputs.  Raises NotFound, Invalid."""
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    try:
+        text = whole(source)
+    except OSError as error:
+        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+    return _read(ws, source, text, request, {}, {})
+
+
+def _read(
+    ws: Workspace, source: Path, text: bytes, request: Request, used: dict[str, Recipe], sources: dict[str, Digest]
+) -> tuple[Recipe, dict[str, Tree]]:
+    from ..language import document, parse
 
     recipe = parse.recipe(document.parse(text, str(source)))
-    globs.recipe = recipe.id
-    used: dict[str, Recipe] = {}
+    if is_path(request.recipe):
+        recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ)
+    for name, folder in request.typed_in.items():
+        values[name] = _from_root(recipe.inputs[name], values.get(name), Standing(ws.root, folder))
+    return recipe, values
+
+
+def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+    from ..language import inputs
+    from ..planning.compile import compile_plan
+
+    used: dict[str, Recipe] = {}
+    recipe, values = _read(ws, source, text, request, used, sources)
+    globs.recipe = recipe.id
     bind = partial(_bind, ws)
-    values = bind(recipe, request.inputs, preset=request.preset, environment=os.environ)
     digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
     plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=bind, kind_of=inputs.kind_of, preset=request.preset)
     return recipe, plan
@@ -238,12 +272,32 @@ def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -
     return values
 
 
+def _from_root(spec: Input, value: Tree, standing: Standing) -> Tree:
+    """A value that was typed there: a path in it begins there."""
+    from ..language.inputs import kind_of
+
+    if isinstance(value, list):
+        return [_from_root(spec, item, standing) for item in value]
+    if not isinstance(value, str) or not {spec.type, spec.items} & {"file", "dataset", "model"} or kind_of(value) != "path" or value[:1] in "/~":
+        return value
+    path = standing.typed(value)
+    return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
+
+
 def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
-    """The request without what opens its addresses."""
-    if not ws.addresses:
+    """The request without what opens its addresses, and with paths that begin at the workspace."""
+    if not ws.addresses and not request.typed_in:
         return request
-    opened = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
-    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in opened}})
+    bound = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
+    bound |= {name for name in request.typed_in if isinstance(plan.inputs.get(name), (str, list))}
+    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in bound}}, typed_in={})
+
+
+def placed(recipe: Recipe, source: Path, root: Path) -> Recipe:
+    """A recipe that is given by its path: below the workspace its own paths begin there; one of the library keeps its folder."""
+    from ..planning.roots import rooted
+
+    return recipe if source.is_relative_to(shipped() / "recipes") else rooted(recipe, os.path.abspath(source), os.path.abspath(root))
 
 
 def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
@@ -258,7 +312,7 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
         base = Path(recipe.document.name).parent
         name = step.uses.recipe
         try:
-            path = (base / name) if _is_path(name) else find(name, root)
+            path = (base / name) if is_path(name) else find(name, root)
             text = whole(path)
         except (NotFound, OSError) as error:
             absent = isinstance(error, (NotFound, FileNotFoundError))
@@ -268,6 +322,8 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
             continue
         sources[str(path)] = of_bytes(text)
         other = parse.recipe(document.parse(text, str(path)))
+        if recipe.home and is_path(name):
+            other = placed(other, path, root)
         used[name] = other
         load_used(root, other, used, sources)
     if problems:
@@ -335,7 +391,7 @@ class Earlier:
     def _rows(self) -> dict[str, tuple[str, str]]:
         """Paths below the workspace: how the store spells each, and the content that it was left with."""
         head = f"{self._ws.root}/"
-        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.published(self._recipe).items() if row.run}
+        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.index.published(self._recipe).items() if row.run}
 
     @cached_property
     def _above(self) -> set[str]:
@@ -367,9 +423,9 @@ class Earlier:
 
 def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
     """Contents of everything that the plan's nodes refer to."""
-    facts = Facts(ws.traces, _Trees(ws), stored=ws.stored)
+    facts = Facts(ws.traces, _Trees(ws), stored=ws.stored, numbers=partial(_numbers, ws, plan))
     wanted: dict[str, None] = {}
-    theirs = _Theirs(ws, plan)
+    theirs, reader = _Theirs(ws, plan), ImportCache(ws)
     for node in plan.nodes:
         for dep in node.deps:
             if is_glob(dep):
@@ -381,18 +437,26 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
                 wanted[dep] = None
         for pattern in node.code:
             if (node.home, pattern) not in facts.code:
-                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs)
+                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs, reader)
         for source in node.takes:
             if source.asked not in facts.takes:
                 facts.takes[source.asked] = _identity(ws, source.kind, source.address, source.only, update=request.update)
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
             facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
+    reader.save()
     facts.files = dict(ws.cache.contents(wanted))
     if request.current_python:
         from ..extensions import packages
 
         facts.current_python = of_value("packages/1", packages())
     return facts
+
+
+def _numbers(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str, Any] | None:
+    """The metrics of a key by a rule that is new, read from what is kept of its attempt; None where nothing is."""
+    from .numbers import read
+
+    return read(ws, plan, key, rule)
 
 
 class _Theirs:
@@ -439,16 +503,16 @@ def _lock(ws: Workspace, path: Path) -> Content | None:
     return ws.cache.content_of(str(path.resolve()))
 
 
-def _code(ws: Workspace, home: str, text: str, theirs: _Theirs) -> list[tuple[str, str]]:
-    pattern, exclude = unspelled(text)
-    base = Path(home).resolve()
-    names = sorted(name for name in glob.glob(pattern, root_dir=base, recursive=True) if (base / name).is_file() and "__pycache__" not in name)
-    names = [name for name in names if not excluded(name, exclude)]
-    if is_glob(text) and base.is_relative_to(root := ws.root.resolve()):
-        at = {str((base / name).relative_to(root)): name for name in names}
+def _code(ws: Workspace, home: str, text: str, theirs: _Theirs, reader: ImportCache) -> list[tuple[str, str]]:
+    base = os.path.realpath(home)
+    auto = unspelled(text)[0] == AUTO
+    names = sorted(followed(base, *parts_of_automatic(text), reader.read).files) if auto else code_files.matches(base, text)
+    root = f"{os.path.realpath(ws.root)}/"
+    if f"{base}/".startswith(root) and (auto or is_glob(text) or code_files.is_folder(base, text)):
+        at = {f"{base}/{name}".removeprefix(root): name for name in names}
         names = [at[path] for path in theirs.among(list(at))]
-    contents = ws.cache.contents(str(base / name) for name in names)
-    return [(name, content) for name in names if (content := contents[str(base / name)]) is not None]
+    contents = ws.cache.contents(f"{base}/{name}" for name in names)
+    return [(name, content) for name in names if (content := contents[f"{base}/{name}"]) is not None]
 
 
 class _Trees(Mapping[str, Mapping[str, str]]):
@@ -491,16 +555,8 @@ def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
     return ws.root / "out" / plan.recipe / plan.digest[:12] if library else ws.root
 
 
-def _is_path(name: str) -> bool:
-    return "/" in name or name.endswith((".yaml", ".yml"))
-
-
 def _forces(forced: frozenset[str], all: bool, id: str) -> bool:
-    return all or (bool(forced) and (id in forced or _base(id) in forced))
-
-
-def _base(id: str) -> str:
-    return id.partition("[")[0]
+    return all or (bool(forced) and not forced.isdisjoint(names(id)))
 
 
 def _identity_of(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ..planning.plan import SELECT, UNCACHED
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage import objects
 from ..storage.garbage import Garbage
-from ..storage.store import Made, Published, Trace
+from ..storage.index import Made, Published, Trace
 from ..storage.workspace import Workspace
 from .survey import Survey, out_dir
 
@@ -68,7 +68,7 @@ def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
         raise CannotRun(f"{node.id} cannot be adopted: {'; '.join(wrong)}", fix="put the files there, or run the step")
     trace = Trace(verdict.key, found.plan.recipe, node.id, "", time.time(), 0.0, tuple(made), "{}", json.dumps({"adopted": True}))
     ws.save_cache()
-    ws.store.adopt(trace, rows)
+    ws.store.index.adopt(trace, rows)
     return trace
 
 
@@ -111,7 +111,7 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     around = {parent for path in places for parent in _parents(path)}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
     rows = []
-    for path, row in sorted(ws.store.published(found.plan.recipe).items()):
+    for path, row in sorted(ws.store.index.published(found.plan.recipe).items()):
         here = path.startswith(head) if head else not path.startswith("/")
         certain = row.run and (not found.plan.pending or row.step.partition("[")[0] in known)
         if here and certain and path not in places and path not in around and not any(parent in places for parent in _parents(path)):
@@ -126,8 +126,8 @@ def _makes(verdict: Verdict, output: str) -> bool:
 
 def demand_quiet(ws: Workspace, recipe: str) -> None:
     """Raise Busy while a run of this recipe is under way here."""
-    for row in ws.store.runs(recipe=recipe, last=100):
-        if row.state == "ACTIVE" and ws.store.live(row.id):
+    for row in ws.store.runs.latest(recipe=recipe, last=100):
+        if row.state == "ACTIVE" and ws.store.runs.live(row.id):
             raise Busy(f"run {row.id} of {recipe} is under way", fix="wait for it, or stop it")
 
 
@@ -139,7 +139,7 @@ def withdraw(ws: Workspace, rows: Iterable[Published]) -> None:
         objects.delete(target)
         paths.append(row.path)
         _remove_empty(ws.root, target)
-    ws.store.unpublish(paths)
+    ws.store.index.unpublish(paths)
 
 
 def _remove_empty(root: Path, target: Path) -> None:
@@ -180,7 +180,7 @@ _LOCKED = {"state": ("states", "state"), "environment": ("envs", "env"), "reposi
 def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
     """Logs of runs that go or are forgotten; compiled plans, manifests, downloads, states, environments and repositories not touched for so long."""
     oldest = time.time() - keep_days * _DAY
-    known = {row.id for row in ws.store.runs()} - set(garbage.runs)
+    known = {row.id for row in ws.store.runs.latest()} - set(garbage.runs)
     found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
     for folder in _listed(ws.home / "runs"):
         if folder.name not in known and _touched(folder) < garbage.before:

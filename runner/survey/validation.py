@@ -19,7 +19,9 @@ from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where
 from ..planning.compile import compile_plan
-from .survey import Globs, load_used
+from . import code_warnings
+from .imports import syntax_of
+from .survey import Globs, load_used, placed
 
 if TYPE_CHECKING:
     from ..language.document import Document
@@ -28,14 +30,17 @@ if TYPE_CHECKING:
 _OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-escape", "output"})
 
 
-def problems(document: Document, root: Path, given: Mapping[str, str]) -> list[Problem]:
-    """Every error and warning.  `given` are inputs as on the command line; `root` is where paths of the recipe's workspace begin."""
+def problems(document: Document, root: Path, given: Mapping[str, str], source: Path | None = None) -> list[Problem]:
+    """Every error and warning.  `given` are inputs as on the command line; `root` is the workspace, and `source` the file of a recipe of its own."""
     found = list(document.warnings)
     try:
         recipe = parse.recipe(document)
     except Invalid as error:
         return [*found, *error.problems]
+    if source is not None:
+        recipe = placed(recipe, source, root)
     found += _scripts(recipe)
+    found += code_warnings.warnings(recipe, syntax_of)
     used: dict[str, Recipe] = {}
     try:
         load_used(root, recipe, used, {})
@@ -52,16 +57,16 @@ def read(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[P
         document = documents.parse(data, name)
     except Invalid as error:
         return list(error.problems)
-    return problems(document, root, given)
+    return problems(document, root, given, root / name)
 
 
-def file(path: Path, root: Path, given: Mapping[str, str]) -> list[Problem]:
-    """Every error and warning of a file.  Raises NotFound."""
+def file(path: Path, root: Path, given: Mapping[str, str], *, own: bool = True) -> list[Problem]:
+    """Every error and warning of a file, which is the workspace's own or one of the library.  Raises NotFound."""
     try:
         document = documents.read(path)
     except Invalid as error:
         return list(error.problems)
-    return problems(document, root, given)
+    return problems(document, root, given, path if own else None)
 
 
 def _scripts(recipe: Recipe) -> Iterator[Problem]:

@@ -20,9 +20,9 @@ from runner.errors import Corrupt, Infrastructure, Unusable
 from runner.storage import google, remotes, s3
 from runner.storage.bucket import Bucket
 from runner.storage.files import Content, Entry, tree_id
+from runner.storage.index import Made, Trace
 from runner.storage.objects import Objects
 from runner.storage.remotes import Gone, Remote
-from runner.storage.store import Made, Trace
 from tests.tools import needs
 
 KEYS = int(os.environ.get("RECIPE_STORE_KEYS", "1005"))
@@ -524,7 +524,7 @@ def test_a_store_says_what_it_is(raw: Raw, remote: Remote, other: Remote) -> Non
     remote.mark()
     other.mark()
     assert json.loads(raw.get("recipe-store.json")) == {"recipe-store": 1}
-    other.check()
+    other.database.check()
 
 
 def test_a_full_disk_here_is_told_and_leaves_nothing(remote: Remote, here: Objects, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from runner.errors import NotFound
 from runner.storage.files import Content
-from runner.storage.store import AttemptRow, Made, Published, Requested, RunRow, Stale, StepRow, Store, Trace
+from runner.storage.index import Changes, Made, Published, Trace
+from runner.storage.runs import AttemptRow, Requested, RunRow, Stale, StepRow
+from runner.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ def trace(key: str, *, step: str = "a", seconds: float = 1.0, made_at: float = 1
 
 @pytest.fixture
 def claimed(store: Store) -> int:
-    store.submit(RUN)
-    fence = store.claim("r1", "worker 1")
+    store.runs.submit(RUN)
+    fence = store.runs.claim("r1", "worker 1")
     assert fence is not None
     return fence
 
@@ -50,111 +52,125 @@ def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> No
     published = Published("o/a", CONTENT, "id", "r1", "a", "tool@1")
     moves = [Move("step", "a", "QUEUED", "RUNNING", data={"host": "local"}), DONE]
     files = [("o/a", 1, 2, 3, 4, 5, CONTENT)]
-    last = store.group(
-        "r1", claimed, moves, steps=[StepRow("r1", "a", "DONE", "k")], attempts=[attempt], traces=[trace("k")],
-        files=files, published=[published],
-    )  # fmt: skip
+    last = store.runs.group("r1", claimed, moves, steps=[StepRow("r1", "a", "DONE", "k")], attempts=[attempt], changes=Changes(traces=[trace("k")], files=files, published=[published]))  # fmt: skip
     other = fresh()
-    assert other.traces(["k", "none"]) == {"k": trace("k")} and other.traces(["k"])["k"].metrics == {"loss": 0.5}
-    assert other.trace("k") == trace("k") and other.trace("none") is None
-    assert other.outputs("tool@1") == {"k": ([["out", "o/a", CONTENT]], True)} and other.outputs("other@1") == {}
-    assert other.attempts("r1") == [attempt] == other.attempts("r1", "a") and other.attempts("r1", "b") == []
-    assert other.steps("r1") == {"a": StepRow("r1", "a", "DONE", "k")}
-    assert other.published() == {"o/a": published} and other.published("other@1") == {}
-    assert other.files() == files
-    assert [(event.seq, event.after) for event in other.events("r1")] == [(1, "QUEUED"), (2, "RUNNING"), (3, "DONE")]
-    assert [event.seq for event in other.events("r1", after=2)] == [last] == [3] and other.events("r1")[1].data == {"host": "local"}
-    row = other.run("r1")
-    assert (row.inputs, row.state, row.claim, row.next_event) == ({"rank": 16}, "QUEUED", "worker 1", 4) and other.runs() == [row]
+    assert other.index.traces(["k", "none"]) == {"k": trace("k")} and other.index.traces(["k"])["k"].metrics == {"loss": 0.5}
+    assert other.index.trace("k") == trace("k") and other.index.trace("none") is None
+    assert other.index.outputs("tool@1") == {"k": ([["out", "o/a", CONTENT]], True)} and other.index.outputs("other@1") == {}
+    assert other.runs.attempts("r1") == [attempt] == other.runs.attempts("r1", "a") and other.runs.attempts("r1", "b") == []
+    assert other.runs.steps("r1") == {"a": StepRow("r1", "a", "DONE", "k")}
+    assert other.index.published() == {"o/a": published} and other.index.published("other@1") == {}
+    assert other.index.files() == files
+    assert [(event.seq, event.after) for event in other.runs.events("r1")] == [(1, "QUEUED"), (2, "RUNNING"), (3, "DONE")]
+    assert [event.seq for event in other.runs.events("r1", after=2)] == [last] == [3] and other.runs.events("r1")[1].data == {"host": "local"}
+    row = other.runs.get("r1")
+    assert (row.inputs, row.state, row.claim, row.next_event) == ({"rank": 16}, "QUEUED", "worker 1", 4) and other.runs.latest() == [row]
 
 
 def test_the_first_trace_of_a_key_wins(store: Store, claimed: int) -> None:
-    store.group("r1", claimed, traces=[trace("k", seconds=1)])
-    store.group("r1", claimed, traces=[trace("k", seconds=2)])
-    assert store.traces(["k"])["k"].seconds == 1
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k", seconds=1)]))
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k", seconds=2)]))
+    assert store.index.traces(["k"])["k"].seconds == 1
+
+
+def test_a_key_that_is_made_again_has_its_newest_trace(store: Store, claimed: int) -> None:
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k", seconds=1)]))
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k", seconds=2)], again={"k"}))
+    assert store.index.traces(["k"])["k"].seconds == 2
+
+
+def test_metrics_by_a_rule_belong_to_one_trace_and_go_with_it(store: Store, fresh: Fresh, claimed: int) -> None:
+    first = trace("k")._replace(measured_json='{"rule 1":{"loss":0.5}}')
+    store.runs.group("r1", claimed, changes=Changes(traces=[first]))
+    store.index.learn([first._replace(measured_json='{"rule 2":{"acc":1}}')])
+    assert fresh().index.traces(["k"])["k"].measured == {"rule 1": {"loss": 0.5}, "rule 2": {"acc": 1}} == store.index.traces(["k"])["k"].measured
+    store.index.learn([trace("k", made_at=2)._replace(measured_json='{"rule 3":{"f1":0}}')])  # of another attempt
+    assert list(fresh().index.traces(["k"])["k"].measured) == ["rule 1", "rule 2"] and fresh().index.outputs("tool@1")["k"][1]
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k", made_at=3)], again={"k"}))
+    assert fresh().index.traces(["k"])["k"].measured == {}
 
 
 def test_a_stale_worker_writes_nothing(store: Store, fresh: Fresh, claimed: int) -> None:
-    store.release("r1", claimed)
+    store.runs.release("r1", claimed)
     other = fresh()
-    newer = other.claim("r1", "worker 2")
+    newer = other.runs.claim("r1", "worker 2")
     assert newer is not None and newer > claimed
     with pytest.raises(Stale):
-        store.group("r1", claimed, [DONE], traces=[trace("k")], steps=[StepRow("r1", "a", "DONE")])
+        store.runs.group("r1", claimed, [DONE], steps=[StepRow("r1", "a", "DONE")], changes=Changes(traces=[trace("k")]))
     with pytest.raises(Stale):
-        store.requested("r1", claimed)
-    assert store.traces(["k"]) == {} and store.steps("r1") == {} and len(store.events("r1")) == 1
-    other.group("r1", newer, [DONE])
+        store.runs.requested("r1", claimed)
+    assert store.index.traces(["k"]) == {} and store.runs.steps("r1") == {} and len(store.runs.events("r1")) == 1
+    other.runs.group("r1", newer, [DONE])
 
 
 def test_two_workers_never_hold_one_run(store: Store, fresh: Fresh, claimed: int) -> None:
-    assert fresh().claim("r1", "worker 2") is None and store.live("r1") and fresh().live("r1")
+    assert fresh().runs.claim("r1", "worker 2") is None and store.runs.live("r1") and fresh().runs.live("r1")
     store.close()
-    assert not fresh().live("r1") and fresh().claim("r1", "worker 2") is not None
+    assert not fresh().runs.live("r1") and fresh().runs.claim("r1", "worker 2") is not None
 
 
 def test_a_request_before_the_end_wins_and_after_it_is_refused(store: Store, fresh: Fresh, claimed: int) -> None:
-    assert fresh().request("r1", "cancel") and store.requested("r1", claimed) == "cancel"
-    store.group("r1", claimed, [DONE], traces=[trace("k")])  # a step that had ended is committed all the same
+    assert fresh().runs.request("r1", "cancel") and store.runs.requested("r1", claimed) == "cancel"
+    store.runs.group("r1", claimed, [DONE], changes=Changes(traces=[trace("k")]))  # a step that had ended is committed all the same
     with pytest.raises(Requested) as caught:
-        store.group("r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
-    assert caught.value.request == "cancel" and store.run("r1").state == "QUEUED"
-    store.group("r1", claimed, [Move("run", "r1", "ACTIVE", "CANCELLED")], run_state=("CANCELLED", "asked"), answers="cancel")
-    row = store.run("r1")
-    assert (row.state, row.reason, row.request, row.claim) == ("CANCELLED", "asked", "", "") and row.ended and not store.live("r1")
-    assert not fresh().request("r1", "pause")
+        store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+    assert caught.value.request == "cancel" and store.runs.get("r1").state == "QUEUED"
+    store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "CANCELLED")], run_state=("CANCELLED", "asked"), answers="cancel")
+    row = store.runs.get("r1")
+    assert (row.state, row.reason, row.request, row.claim) == ("CANCELLED", "asked", "", "") and row.ended and not store.runs.live("r1")
+    assert not fresh().runs.request("r1", "pause")
     with pytest.raises(Stale):
-        store.group("r1", claimed, [DONE])
-    assert [event.after for event in store.events("r1")] == ["QUEUED", "cancel", "DONE", "CANCELLED"]
+        store.runs.group("r1", claimed, [DONE])
+    assert [event.after for event in store.runs.events("r1")] == ["QUEUED", "cancel", "DONE", "CANCELLED"]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 5), max_size=6), asks=st.sets(st.integers(0, 5)))
 def test_events_are_numbered_without_gaps(store: Store, sizes: list[int], asks: set[int]) -> None:
-    run = f"r{len(store.runs())}"
-    store.submit(RUN._replace(id=run))
-    fence = store.claim(run, "w")
+    run = f"r{len(store.runs.latest())}"
+    store.runs.submit(RUN._replace(id=run))
+    fence = store.runs.claim(run, "w")
     assert fence is not None
     for n, size in enumerate(sizes):
-        last = store.group(run, fence, [DONE] * size)
-        assert last == store.events(run)[-1].seq
+        last = store.runs.group(run, fence, [DONE] * size)
+        assert last == store.runs.events(run)[-1].seq
         if n in asks:
-            store.request(run, "pause")
+            store.runs.request(run, "pause")
         with pytest.raises(Stale):
-            store.group(run, fence + 1, [DONE] * 3)
-    seen = [event.seq for event in store.events(run)]
+            store.runs.group(run, fence + 1, [DONE] * 3)
+    seen = [event.seq for event in store.runs.events(run)]
     assert seen == list(range(1, 2 + sum(sizes) + len([n for n in range(len(sizes)) if n in asks])))
 
 
 def test_a_run_submitted_twice_is_one_run(store: Store) -> None:
-    store.submit(RUN)
-    store.submit(RUN)
-    assert len(store.runs()) == 1 and len(store.events("r1")) == 1
+    store.runs.submit(RUN)
+    store.runs.submit(RUN)
+    assert len(store.runs.latest()) == 1 and len(store.runs.events("r1")) == 1
     with pytest.raises(NotFound, match="no run r2"):
-        store.run("r2")
+        store.runs.get("r2")
     with pytest.raises(NotFound):
-        store.claim("r2", "w")
-    assert not store.live("r2") and not store.request("r2", "cancel")
+        store.runs.claim("r2", "w")
+    assert not store.runs.live("r2") and not store.runs.request("r2", "cancel")
 
 
 def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claimed: int) -> None:
     mine = [trace("1", seconds=10, made_at=1), trace("2", seconds=20, made_at=2)]
-    store.group("r1", claimed, traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")])
-    assert store.expected("tool@1", ["a", "c"]) == {"a": 15}
+    store.runs.group("r1", claimed, changes=Changes(traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")]))
+    assert store.index.expected("tool@1", ["a", "c"]) == {"a": 15}
 
 
 def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: int) -> None:
-    store.group("r1", claimed, traces=[trace("k")], published=[Published("o/a", CONTENT, "", "r1", "a", "tool@1")])
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k")], published=[Published("o/a", CONTENT, "", "r1", "a", "tool@1")]))
     mine = Content("f:" + "1" * 64)
-    store.adopt(trace("k", content=mine), [Published("o/a", mine, "", "r1", "a", "tool@1")])
-    assert store.traces(["k"])["k"].outputs[0].content == mine == store.published()["o/a"].content
-    store.unpublish(["o/a"])
-    assert store.published() == {}
+    store.index.adopt(trace("k", content=mine), [Published("o/a", mine, "", "r1", "a", "tool@1")])
+    assert store.index.traces(["k"])["k"].outputs[0].content == mine == store.index.published()["o/a"].content
+    store.index.unpublish(["o/a"])
+    assert store.index.published() == {}
 
 
 def test_thousands_of_keys_are_found_and_only_those(store: Store, claimed: int) -> None:
-    store.group("r1", claimed, traces=[trace(f"k{n}") for n in range(1200)])
+    store.runs.group("r1", claimed, changes=Changes(traces=[trace(f"k{n}") for n in range(1200)]))
     for asked in ([f"k{n}" for n in range(600, 1800)], ["k7", "none"]):
         expected = {key for key in asked if key != "none" and int(key[1:]) < 1200}
-        assert set(store.traces(asked)) == expected
-    assert len(store.outputs("tool@1")) == 1200 and store.traces([]) == {}
+        assert set(store.index.traces(asked)) == expected
+    assert len(store.index.outputs("tool@1")) == 1200 and store.index.traces([]) == {}

@@ -14,7 +14,6 @@ TRAINERS = ROOT / "recipes" / "trainers"
 RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
 STEPS = [(name, step) for name, recipe in RECIPES.items() for step, spec in recipe["steps"].items() if "uses" not in spec]
 FAMILIES = {"flux": "image_flux.py", "sdxl": "image_sdxl.py"}  # loaded by the name of the family
-RELEASED = {"sft@1"}
 
 
 def imported(program: str, found: set[str]) -> set[str]:
@@ -52,7 +51,7 @@ def test_a_step_names_the_programs_that_it_needs_and_no_others(name: str, step: 
     spec = RECIPES[name]["steps"][step]
     wanted, named = needed(name, spec), {Path(path).name for path in spec.get("code", [])}
     assert wanted <= named, f"not named: {', '.join(sorted(wanted - named))}"
-    assert name in RELEASED or named <= wanted, f"named for nothing: {', '.join(sorted(named - wanted))}"
+    assert named <= wanted, f"named for nothing: {', '.join(sorted(named - wanted))}"
 
 
 def test_every_program_is_of_use() -> None:
@@ -68,7 +67,7 @@ def test_no_program_takes_what_another_keeps_to_itself() -> None:
                 assert not private, f"{file.name} takes {', '.join(private)} from {node.module}.py"
 
 
-OWN = [name for name in RECIPES if name not in RELEASED | {"axolotl@1", "unsloth@1", "prime-rl@1"}]
+OWN = [name for name in RECIPES if name not in {"axolotl@1", "unsloth@1", "prime-rl@1"}]
 
 
 @pytest.mark.parametrize("name", OWN)

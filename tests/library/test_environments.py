@@ -18,7 +18,6 @@ LOCKS = {file.stem: file for file in sorted((ROOT / "recipes" / "locks").glob("*
 TRAINERS = ROOT / "recipes" / "trainers"
 RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
 WITHOUT = {
-    "sft@1": "released before there were locks",
     "prime-rl@1": "prime-rl is on no index; its guard needs Python alone, and its launcher names an environment of its own",
 }
 # Named differently where they are imported; what is installed here knows the rest.
@@ -79,7 +78,7 @@ def test_every_package_is_pinned_by_hash_and_from_nowhere_in_particular(family: 
     assert all(len(versions) == 1 or len({version for version, _ in versions}) == len(versions) for versions in pinned.values())
 
 
-@pytest.mark.parametrize("family", ["text", "preference", "images", "ppo"])
+@pytest.mark.parametrize("family", ["text", "images", "ppo"])
 def test_what_the_tests_run_with_is_what_is_locked(family: str) -> None:
     source = (ROOT / "recipes" / "locks" / f"{family}.in").read_text()
     own = {re.split(r"[^\w.-]", line)[0] for line in source.splitlines() if re.match(r"[\w.-]+[=<>]", line)}

@@ -34,7 +34,7 @@ def made(data: Any, source: Path, out: Path, **more: Any) -> tuple[dict[str, lis
     """The rows of both splits, the manifest, and what was said."""
     import pyarrow as arrow  # type: ignore[import-untyped]
 
-    options = {"data": source, "base": BASE, "out": out, "columns": "{}", "chat_template": None, "max_length": 128}
+    options = {"data": source, "base": BASE, "out": out, "columns": "{}", "chat_template": None, "eos_token": None, "max_length": 128}
     said = data.prepare(SimpleNamespace(**{**options, "eval_fraction": 0.0, "max_bad_rows": 0, "seed": 0, **more}))
     splits = {name: arrow.ipc.open_stream(out / f"{name}.arrow").read_all().to_pylist() for name in ("train", "held_out")}
     return splits, json.loads((out / "manifest.json").read_text()), said
@@ -57,6 +57,7 @@ def test_an_answer_follows_its_prompt_and_ends(data: Any, tmp_path: Path) -> Non
     assert text(row["prompt_ids"]) == GOOD["prompt"]
     assert text(row["chosen_ids"]) == "Two is.<|endoftext|>" and text(row["rejected_ids"]) == "Three is.<|endoftext|>"
     assert manifest["pairs"] == {"train": 1, "held_out": 0} and manifest["forms"] == ["plain text"]
+    assert manifest["end_token"]["text"] == "<|endoftext|>"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_conversations_are_read_in_every_form_they_are_published_in(row: object,
     assert text(found["prompt_ids"]) == "<|im_start|>user\nWhich is even?<|im_end|>\n<|im_start|>assistant\n"
     # What the template writes is all there is: no second beginning, no second end.
     assert text(found["chosen_ids"]) == "Two is.<|im_end|>\n" and text(found["rejected_ids"]) == "Three is.<|im_end|>\n"
-    assert manifest["forms"] == ["conversations"]
+    assert manifest["forms"] == ["conversations"] and manifest["end_token"]["text"] == "<|im_end|>"
 
 
 def test_csv_and_parquet_and_other_names_of_columns_are_read(data: Any, tmp_path: Path) -> None:

@@ -231,3 +231,31 @@ def test_the_end_token_does_not_fill_up_where_the_vocabulary_has_room(common: An
     words["model"]["vocab"]["[PAD]"] = words["model"]["vocab"].pop("Ā")
     (named / "tokenizer.json").write_text(json.dumps(words))
     assert common.tokenizer_of(named, model(1024)).pad_token == "[PAD]"
+
+
+@pytest.mark.parametrize(
+    ("gained", "likelier", "loss", "said"),
+    [
+        (
+            0.925,
+            (0.45, 0.45),
+            (3.0, 2.9),
+            "It learned the preference: chosen answers gained on rejected ones in 92.5% of 40 pairs. The chosen answer is the",
+        ),
+        (0.925, (0.45, 0.9), (3.0, 3.1), "It learned the preference: chosen answers gained on rejected ones in 92.5% of 40 pairs."),
+        (
+            0.6,
+            (0.45, 0.45),
+            (3.0, 2.9),
+            "Nothing can be concluded: chosen answers gained on rejected ones in 60.0% of 40 pairs, and a coin comes as far.",
+        ),
+        (0.1, (0.45, 0.2), (3.0, 2.9), "It learned the opposite"),
+        (0.925, (0.45, 0.9), (3.0, 3.4), "Chosen answers became less likely, too (loss per token 3.00 before, 3.40 after)"),
+    ],
+)
+def test_a_preference_report_says_what_to_conclude(gained: float, likelier: tuple[float, float], loss: tuple[float, float], said: str) -> None:
+    with siblings():
+        from preference_evaluate import conclusion  # type: ignore[import-not-found]
+
+    told = conclusion(40, gained, likelier, loss)
+    assert said in told and ("less likely" in told) == (loss[1] > 3.2) and ("by less than" in told) == (likelier[0] == likelier[1] and gained > 0.7)

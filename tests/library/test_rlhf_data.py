@@ -29,7 +29,8 @@ def prepare(data: Path, out: Path, **more: Any) -> Any:
 
     from rlhf_data import prepare as prepared  # type: ignore[import-not-found]
 
-    settings = {"columns": "{}", "chat": False, "chat_template": None, "need": [], "max_prompt_length": 64, "eval_fraction": 0.0, "max_bad_rows": 0}
+    settings = {"columns": "{}", "chat": False, "chat_template": None, "eos_token": None, "need": [], "max_prompt_length": 64}
+    settings |= {"eval_fraction": 0.0, "max_bad_rows": 0}
     return prepared(argparse.Namespace(data=data, base=BASE, out=out, seed=0, **{**settings, **more}))
 
 
@@ -74,6 +75,15 @@ def test_plain_prompts_and_conversations_are_not_mixed_unless_chat_makes_all_con
     first, second = rows_of(tmp_path / "out")
     assert first == {"prompt": [{"role": "user", "content": "What?"}], "level": "1"}
     assert second == {"prompt": [{"role": "user", "content": "Why?"}], "level": "2"}
+
+
+def test_a_completion_of_a_conversation_ends_where_an_answer_does(tmp_path: Path) -> None:
+    from rlhf_data import end_token, load_tokenizer
+
+    (tmp_path / "p.jsonl").write_text('{"prompt": "What?"}\n')
+    for chat, end in ((False, "<|endoftext|>"), (True, "<|im_end|>")):
+        prepare(tmp_path / "p.jsonl", tmp_path / "out", chat=chat)
+        assert load_tokenizer(BASE, None, end_token(tmp_path / "out")["text"]).eos_token == end
 
 
 def test_equal_prompts_are_on_one_side(tmp_path: Path) -> None:
@@ -176,7 +186,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 def test_what_is_drawn_does_not_depend_on_who_shares_the_batch() -> None:
     from rlhf_data import load_tokenizer, prompt_ids
     from rlhf_sampling import log_probabilities, sample, table
-    from sft_model import load_base  # type: ignore[import-not-found]
+    from text_model import load_base  # type: ignore[import-not-found]
 
     tokenizer, model = load_tokenizer(BASE, None), load_base(BASE, "random", 0, "no").eval()
     prompts = [prompt_ids(text, tokenizer) for text in ("Why?", "What does math.gcd do?", "And that?", "What is the meaning of a longer prompt?")]

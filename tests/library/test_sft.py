@@ -9,13 +9,46 @@ import pytest
 
 from tests.library.smoke import smoke
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sft")]
 
-@pytest.mark.slow
-def test_it_learns(tmp_path: Path) -> None:
-    results = smoke("sft@1", tmp_path)
-    points = [json.loads(line) for line in (results / "history.jsonl").read_text().splitlines()]
-    losses = [point["loss"] for point in points if "loss" in point]
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sft")
+
+
+@pytest.fixture(scope="module")
+def results(workspace: Path) -> Path:
+    return smoke("sft@1", workspace)
+
+
+def test_it_learns(results: Path) -> None:
+    losses = [json.loads(line)["loss"] for line in (results / "history.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0] - 1.5
     report = json.loads((results / "report" / "report.json").read_text())
     assert report["perplexity_after"] * 6 < report["perplexity_before"]
     assert (results / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_step_tells_its_speed_its_memory_and_where_its_time_went(results: Path, workspace: Path) -> None:
+    (file,) = (workspace / ".recipe" / "runs").glob("*/train.1.metrics")
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["step"] for line in told] == list(range(1, 61))
+    for line in told:
+        assert line["grad_norm"] > 0 and line["lr"] > 0 and 0.1 < line["memory_gb"] < 4
+        assert line["samples_per_second"] == pytest.approx(16 / line["time_step"], rel=0.01)
+        parts = sum(seconds for name, seconds in line.items() if name.startswith("time_") and name != "time_step")
+        assert 0.9 * line["time_step"] < parts <= line["time_step"] * 1.001
+    assert [line["step"] for line in told if "time_checkpoint" in line] == [21, 41]
+
+
+def test_tensorboard_files_hold_the_curve(results: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
+
+    found = EventAccumulator(str(results / "tensorboard")).Reload()
+    curve = {point.step: point.value for point in found.Scalars("loss")}
+    history = [json.loads(line) for line in (results / "history.jsonl").read_text().splitlines()]
+    assert curve == pytest.approx({line["step"]: line["loss"] for line in history}, rel=1e-6)
+    assert {"lr", "grad_norm", "samples_per_second", "tokens_per_second", "memory_gb", "time_data", "time_model", "eval_loss"} <= set(
+        found.Tags()["scalars"]
+    )

@@ -1,4 +1,4 @@
-"""Claims about the trainers of `sft@2` and `cpt@1`, run as programs of their own: what a kill leaves, what goes on from what, what is refused."""
+"""Claims about the trainers of `sft@1` and `cpt@1`, run as programs of their own: what a kill leaves, what goes on from what, what is refused."""
 
 from __future__ import annotations
 
@@ -97,14 +97,21 @@ def test_a_training_whose_machine_is_taken_away_saves_the_step_it_is_at(library:
 def test_a_model_trained_on_one_text_reads_on_in_another(library: Path, trained: dict[str, Path], tmp_path: Path) -> None:
     """Every weight on the standard library; then, frozen, with an adapter on the language reference, of which it learns more than it knew."""
     base, topics, out = tmp_path / "base", tmp_path / "topics", tmp_path / "out"
-    done = run(program("text_export.py", "--kind", "merged", "--base", BASE, "--weights", trained["full"] / "weights", "--out", base))
+    done = run(
+        program("text_export.py", "--trainer", "cpt", "--kind", "merged", "--base", BASE, "--weights", trained["full"] / "weights", "--out", base)
+    )
     assert "a model, fully trained" in done.stdout, done.stderr
     assert {"config.json", "model.safetensors", "tokenizer.json", "training.json"} <= {file.name for file in base.iterdir()}
     prepare(TOPICS, topics, base=base)
     flags = ("--init", "pretrained", "--train-embeddings", "--decay-steps", 0)
     assert run(training(topics, out, *flags, base=base, max_steps=30), RECIPE_WORLD_SIZE="1").returncode == 0
     model, report = tmp_path / "model", tmp_path / "report"
-    assert run(program("text_export.py", "--kind", "merged", "--base", base, "--weights", out / "weights", "--out", model)).returncode == 0
+    assert (
+        run(
+            program("text_export.py", "--trainer", "cpt", "--kind", "merged", "--base", base, "--weights", out / "weights", "--out", model)
+        ).returncode
+        == 0
+    )
     assert not (model / "adapter_config.json").exists()
     done = run(program("text_evaluate.py", "--data", topics, "--base", base, "--model", model, "--micro-batch", 8, "--report", report))
     assert done.returncode == 0, done.stderr
@@ -154,7 +161,7 @@ def test_a_question_is_read_and_not_learned(wide: bool, tmp_path: Path, monkeypa
         store.close({"train": [[0, 1], [1]], "held_out": []}, {})
         batch = model.batch_of(tokens.Tokens(tmp_path, "train"), [0, 1], importlib.import_module("torch").device("cpu"))
     finally:
-        for name in ("loop", "tokens", "sft_model", "text_model"):
+        for name in ("loop", "tokens", "text_model"):
             sys.modules.pop(name, None)
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 10], [9, 10, 0, 0, 0, 0]]
     assert batch.targets.tolist() == [[-100, 7, 8, -100, 10, -100], [10, -100, -100, -100, -100, -100]]

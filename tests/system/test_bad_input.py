@@ -42,6 +42,15 @@ CASES = {
     "no such file": Case(3, r'no file \./good\.yml.*did you mean "good.yaml"', words=("run", "./good.yml")),
     "no such verb": Case(3, 'no verb "rnu"; did you mean "run"', words=("rnu",)),
     "unknown flag": Case(3, 'unknown flag "--prset"; did you mean "--preset"', words=("run", "./good.yaml", "--prset", "x")),
+    "an input as a flag": Case(
+        3,
+        r"max_steps is an input of t@1: write max_steps=3\s*$",
+        f"{HEAD}inputs: {{max_steps: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n",
+        words=("run", "./t.yaml", "--max-steps", "3"),
+    ),
+    "a branch as a commit": Case(
+        3, "`git ls-remote https://x.org/y main`", step("{run: echo, code: [{git: 'https://x.org/y', commit: main, at: v}]}")
+    ),
     "unknown flag before the verb": Case(3, 'unknown flag "--frob"', words=("--frob",)),
     "unknown driver": Case(3, r'no driver "locla".*did you mean "local"', words=("run", "./good.yaml", "--driver", "locla")),
     "unknown preset": Case(3, 'no preset "smkoe".*did you mean "smoke"', words=("run", "sft@1", "--preset", "smkoe")),

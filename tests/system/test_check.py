@@ -165,6 +165,16 @@ def test_what_could_not_be_asked_is_listed_with_what_it_needs(space: Space) -> N
     assert "not checked: model-missing" not in check(space, "-v", "often=10")[1]
 
 
+def test_the_verdict_is_no_all_clear_where_rules_could_not_be_judged(space: Space) -> None:
+    code, out, _ = check(space, "base=nobody/has-this", "often=10")
+    verdict, needs = out.splitlines()
+    count = int(verdict.removeprefix("mine@1: nothing found, ").removesuffix(" not checked"))
+    assert code == 0 and count >= 5 and needs.startswith("what they need: the model's own files, or the Hub (")
+    assert f"1 warning, {count} not checked\n" in check(space, "base=nobody/has-this")[1]
+    code, out, err = check(space, "base=nobody/has-this", "often=10", "--format", "json")
+    assert (code, out) == (0, "[]\n") and f"{count} rules were not checked" in err
+
+
 def test_plan_shows_findings_below_its_steps_and_run_does_not_start_on_an_error(space: Space) -> None:
     space.write("recipe.yaml", RECIPE_TEXT.replace("- [--output_dir", "- --save_only_model\n      - [--output_dir"))
     code, out, _ = space.command("plan", "./recipe.yaml", "often=10")
@@ -255,6 +265,20 @@ def test_this_machines_gpu_is_asked_for_what_it_can(space: Space, tmp_path: Path
     assert finding["severity"] == "error" and "Tesla T4 (compute capability 7.5) has no bf16" in finding["message"]
     assert "precision=fp16" in check(space, "precision=bf16", "often=10", "--fix", PATH=path)[1]
     assert found(space, "precision=bf16", "often=10") == {}, "no GPU here: not checked"
+
+
+def test_a_card_of_ones_own_is_known_by_what_its_file_says(space: Space, tmp_path: Path) -> None:
+    space.write("recipe.yaml", RECIPE_TEXT.replace("    state:", "    resources: {gpus: 1, gpu: ACME Trainer}\n    state:"))
+    assert found(space, "precision=bf16", "often=10") == {}, "not checked: nobody knows that card"
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "hardware.yaml").write_text("gpus:\n  acme: {memory: 24, capability: 7.5, tflops: 65, names: [ACME Trainer]}\n")
+    config = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert (
+        "ACME Trainer (compute capability 7.5) has no bf16" in found(space, "precision=bf16", "often=10", **config)["bf16-before-ampere"]["message"]
+    )
+    (tmp_path / "recipe" / "hardware.yaml").write_text("gpus:\n  acme: {memory: 24, capabillity: 7.5, tflops: 65}\n")
+    code, _, err = check(space, "precision=bf16", "often=10", **config)
+    assert code == 3 and "recipe/hardware.yaml:2:" in err and 'gpus.acme has no key "capabillity"' in err
 
 
 def test_a_host_elsewhere_is_asked_when_it_is_named(space: Space, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from runner.execution.session import Choice
 from runner.interface.logs import Part, Raw, Safe, Tail
-from runner.storage.store import RunRow
+from runner.storage.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until
 from tests.system.test_cli_why import LETTERS, Recipe, letters, recipe
@@ -56,8 +56,8 @@ def started(space: Space, gate: Path, env: dict[str, str]) -> subprocess.Popen[s
     def printed() -> bool:
         logs = list((space.root / ".recipe" / "attempts").glob("*.log"))
         with Workspace.open(space.root, read_only=True) as ws:
-            rows = ws.store.runs()
-            heard = bool(rows) and any(event.after == "RUNNING" for event in ws.store.events(rows[0].id))
+            rows = ws.store.runs.latest()
+            heard = bool(rows) and any(event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id))
         return heard and any(log.read_bytes().endswith(b"\n") and b"red" in log.read_bytes() for log in logs)
 
     until(printed)
@@ -82,10 +82,10 @@ def test_runs_lists_what_was_run_newest_first(letters: Space, recipe: Recipe) ->
 
 def test_a_run_whose_worker_died_needs_recovery_and_one_at_work_executes(space: Space, recipe: Recipe) -> None:
     with Workspace.open(space.root) as ws:
-        ws.store.submit(RunRow("r-1", "t@1", "", {}, ""))
-        fence = ws.store.claim("r-1", "a test")
+        ws.store.runs.submit(RunRow("r-1", "t@1", "", {}, ""))
+        fence = ws.store.runs.claim("r-1", "a test")
         assert fence is not None
-        ws.store.group("r-1", fence, run_state=("ACTIVE", ""))
+        ws.store.runs.group("r-1", fence, run_state=("ACTIVE", ""))
         assert "EXECUTING" in recipe("runs").out
     assert "NEEDS_RECOVERY" in recipe("runs").out
     assert "r-1 died" in recipe("logs", "r-1", "-f").err
@@ -172,8 +172,8 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
 
     def taken_over() -> bool:
         with Workspace.open(space.root, read_only=True) as ws:
-            rows = ws.store.runs()
-            return len(rows) == 2 and any(event.after == "RUNNING" for event in ws.store.events(rows[0].id))
+            rows = ws.store.runs.latest()
+            return len(rows) == 2 and any(event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id))
 
     until(taken_over)
     follower = followed(space, "logs", "last/talk", "-f", env={})
@@ -230,7 +230,7 @@ def test_a_line_without_end_is_shown_in_pieces() -> None:
 def test_a_secret_is_masked_across_reads(tmp_path: Path) -> None:
     raw = tmp_path / "a.log"
     raw.write_bytes(b"a" * ((1 << 18) - 5) + SECRET.encode() + b"b")
-    tail = Tail.of(tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
+    tail = Tail.of(tmp_path, tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
     assert tail is not None
     out = io.BytesIO()
     tail.rest(Raw(out).write)
@@ -260,7 +260,8 @@ def test_two_runs_differ_in_inputs_data_metrics_and_outputs(space: Space, recipe
     steps: dict[str, Any] = {step["id"]: step for step in told["steps"]}
     assert told["inputs"] == [{"part": "word", "before": "hello", "after": "bye"}]
     assert {change["part"] for change in steps["count"]["changes"]["metrics"]} == {"loss"}
-    assert recipe("diff", "last").out.endswith("nothing differs in what both ran\n")
+    assert recipe("diff").out == recipe("diff", "last").out == out
+    assert recipe("diff", "last", "last").out.endswith("nothing differs in what both ran\n")
 
 
 def test_a_changed_command_is_shown_by_its_lines(letters: Space, recipe: Recipe) -> None:
@@ -274,7 +275,7 @@ def test_a_changed_command_is_shown_by_its_lines(letters: Space, recipe: Recipe)
 
 
 def test_bad_words_end_with_3(letters: Space, recipe: Recipe) -> None:
-    for words in (("diff",), ("diff", "last~9"), ("diff", "last", "x y"), ("runs", "-n", "0"), ("logs", "nope"), ("logs", "last", "--attempt", "x")):
+    for words in (("diff", "last~9"), ("diff", "last", "x y"), ("runs", "-n", "0"), ("logs", "nope"), ("logs", "last", "--attempt", "x")):
         said = recipe(*words)
         assert (said.code, said.out) == (3, "") and said.err, words
 

@@ -126,7 +126,7 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
     ("script", "words"),
     [
         ("gone.py", "there is no file gone.py"),
-        ("../out.py", "is not in the folder of the recipe"),
+        ("../out.py", "where the code of"),
         ("broken.py", "broken.py:1: this is not Python"),
         ("binary.py", "this is not Python"),
     ],

@@ -151,12 +151,46 @@ steps:
 def test_a_run_without_such_numbers_is_told_so(space: Space, recipe: Recipe) -> None:
     space.recipe("steps: {a: {run: 'echo a > {{ outputs.o }}', outputs: {o: o}}}")
     space.run()
-    assert "no step told numbers of its steps: a trainer writes them to the file that $RECIPE_METRICS names" in recipe("report").out
+    assert "no step reported metrics: write `metrics: true`" in recipe("report").out
     space.recipe(
         "steps: {a: {run: 'for n in 1 2; do echo {\\\"step\\\": $n}; done >> $RECIPE_METRICS; echo > {{ outputs.o }}', outputs: {o: o}, metrics: true}}"
     )
     space.run()
-    assert "a: 2 steps\n  it does not tell where its time goes: time_step, time_data" in recipe("report").out
+    assert "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis" in recipe("report").out
+
+
+SWEEP = """
+steps:
+  train:
+    matrix: {lr: [1, 2]}
+    run: "for n in 3 1 2; do echo step $n loss=0.$n$(( {{ matrix.lr }} )) acc=0.$n; done; touch {{ outputs.o }}"
+    outputs: {o: "o{{ matrix.lr }}"}
+    metrics: {pattern: 'loss=(?P<loss>[0-9.]+) acc=(?P<acc>[0-9.]+)'}
+"""
+
+
+def test_a_report_has_a_table_of_the_last_and_best_metrics_of_a_sweep(space: Space, recipe: Recipe) -> None:
+    space.recipe(SWEEP)
+    space.run()
+    lines = recipe("report").out.splitlines()
+    table = lines[lines.index("") + 1 : lines.index("") + 4]
+    assert [line.split("  ")[0].split()[0] for line in table] == ["METRICS", "train[lr=1]", "train[lr=2]"]
+    assert table[0].split() == ["METRICS", "loss", "min", "loss", "acc", "max", "acc"]
+    assert [line.split()[1:] for line in table[1:]] == [["0.21", "0.11", "0.2", "0.3"], ["0.22", "0.12", "0.2", "0.3"]]
+    (log,) = (space.root / ".recipe/runs").glob("*/train[[]lr=2].1.log")
+    log.unlink()
+    assert "no log or file is kept of train[lr=2]: only last values are known" in recipe("report").out.splitlines()
+    told = json.loads(recipe("report", "--json").out)["steps"][0]["metrics"]
+    assert told == {"loss": {"last": 0.21, "min": 0.11, "max": 0.31}, "acc": {"last": 0.2, "min": 0.1, "max": 0.3}}
+
+
+def test_a_report_shows_metrics_by_a_rule_that_is_newer_than_the_run(space: Space, recipe: Recipe) -> None:
+    space.recipe(SWEEP.replace("    metrics:", "    # metrics:"))
+    space.run()
+    assert "no step reported metrics" in recipe("report").out
+    space.recipe(SWEEP)
+    assert space.run() == []
+    assert json.loads(recipe("report", "--json").out)["steps"][1]["metrics"]["loss"] == {"last": 0.22, "min": None, "max": None}
 
 
 def test_what_is_not_there_is_named(space: Space, recipe: Recipe) -> None:

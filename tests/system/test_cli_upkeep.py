@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from runner.storage.store import RunRow
+from runner.storage.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import Space
 from tests.system.test_cli_why import FAN, LETTERS, Recipe, letters, recipe
@@ -26,7 +26,7 @@ def age(space: Space, days: float) -> None:
     with Workspace.open(space.root) as ws:
         past = days * 86400
         for table, column in (("traces", "made_at"), ("runs", "created"), ("attempts", "started")):
-            ws.store._db.execute(f"UPDATE {table} SET {column} = {column} - {past}")
+            ws.store.database.connection.execute(f"UPDATE {table} SET {column} = {column} - {past}")
         for folder in ("runs", "plans", "manifests", "states", "partial", "attempts"):
             for path in [ws.home / folder, *(ws.home / folder).rglob("*")] if (ws.home / folder).exists() else []:
                 found = path.lstat()
@@ -150,10 +150,10 @@ def test_results_of_a_library_recipe_go_with_their_folder_and_latest(space: Spac
 
 def test_clean_waits_for_nobody_and_takes_nothing_from_a_living_run(letters: Space, recipe: Recipe) -> None:
     with Workspace.open(letters.root) as ws:
-        ws.store.submit(RunRow("r-live", "t@1", "", {}, ""))
-        fence = ws.store.claim("r-live", "a test")
+        ws.store.runs.submit(RunRow("r-live", "t@1", "", {}, ""))
+        fence = ws.store.runs.claim("r-live", "a test")
         assert fence is not None
-        ws.store.group("r-live", fence, run_state=("ACTIVE", ""))
+        ws.store.runs.group("r-live", fence, run_state=("ACTIVE", ""))
         said = recipe("clean", "./recipe.yaml")
     assert said.code == 4 and "r-live" in said.err and (letters.root / "text.txt").exists()
 
@@ -173,10 +173,10 @@ def test_gc_keeps_what_is_published_and_what_is_young(letters: Space, recipe: Re
 
 def test_a_run_that_died_does_not_keep_everything_forever(letters: Space, recipe: Recipe) -> None:
     with Workspace.open(letters.root) as ws:
-        ws.store.submit(RunRow("r-dead", "t@1", "", {}, ""))
-        fence = ws.store.claim("r-dead", "a test")
+        ws.store.runs.submit(RunRow("r-dead", "t@1", "", {}, ""))
+        fence = ws.store.runs.claim("r-dead", "a test")
         assert fence is not None
-        ws.store.group("r-dead", fence, run_state=("ACTIVE", ""))
+        ws.store.runs.group("r-dead", fence, run_state=("ACTIVE", ""))
     assert "NEEDS_RECOVERY" in recipe("runs").out and "died: r-dead" in recipe("status", "./recipe.yaml").out
     letters.run({"word": "bye"})
     assert "died" not in recipe("status").out

@@ -66,7 +66,7 @@ class Room:
         self.attempts.append(name)
         cwd = self.root / "attempts" / name
         cwd.mkdir(mode=0o700, parents=True)
-        env = {**containers.base_env((), {}), **more.pop("env", {})}
+        env = {**containers.base_env({}), **more.pop("env", {})}
         plain = Command(argv, str(cwd), env, log=f"{cwd}.log", **more)
         found = self.do(containers.resolve(self.host, self.engine, image or self.machine.image))
         return containers.wrap(plain, found, engine or self.engine, [*containers.mounts(plain, str(self.root / "objects")), *mounts])
@@ -286,7 +286,7 @@ def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: 
         boxes = containers.Containers(host, str(attempt.parent), said.append, settings, machine.environ)
         await boxes.image(machine.image)
         script = 'trap "exit 7" TERM; echo "$TOKEN" > seen; echo ready; while :; do sleep 0.05; done'
-        command = Command(("sh", "-c", script), str(attempt), containers.base_env((), {}), {"TOKEN": TOKEN}, log=f"{attempt}.log")
+        command = Command(("sh", "-c", script), str(attempt), containers.base_env({}), {"TOKEN": TOKEN}, log=f"{attempt}.log")
         job = await host.start(boxes.wrap(command, machine.image, [Mount(str(attempt), True)]), "one")
         async with asyncio.timeout(30):
             while b"ready" not in await host.log(job, 0):

@@ -164,3 +164,41 @@ def test_a_run_whose_worker_died_is_closed_by_the_next(space: Space) -> None:
     space.run()
     said = space.command("runs")[1]
     assert "NEEDS_RECOVERY" not in said and "FAILED" in said and "COMPLETED" in said
+
+
+def one_step(space: Space, size: int) -> Path:
+    """A step that has ended while nobody saw it, and what its worker put before it."""
+    space.write("in.txt", "x" * size)
+    space.recipe(f"steps: {{s: {{run: 'echo $RECIPE_STEP >> {space.root}/starts; wc -c < in.txt > o', deps: [in.txt], outputs: {{o: o}}}}}}")
+    code, _, _ = space.command("run", env={"RECIPE_CRASH_AT": "job-over:1"})
+    assert code == -signal.SIGKILL
+    return space.root / ".recipe/attempts" / next(name for name in left(space) if "." not in name) / "in.txt"
+
+
+def test_an_attempt_of_a_dead_run_that_was_given_something_else_is_started_anew(space: Space) -> None:
+    one_step(space, 10).write_text("another")
+    space.run()
+    assert starts(space, "s") == 2 and space.read("o") == "10\n" and left(space) == []
+
+
+@pytest.mark.parametrize("size", [10, 200_000], ids=["a copy", "a link"])
+def test_an_input_that_changes_while_a_step_is_taken_up_is_seen(space: Space, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_step(space, size)
+
+    def edited(point: str) -> None:
+        if point == "job-over" and starts(space, "s") == 1:
+            space.write("in.txt", "y" * (size + 1))
+
+    monkeypatch.setattr("runner.execution.loop.crashpoint", edited)
+    space.attempt()
+    assert starts(space, "s") == 1
+    space.write("in.txt", "x" * size)
+    space.run()
+    assert starts(space, "s") == 2 and space.run() == []
+
+
+@pytest.mark.parametrize("size", [10, 200_000], ids=["a copy", "a link"])
+def test_an_attempt_of_a_dead_run_whose_inputs_are_the_same_is_taken_up(space: Space, size: int) -> None:
+    one_step(space, size)
+    space.run()
+    assert starts(space, "s") == 1 and space.read("o") == f"{size}\n" and left(space) == []

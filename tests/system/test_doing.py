@@ -256,7 +256,7 @@ def test_a_published_file_edited_by_hand_is_not_used_and_not_replaced(space: Spa
     space.run()
     space.write("o.txt", "mine")
     (space.root / "p.txt").unlink()
-    with pytest.raises(CannotRun, match="changed by hand"):
+    with pytest.raises(CannotRun, match="edited after t@1 made it"):
         space.attempt()
     assert space.read("o.txt") == "mine"
     code, _, said = space.command("run")

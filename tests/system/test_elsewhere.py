@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from drivers.base import Exit, Job
 from runner.execution.session import Choice, Settings
 from runner.hosts import sites as sites_module
-from runner.storage.store import Event
+from runner.storage.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
@@ -55,6 +56,27 @@ def loopback(space: Space, **settings: object) -> None:
 def there(space: Space, host: int = 1) -> Path:
     """Our root on a machine that is played."""
     return space.root / ".recipe" / "loopback" / f"host-{host}" / ".recipe-host"
+
+
+def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hung the run: whoever waited for the attempt's end was gone."""
+    chain(space, slow="sleep 60;")
+    whole = sites_module.Away._watch
+
+    async def broken(site: sites_module.Away, errand: sites_module.Errand, job: Job, paths: sites_module.Paths) -> Exit:
+        if errand.step == "b":
+            raise KeyError("injected")
+        return await whole(site, errand, job, paths)
+
+    monkeypatch.setattr(sites_module.Away, "_watch", broken)
+    assert space.attempt(settings=LOOPBACK) == ["a", "b"]
+    assert space.summary is not None and space.summary.state == "FAILED"
+    (failure,) = space.summary.failed
+    assert "internal error of recipe: KeyError: 'injected'" in failure.reason and "report it" in failure.reason
+    assert "raise KeyError" in Path(failure.log).read_text()
+    monkeypatch.undo()
+    chain(space)
+    assert space.run(settings=LOOPBACK) == ["b", "c"] and is_whole(space)
 
 
 def sites(events: list[Event]) -> dict[str, object]:
@@ -118,7 +140,7 @@ def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> No
     space.write("other", "2")
     space.run(settings=LOOPBACK)
     assert set(space.read("o").split()) == {"./in"}
-    assert not {"HOME", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
+    assert not {"VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
 
 
 def test_a_step_that_stays_here_runs_here(space: Space) -> None:

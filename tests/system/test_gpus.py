@@ -128,7 +128,7 @@ def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, card
     from runner.storage.workspace import Workspace
 
     with Workspace.open(space.root) as ws:
-        site = Site(ws, "local", None, ws.machine(), lambda: ws.devices)  # type: ignore[arg-type]  # nothing is started
+        site = Site(ws, "local", None, ws.machine(), lambda: ws.devices, python="python3", path="/bin", login={})  # type: ignore[arg-type]  # nothing is started
         assert [processes({}, {"host": site.seen(share)}) for share in (None, 1, 2, 0)] == [2, 1, 2, 1]
 
 

@@ -72,6 +72,8 @@ def changed(space: Space, old: str, new: str, step: str = "train") -> bool:
         ("timeout: 5h", "nodes: 1\n    where: local"),
         ("timeout: 5h", "state: {s: {every: 5m}}"),
         ("timeout: 5h", "pass_env: [HOME]"),
+        ("timeout: 5h", "metrics: {file: m.jsonl}"),
+        ("timeout: 5h", "metrics: {pattern: 'loss (?P<loss>.*)'}"),
         ("outputs: {o: model.bin}", "outputs: {o: {path: model.bin, sync: 5m}}"),
         ("code: [train.py]", 'code: ["train*.py"]'),
         ('env: {A: "1"}', 'env: {A: "1"}\nlimits: {time: 1h}\nresources: {cpus: 1}'),
@@ -197,7 +199,7 @@ def test_f_what_only_an_attempt_knows_is_not_in_the_key(base: Space) -> None:
         ("timeout: 5h", "python: {lock: a.lock}"),
         ("timeout: 5h", "resources: {cpus: 1, key: true}"),  # k
         ("timeout: 5h", "files: {c.json: {a: 1}}"),
-        ("timeout: 5h", "metrics: {file: m.jsonl}"),
+        ("timeout: 5h", "metrics: true"),  # it is given $RECIPE_METRICS
         ("default: 0.0001}", "default: 0.0002}"),
         ("default: ./train.csv", "default: ./other.py"),
     ],

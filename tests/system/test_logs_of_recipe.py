@@ -19,11 +19,11 @@ DRIVER = """
 import logging, sys
 from runner.execution import loop
 from runner.interface.cli.main import main
-over = loop.Executor._over
-async def tells(self, id, exit):
+end = loop.end
+async def tells(work, id, how):
     logging.getLogger("drivers.local").debug("the token is %s", "hunter2-hunter2")
-    await over(self, id, exit)
-loop.Executor._over = tells
+    await end(work, id, how)
+loop.end = tells
 sys.exit(main(["run", "./one.yaml", "--python", "current"]))
 """
 

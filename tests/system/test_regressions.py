@@ -464,6 +464,21 @@ steps:
     assert space.run({"v": 0.25}) == ["a"]  # what `when` asked is another number, and the steps are the same
 
 
+def test_what_a_step_made_when_it_was_run_again_by_hand_stays(space: Space) -> None:
+    space.recipe("""
+steps:
+  dice: {run: "date +%s.%N > dice", outputs: {o: dice}}
+  use: {run: "cat {{ steps.dice.o }} > use", outputs: {o: use}}
+""")
+    space.run()
+    first = space.read("dice")
+    assert space.run(choice=Choice(again=("dice",))) == ["dice", "use"]
+    second = space.read("dice")
+    assert space.run() == [] and space.read("dice") == space.read("use") == second != first
+    assert space.run(choice=Choice(all=True)) == ["dice", "use"] and space.run() == []
+    assert space.read("dice") == space.read("use") != second
+
+
 def test_a_pattern_over_what_another_step_makes_waits_for_it(space: Space) -> None:
     space.write("n", "2")
     space.recipe("""

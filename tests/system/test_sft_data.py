@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 BASE = ROOT / "fixtures" / "tiny-llama"
-MODULES = ("sft_data", "tokens", "rows")
+MODULES = ("sft_data", "vocabulary", "tokens", "rows")
 
 Prepare = Callable[..., dict[str, Any]]
 
@@ -165,6 +165,48 @@ def test_of_a_conversation_the_answers_are_learned(prepare: Prepare, tmp_path: P
     (tmp_path / "d.jsonl").write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in talk]}))
     prepare(tmp_path / "d.jsonl", length=256)
     assert learned_texts(tmp_path / "out") == ["a statement<|im_end|>\none too<|im_end|>\n"]
+
+
+TALK = {"messages": [{"role": "user", "content": "assert?"}, {"role": "assistant", "content": "a statement"}]}
+TURN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}END{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("row", "behind", "more", "end", "told"),
+    [
+        ({"text": "a statement"}, "<|im_end|>\n", (), "<|endoftext|>", ""),
+        (TALK, "<|im_end|>\n", (), "<|im_end|>", ""),
+        (TALK, " {{ eos_token }}", (), "<|endoftext|>", ""),
+        (TALK, " ###\n", (), "<|endoftext|>", "the chat template ends an answer with no token of its own, so nothing teaches the model to stop"),
+        (TALK, "<|im_end|>\n<|endoftext|>", (), "<|im_end|>", ""),
+        (
+            TALK,
+            "<|im_end|>",
+            ("--eos-token", "<|endoftext|>"),
+            "<|endoftext|>",
+            "stops at <|endoftext|>; the chat template ends an answer with <|im_end|>",
+        ),
+        (TALK, "{{ eos_token }}", ("--eos-token", "<|im_end|>"), "<|im_end|>", ""),
+    ],
+)
+def test_a_trained_model_stops_at_the_token_that_ends_an_answer_in_its_template(
+    row: dict[str, Any], behind: str, more: tuple[str, ...], end: str, told: str,
+    prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "d.jsonl").write_text(json.dumps(row))
+    (tmp_path / "turn.jinja").write_text(TURN.replace("END", behind))
+    assert prepare(tmp_path / "d.jsonl", "--chat-template", tmp_path / "turn.jinja", *more)["end_token"]["text"] == end
+    assert told in (shown := capsys.readouterr().out) and bool(told) == ("stops at" in shown)
+
+
+def test_text_ends_with_the_token_that_was_given(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"prompt": "the assert statement", "completion": " is convenient"}\n')
+    assert prepare(tmp_path / "d.jsonl", "--eos-token", "<|im_end|>")["end_token"] == {"text": "<|im_end|>", "number": 2}
+    assert learned_texts(tmp_path / "out") == [" is convenient<|im_end|>"]
+    with pytest.raises(SystemExit) as ended:
+        prepare(tmp_path / "d.jsonl", "--eos-token", "<|end|>")
+    known = "its tokens of that kind: <|endoftext|>, <|im_start|>, <|im_end|>"
+    assert str(ended.value) == f'data: eos_token "<|end|>" is not one token of the base model\'s vocabulary; {known}'
 
 
 def test_an_answer_that_the_template_writes_differently_later_is_not_learned(

@@ -17,7 +17,7 @@ from tests.support import Space, until
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, SAVED = int(os.environ.get("RECIPE_SFT_STEPS", "12")), 4
-ASKED = ("--preset", "smoke", "--until", "train", f"max_steps={STEPS}", f"save_every={SAVED}", "eval_every=0")
+ASKED = ("--preset", "smoke", "--python", "current", "--until", "train", f"max_steps={STEPS}", f"save_every={SAVED}", "eval_every=0")
 
 pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.slow]
 

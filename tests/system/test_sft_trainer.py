@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+import yaml
 
 from tests.library import forks
+from tests.library.siblings import siblings
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
@@ -50,7 +55,7 @@ def prepare(data: Path, out: Path, *more: object) -> subprocess.CompletedProcess
 
 def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
     alone = program(
-        "sft_train.py", "--data", tokens, "--base", BASE, "--adapter", out / "adapter", "--history", out / "history.jsonl",
+        "text_train.py", "--data", tokens, "--base", BASE, "--weights", out / "weights", "--history", out / "history.jsonl",
         "--checkpoints", out / "checkpoints", "--init", "random", "--max-steps", max_steps, "--rank", 8, "--alpha", 16, "--global-batch", 16,
         "--micro-batch", 8, "--save-every", 10, "--learning-rate", 0.01, "--warmup-steps", 5, "--eval-every", 10, "--train-embeddings", *more,
     )  # fmt: skip
@@ -76,10 +81,6 @@ def signal_at(line: str, argv: Sequence[str], number: signal.Signals, env: dict[
     return rest
 
 
-def learned(out: Path) -> tuple[bytes, bytes]:
-    return (out / "adapter" / "adapter_model.safetensors").read_bytes(), (out / "adapter" / "adapter_config.json").read_bytes()
-
-
 def checkpoints(out: Path) -> list[Path]:
     return sorted((out / "checkpoints").glob("step-*"))
 
@@ -102,12 +103,10 @@ def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sibling() -> Iterator[None]:
     """The trainers' modules, importable as they import each other."""
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    yield
-    for name in ("loop", "tokens", "rows", "sft_model", "sft_data", "sft_train"):
-        sys.modules.pop(name, None)
+    with siblings():
+        yield
 
 
 def test_the_loss_falls_and_is_told_once_a_step(trained: Path) -> None:
@@ -118,12 +117,30 @@ def test_the_loss_falls_and_is_told_once_a_step(trained: Path) -> None:
     assert told[-1]["loss"] < told[0]["loss"] - 1.5  # 6.94 to 4.73
 
 
+ROWS = {
+    "text": {"text": "the assert statement is convenient"},
+    "prompt-completion": {"prompt": "the assert statement", "completion": " is convenient"},
+    "messages": {"messages": [{"role": "user", "content": "assert?"}, {"role": "assistant", "content": "a statement"}]},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_every_format_train(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[kind]) + "\n")
+    done = prepare(tmp_path / "rows.jsonl", tmp_path / "tokens")
+    assert f"1 rows ({kind})" in done.stdout, done.stderr
+    done = run(training(tmp_path / "tokens", tmp_path, max_steps=2))
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(line)["loss"] for line in (tmp_path / "history.jsonl").read_text().splitlines())
+    assert second < first
+
+
 @pytest.mark.parametrize("kind", ["adapter", "merged"])
 def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path, trained: Path, tmp_path: Path) -> None:
-    same = ("--base", BASE, "--init", "random", "--precision", "no", "--seed", 0)
     model, report = tmp_path / "model", tmp_path / "report"
-    assert run(program("sft_export.py", "--kind", kind, "--adapter", trained / "adapter", "--out", model, *same)).returncode == 0
-    done = run(program("sft_evaluate.py", "--data", tokens, "--model", model, "--micro-batch", 8, "--report", report, *same))
+    done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", BASE, "--weights", trained / "weights", "--out", model))
+    assert done.returncode == 0, done.stderr
+    done = run(program("text_evaluate.py", "--data", tokens, "--base", BASE, "--model", model, "--micro-batch", 8, "--report", report))
     assert done.returncode == 0, done.stderr
     found = json.loads((report / "report.json").read_text())
     assert found["perplexity_before"] == pytest.approx(1037, rel=0.05)  # about the 1024 of a model that knows nothing
@@ -131,25 +148,136 @@ def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path,
     assert f"{found['perplexity_after']:.2f}" in (report / "report.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_training_ends_in_the_same_bits(processes: int, tokens: Path, trained: Path, tmp_path: Path) -> None:
-    """Killed at step 14 of 25, resumed at 10 and continued to 30; two processes learn the very bits that one learns."""
-    metrics = tmp_path / "metrics.jsonl"
-    env = {"RECIPE_WORLD_SIZE": str(processes), "RECIPE_METRICS": str(metrics)}
-    signal_at("step 14/25", training(tokens, tmp_path, processes=processes, max_steps=25), signal.SIGKILL, env)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-000010"]
-    assert not (tmp_path / "adapter").exists()
-    done = run(training(tokens, tmp_path, "--resume", checkpoints(tmp_path)[-1], processes=processes), **env)
+CHATS = [("assert?", "a statement"), ("and del?", "it deletes"), ("what is if?", "a choice"), ("and while?", "a loop")]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few answers learned by heart."""
+    out = tmp_path_factory.mktemp("chats")
+    rows = [{"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]} for asked, answer in CHATS]
+    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare(out / "rows.jsonl", out / "tokens").returncode == 0
+    done = run(training(out / "tokens", out, "--eval-every", 0, "--save-every", 1000, "--global-batch", 4, "--micro-batch", 4, max_steps=60))
     assert done.returncode == 0, done.stderr
-    assert "resumed at step 10" in done.stdout
-    assert learned(tmp_path) == learned(trained)
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, STEPS + 1))
-    whole = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in whole] == list(range(1, STEPS + 1))
-    if processes == 1:
-        assert (tmp_path / "history.jsonl").read_bytes() == (trained / "history.jsonl").read_bytes()
-        assert (checkpoints(tmp_path)[-1] / "state.safetensors").read_bytes() == (checkpoints(trained)[-1] / "state.safetensors").read_bytes()
+    return out
+
+
+@pytest.mark.usefixtures("sibling")
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_a_model_that_learned_from_chats_stops(kind: str, chats: Path, tmp_path: Path) -> None:
+    """As people load it: the folder's tokenizer and generation settings, and for an adapter the base beneath it."""
+    from peft import PeftModel
+    from text_model import load_base  # type: ignore[import-not-found]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    assert done.returncode == 0, done.stderr
+    model: Any = (
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+        if kind == "merged"
+        else PeftModel.from_pretrained(load_base(BASE, "random", 0, "no"), tmp_path)
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    ending = GenerationConfig.from_pretrained(tmp_path)
+    for asked, answer in CHATS:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": asked}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(**prompt, generation_config=ending, max_new_tokens=64, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert len(ids) < 64 and tokenizer.decode(ids, skip_special_tokens=True) == answer
+        assert ids[-1] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+COMMIT = "ab" * 20
+CARD = "---\nlicense: apache-2.0\nlicense_link: https://licence\nlanguage: [en]\n---\n# Tiny\n"
+LOAD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+weights, out = Path(sys.argv[2]), sys.argv[3]
+from runner.storage import sources
+from runner.storage.workspace import Workspace
+with Workspace.open(Path()) as ws:
+    identity = sources.resolve(ws, "hf", "hf://acme/tiny@" + sys.argv[4], update=False)
+    base = sources.fetch(ws, "hf", "hf://acme/tiny@" + sys.argv[4], identity, ["*.json", "*.safetensors"])
+sys.argv = ["text_export.py", "--trainer", "sft", "--kind", "adapter", "--base", str(base), "--weights", str(weights), "--out", out]
+import text_export
+text_export.main()
+line = next(line for line in Path(out, "README.md").read_text().splitlines() if "from_pretrained(folder)" in line)
+from peft import AutoPeftModelForCausalLM
+folder = out
+exec(line)
+from transformers import AutoTokenizer
+prompt = AutoTokenizer.from_pretrained(out).apply_chat_template([{"role": "user", "content": "assert?"}], add_generation_prompt=True, return_tensors="pt")
+print(model.generate(**prompt, max_new_tokens=6, do_sample=False)[0].tolist())
+"""
+
+
+def drawn(folder: Path, weights: Path) -> None:
+    """The base with the weights that `init=random` draws, and what was trained on it as if they had been its own."""
+    from text_model import load_base
+
+    shutil.copytree(BASE, folder, dirs_exist_ok=True)
+    load_base(BASE, "random", 0, "no").save_pretrained(folder)
+    (folder / "README.md").write_text(CARD)
+    record = json.loads((weights / "training.json").read_text())
+    (weights / "training.json").write_text(json.dumps({**record, "init": "pretrained"}))
+
+
+@pytest.mark.usefixtures("sibling")
+def test_an_adapter_finds_its_base_of_the_hub_without_a_network(chats: Path, tmp_path: Path) -> None:
+    weights = Path(shutil.copytree(chats / "weights", tmp_path / "weights"))
+    repo = tmp_path / "home" / "hub" / "models--acme--tiny"
+    drawn(repo / "snapshots" / COMMIT, weights)
+    (tmp_path / "load.py").write_text(LOAD)
+    argv = [sys.executable, "load.py", str(TRAINERS), str(weights), str(tmp_path / "out"), COMMIT]
+    env = environment(HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1")
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answered = json.loads(done.stdout.splitlines()[-1])
+    assert 2 in answered[-6:]  # it has learned to end
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("acme/tiny", COMMIT)
+    header = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
+    assert header == {
+        "base_model": "acme/tiny", "base_model_relation": "adapter", "library_name": "peft", "license": "apache-2.0",
+        "license_link": "https://licence", "pipeline_tag": "text-generation", "tags": ["lora", "sft"],
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("sibling")
+def test_a_base_that_was_a_folder_is_named_without_its_place(chats: Path, tmp_path: Path) -> None:
+    weights = Path(shutil.copytree(chats / "weights", tmp_path / "weights"))
+    drawn(tmp_path / "mine", weights)
+    for kind in ("adapter", "merged"):
+        out = tmp_path / kind
+        done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", tmp_path / "mine", "--weights", weights, "--out", out))
+        assert done.returncode == 0, done.stderr
+        assert not [file.name for file in out.iterdir() if file.suffix in (".json", ".md") and str(tmp_path) in file.read_text()]
+        assert "base_model:" not in (out / "README.md").read_text()
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("./mine", None)
+    assert "Run this where that folder lies" in (tmp_path / "adapter" / "README.md").read_text()
+
+
+def test_an_adapter_on_random_weights_names_no_base(chats: Path, tmp_path: Path) -> None:
+    done = run(program("text_export.py", "--trainer", "sft", "--kind", "adapter", "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+    assert "Nothing can be loaded beneath it" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("had", "has"), [(None, 2), (0, 2), ([0, 2], [0, 2]), ([0, 1], 2)])
+@pytest.mark.usefixtures("sibling")
+def test_generation_stops_where_the_answers_end_and_where_else_it_did(had: object, has: object, tmp_path: Path) -> None:
+    from text_export import stop_at  # type: ignore[import-not-found]
+
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": had, "temperature": 0.7}))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|endoftext|>", "special": true}}')
+    stop_at(tmp_path, BASE, "<|im_end|>", 2)
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": has, "temperature": 0.7}
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {"eos_token": {"content": "<|im_end|>", "special": True}}
 
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
@@ -266,7 +394,7 @@ def test_a_line_torn_by_a_kill_is_told_again(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("sibling")
 def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
     import torch
-    from sft_model import batch_of, load_base, loss_of  # type: ignore[import-not-found]
+    from text_model import batch_of, load_base, loss_of  # type: ignore[import-not-found]
     from tokens import Tokens  # type: ignore[import-not-found]
 
     class Apart(Tokens):  # type: ignore[misc]
@@ -293,12 +421,13 @@ def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
 def test_learned_embeddings_come_back_with_the_adapter(tied: bool, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel
-    from sft_model import load_base
-    from sft_train import adapted  # type: ignore[import-not-found]
+    from text_model import load_base
+    from text_train import adapted  # type: ignore[import-not-found]
 
     for file in BASE.iterdir():
         (tmp_path / file.name).write_text(file.read_text().replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'))
-    model = adapted(load_base(tmp_path, "random", 0, "no"), 4, 8.0, 0.0, True)
+    options = Namespace(rank=4, alpha=8.0, rank_stabilized=False, dropout=0.0, train_embeddings=True)
+    model = adapted(load_base(tmp_path, "random", 0, "no"), options)
     ids = torch.arange(32)[None]
     before = model(input_ids=ids, labels=ids).loss
     before.backward()
@@ -315,7 +444,7 @@ def test_learned_embeddings_come_back_with_the_adapter(tied: bool, tmp_path: Pat
 
 @pytest.mark.usefixtures("sibling")
 def test_weights_are_never_made_up_unasked() -> None:
-    from sft_model import load_base
+    from text_model import load_base
 
     with pytest.raises(SystemExit, match=r"tiny-llama holds no weights \(\*\.safetensors\); init=random would train from random ones"):
         load_base(BASE, "pretrained", 0, "no")

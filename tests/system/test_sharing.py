@@ -83,6 +83,21 @@ def test_what_was_made_elsewhere_is_a_hit_here(a: Machine, b: Machine) -> None:
     assert b.read("model.txt") == a.read("model.txt") == "hello\n300000\n"
 
 
+def test_what_was_made_elsewhere_brings_its_metrics_and_a_rule_of_ones_own_reads_files_alone(a: Machine, b: Machine) -> None:
+    text = """
+steps:
+  m: {run: 'echo loss=0.5; echo "{\\"f1\\": 1}" > m.jsonl', outputs: {o: m.jsonl}, metrics: %s}
+  n: {run: "echo {{ steps.m.metrics.%s }} > n", outputs: {o: n}}
+"""
+    for machine in (a, b):
+        machine.recipe(text % ("{pattern: 'loss=(?P<loss>.*)'}", "loss"))
+    assert a.run() == ["m", "n"] and b.answers() == {"m": "restore", "n": "restore"}
+    b.recipe(text % ("{file: m.jsonl}", "f1"))  # whose bytes are not here yet
+    assert b.run() == ["n"] and b.read("n") == "1\n"
+    b.recipe(text % ("{pattern: 'los.=(?P<loss>.*)'}", "loss"))
+    assert b.run() == ["m"] and b.read("n") == "0.5\n"
+
+
 def test_a_plan_says_where_it_was_found_and_what_it_will_fetch(a: Machine, b: Machine) -> None:
     a.run()
     code, out, err = b.command("plan")

@@ -114,3 +114,33 @@ def test_an_attempt_that_outlived_its_worker_gives_up_its_state_before_another_h
     assert run(space, "upto=6")[0] == 0
     assert notes(space) == ["0-4", "4-6"]
     assert space.read("model.txt") == "6"
+
+
+def test_plan_says_from_where_a_step_goes_on(space: Space) -> None:
+    training(space)
+    run(space, DIE="3")
+    assert "         goes on from step-3\n" in space.command("plan", env={"NOTES": ""})[1]
+    assert space.command("why", "train")[1].count("step-3") == 0 and kept(space) == ["step-2", "step-3"]
+
+
+def test_a_training_that_lives_on_is_not_said_to_begin_from_a_checkpoint(space: Space, tmp_path: Path) -> None:
+    training(space)
+    os.mkfifo(tmp_path / "gate")
+    worker = space.start("run", env={"NOTES": f"{space.root}/notes", "GATE": str(tmp_path / "gate")})
+    until(lambda: "step-4" in kept(space))
+    worker.kill()
+    worker.communicate()
+    again = space.start("run", "-v", env={"NOTES": f"{space.root}/notes"})
+    (tmp_path / "gate").write_text("x")
+    _, said = again.communicate(timeout=30)
+    assert again.returncode == 0 and notes(space) == ["0-4"] and "goes on from" not in said, said
+
+
+def test_a_run_that_was_stopped_did_not_fail(space: Space) -> None:
+    space.recipe("steps: {s: {run: 'echo begun > begun; sleep 60', outputs: {o: o}}}\n")
+    worker = space.start("run")
+    until(lambda: list((space.root / ".recipe/attempts").glob("*/begun")))
+    worker.terminate()
+    worker.communicate()
+    assert "its last attempt was stopped" in space.command("plan")[1]
+    assert ", stopped" in space.command("why", "s")[1]

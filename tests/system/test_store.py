@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Busy, RecipeError, Unusable
+from runner.storage import database as module
 from runner.storage import files
-from runner.storage import store as module
 from runner.storage.digest_cache import DigestCache
-from runner.storage.files import scan
+from runner.storage.files import Content, scan
 from runner.storage.garbage import collect, garbage
+from runner.storage.index import Changes, Made, Published, Trace
 from runner.storage.objects import Objects
-from runner.storage.store import Made, Published, RunRow, StepRow, Store, Trace, home
+from runner.storage.runs import AttemptRow, RunRow, StepRow
+from runner.storage.store import Store, home
 from tests.contract.store_contract import *  # noqa: F403
 from tests.contract.store_contract import RUN, Move, trace
 
@@ -49,20 +51,20 @@ def store(fresh: Callable[[], Store]) -> Store:
 
 def test_reading_makes_nothing(root: Path) -> None:
     with Store.open(root, read_only=True) as store:
-        assert store.runs() == [] and store.traces(["k"]) == {} and store.files() == [] and not store.live("r")
+        assert store.runs.latest() == [] and store.index.traces(["k"]) == {} and store.index.files() == [] and not store.runs.live("r")
     assert not root.exists()
 
 
 def test_a_reader_sees_what_a_writer_wrote_and_cannot_write(root: Path, store: Store) -> None:
-    store.submit(RUN)
+    store.runs.submit(RUN)
     with Store.open(root, read_only=True) as reader:
-        assert reader.runs()[0].id == "r1" and reader.check() == ""
+        assert reader.runs.latest()[0].id == "r1" and reader.database.check() == ""
         with pytest.raises(Unusable):
-            reader.submit(RUN._replace(id="r2"))
+            reader.runs.submit(RUN._replace(id="r2"))
 
 
 def test_a_reader_undoes_what_a_killed_writer_had_begun(root: Path, store: Store) -> None:
-    store.submit(RUN)
+    store.runs.submit(RUN)
     killed = f"""
 import os, sqlite3
 db = sqlite3.connect({str(root / "recipe.db")!r}, isolation_level=None)
@@ -75,7 +77,7 @@ os.kill(os.getpid(), 9)
     assert subprocess.run([sys.executable, "-c", killed]).returncode == -9
     assert (root / "recipe.db-journal").stat().st_size > 0
     with Store.open(root, read_only=True) as reader:
-        assert reader.run(RUN.id).reason == RUN.reason
+        assert reader.runs.get(RUN.id).reason == RUN.reason
 
 
 def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +86,10 @@ def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeyp
     with pytest.raises(Unusable, match="older"):
         Store.open(root, read_only=True)
     with Store.open(root) as store:
-        assert store._db.execute("SELECT * FROM meta").fetchall() == [("a", "b")]
+        assert store.database.connection.execute("SELECT * FROM meta").fetchall() == [("a", "b")]
     monkeypatch.setattr(module, "_MIGRATIONS", module._MIGRATIONS[:-1])
     for read_only in (True, False):
-        with pytest.raises(Unusable, match="format 3 was written by a newer recipe"):
+        with pytest.raises(Unusable, match="format 4 was written by a newer recipe"):
             Store.open(root, read_only=read_only)
 
 
@@ -99,7 +101,7 @@ def test_a_migration_that_fails_changes_nothing(root: Path, monkeypatch: pytest.
         Store.open(root)
     monkeypatch.undo()
     Store.open(root).close()
-    assert sqlite3.connect(root / "recipe.db").execute("PRAGMA user_version").fetchone() == (2,) and len(before)
+    assert sqlite3.connect(root / "recipe.db").execute("PRAGMA user_version").fetchone() == (3,) and len(before)
 
 
 def test_another_program_s_database_is_refused(root: Path) -> None:
@@ -123,11 +125,11 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
     keys = [f"{n:064x}" for n in range(300)]
     truth = {key: [("out", f"o/{n}", "f:" + "ab" * 32)] for n, key in enumerate(keys)}
     with Store.open(root) as store:
-        store.submit(RUN)
-        fence = store.claim("r1", "w")
+        store.runs.submit(RUN)
+        fence = store.runs.claim("r1", "w")
         assert fence is not None
         traces = [Trace(key, "t@1", "s", "r1", 1.0, 1.0, tuple(Made(*made) for made in truth[key])) for key in keys]  # type: ignore[arg-type]
-        store.group("r1", fence, traces=traces, steps=[StepRow("r1", f"s{n}", "DONE") for n in range(300)])
+        store.runs.group("r1", fence, steps=[StepRow("r1", f"s{n}", "DONE") for n in range(300)], changes=Changes(traces=traces))
     good = (root / "recipe.db").read_bytes()
     refused = 0
     for n in range(250):
@@ -137,11 +139,11 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
         (root / "recipe.db").write_bytes(bad)
         try:
             with Store.open(root) as store:
-                for key, (made, _) in store.outputs("tool@1").items():
+                for key, (made, _) in store.index.outputs("tool@1").items():
                     assert [tuple(one) for one in made] == truth[key]
-                for key, whole in store.traces(keys[:50]).items():
+                for key, whole in store.index.traces(keys[:50]).items():
                     assert [tuple(one) for one in whole.outputs] == truth[key]
-                store.runs(), store.steps("r1"), store.events("r1")
+                store.runs.latest(), store.runs.steps("r1"), store.runs.events("r1")
         except RecipeError:
             refused += 1
     assert 0 < refused < 250
@@ -150,11 +152,11 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
 def test_a_busy_database_is_said_after_a_while(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     with Store.open(root) as other:
-        store._db.execute("BEGIN IMMEDIATE")
+        store.database.connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(Busy, match="another process"):
-            other.submit(RUN)
-        store._db.execute("ROLLBACK")
-        other.submit(RUN)
+            other.runs.submit(RUN)
+        store.database.connection.execute("ROLLBACK")
+        other.runs.submit(RUN)
 
 
 def test_a_network_file_system_is_refused_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +187,17 @@ from pathlib import Path
 from runner.storage import files
 from runner.storage.objects import Objects
 from runner.storage.digest_cache import DigestCache
+from runner.storage.index import *
+from runner.storage.runs import *
 from runner.storage.store import *
 class Move(NamedTuple):
     subject: str; id: str; before: str; after: str; reason: str = ""; data: dict = {}
 w = Path(sys.argv[1])
 store = Store.open(w / ".recipe")
-objects, cache = Objects(w / ".recipe", store.seal), DigestCache(w, store.files())
-store.submit(RunRow("r", "t@1", "p", {}, str(w)))
-fence = store.claim("r", "w")
-done = store.traces([f"k{n}" for n in range(4)])
+objects, cache = Objects(w / ".recipe", store.index.seal), DigestCache(w, store.index.files())
+store.runs.submit(RunRow("r", "t@1", "p", {}, str(w)))
+fence = store.runs.claim("r", "w")
+done = store.index.traces([f"k{n}" for n in range(4)])
 for n in range(4):
     if f"k{n}" in done:
         continue
@@ -202,10 +206,8 @@ for n in range(4):
     content = objects.take(out)
     objects.copy_to(content, w / f"out{n}")
     cache.note(f"out{n}", content)
-    store.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")],
-        steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (Made("o", f"out{n}", content),))],
-        files=cache.changes(), objects=objects.changes(), published=[Published(f"out{n}", content, "", "r", f"s{n}", "t@1")])
-store.group("r", fence, [Move("run", "r", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+    store.runs.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")], steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], changes=Changes(traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (Made("o", f"out{n}", content),))], files=cache.changes(), objects=objects.changes(), published=[Published(f"out{n}", content, "", "r", f"s{n}", "t@1")]))
+store.runs.group("r", fence, [Move("run", "r", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
 """
 
 POINTS = [f"{name}:{k}" for name in ("object-put", "copy-written", "group-begun", "group-written", "group-committed") for k in (1, 2, 4)]
@@ -219,18 +221,18 @@ def test_a_kill_at_any_instant_loses_nothing_that_was_done_and_keeps_nothing_hal
 
     def truth() -> dict[str, StepRow]:
         with Store.open(tmp_path / ".recipe") as store:
-            assert store.check() == ""
-            objects, cache = Objects(tmp_path / ".recipe", store.seal), DigestCache(tmp_path, store.files())
-            steps = store.steps("r")
-            assert {f"k{step[1:]}" for step in steps} == set(store.traces([f"k{n}" for n in range(4)])) == {row.key for row in steps.values()}
-            for whole in store.traces([row.key for row in steps.values()]).values():
+            assert store.database.check() == ""
+            objects, cache = Objects(tmp_path / ".recipe", store.index.seal), DigestCache(tmp_path, store.index.files())
+            steps = store.runs.steps("r")
+            assert {f"k{step[1:]}" for step in steps} == set(store.index.traces([f"k{n}" for n in range(4)])) == {row.key for row in steps.values()}
+            for whole in store.index.traces([row.key for row in steps.values()]).values():
                 for _, path, content in whole.outputs:
                     assert objects.intact(content) and objects.verify(content) and cache.content_of(path) == content
             for n in range(4):
                 whole = b"%d" % n * (1 if n % 2 else 70_000)
                 assert not (tmp_path / f"out{n}").exists() or (tmp_path / f"out{n}").read_bytes() == whole
-            seen = [event.seq for event in store.events("r")]
-            assert seen == list(range(1, len(seen) + 1)) and not store.live("r")
+            seen = [event.seq for event in store.runs.events("r")]
+            assert seen == list(range(1, len(seen) + 1)) and not store.runs.live("r")
             return steps
 
     assert work(RECIPE_CRASH_AT=point) == -9
@@ -238,16 +240,16 @@ def test_a_kill_at_any_instant_loses_nothing_that_was_done_and_keeps_nothing_hal
     assert work() == 0
     assert {**truth(), **kept} == truth() and len(truth()) == 4
     with Store.open(tmp_path / ".recipe") as store:
-        assert store.run("r").state == "COMPLETED"
+        assert store.runs.get("r").state == "COMPLETED"
 
 
 @pytest.fixture
 def objects(root: Path, store: Store) -> Objects:
-    return Objects(root, store.seal)
+    return Objects(root, store.index.seal)
 
 
 def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects: Objects) -> None:
-    def put(text: str) -> module.Content:
+    def put(text: str) -> Content:
         (tmp_path / "x").write_text(text)
         content = objects.take(tmp_path / "x")
         objects.release(content, str(tmp_path / "x"))
@@ -256,25 +258,25 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
     old, new, shown, orphan = put("old"), put("new"), put("shown"), put("orphan")
     ids = ["r1", "r2", "r3"]
     for n, run in enumerate(ids):
-        store.submit(RunRow(run, "t@1", "p", {}, "", created=float(n + 1)))
-    fence = store.claim("r1", "w")
+        store.runs.submit(RunRow(run, "t@1", "p", {}, "", created=float(n + 1)))
+    fence = store.runs.claim("r1", "w")
     assert fence is not None
     named = {"old": old, "shown": shown, "new": new}
     made = [trace(name, content=content, recipe="t@1", made_at=at) for at, (name, content) in enumerate(named.items())]
-    store.group("r1", fence, traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")])
+    store.runs.group("r1", fence, changes=Changes(traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")]))
     assert garbage(store, objects, keep_days=0, keep_runs=0).traces == ()  # the recipe is running
     assert garbage(store, objects, keep_days=0, keep_runs=0).objects == ()  # and what it puts away is not yet in a trace
     for run in ids:
-        mine = store.claim(run, "w")
+        mine = store.runs.claim(run, "w")
         assert mine is not None
-        store.group(run, mine, run_state=("COMPLETED", ""))
+        store.runs.group(run, mine, run_state=("COMPLETED", ""))
     assert garbage(store, objects, keep_days=100_000, keep_runs=0).traces == ()
     plan = garbage(store, objects, keep_days=0, keep_runs=1)
     assert plan.traces == ("old",) and set(plan.objects) == {old, orphan} and set(plan.runs) == {"r1", "r2"} and plan.size == 9
     assert put("orphan") == orphan  # a step made it again after the decision
     assert collect(store, objects, plan, tmp_path) == 3
-    assert set(objects.all()) == {new, shown, orphan} and set(store.traces(["old", "shown", "new"])) == {"shown", "new"}
-    assert [run.id for run in store.runs()] == ["r3"] and store.events("r1") == []
+    assert set(objects.all()) == {new, shown, orphan} and set(store.index.traces(["old", "shown", "new"])) == {"shown", "new"}
+    assert [run.id for run in store.runs.latest()] == ["r3"] and store.runs.events("r1") == []
 
 
 def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store: Store, objects: Objects) -> None:
@@ -282,11 +284,11 @@ def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store
         (store.root / "attempts" / name / "deep").mkdir(parents=True)
         (store.root / "attempts" / name / "deep" / "f").touch()
         (store.root / "attempts" / name / "deep").chmod(0o555)
-    store.submit(RUN)
-    fence = store.claim("r1", "w")
+    store.runs.submit(RUN)
+    fence = store.runs.claim("r1", "w")
     assert fence is not None
-    store.group("r1", fence, attempts=[module.AttemptRow("a1", "r1", "a", 1, dir="attempts/kept")])
-    store.group("r1", fence, run_state=("FAILED", "exit"))
+    store.runs.group("r1", fence, attempts=[AttemptRow("a1", "r1", "a", 1, dir="attempts/kept")])
+    store.runs.group("r1", fence, run_state=("FAILED", "exit"))
     plan = garbage(store, objects, keep_days=-1, keep_runs=1)
     assert plan.attempts == ("gone",)
     collect(store, objects, plan, tmp_path)
@@ -295,8 +297,8 @@ def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store
 
 def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store, objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DigestCache(tmp_path)
-    store.submit(RUN)
-    fence = store.claim("r1", "w")
+    store.runs.submit(RUN)
+    fence = store.runs.claim("r1", "w")
     assert fence is not None
     (tmp_path / "x").write_text("x")
     content = scan(tmp_path / "x")
@@ -305,22 +307,22 @@ def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store,
     for path in paths:
         objects.copy_to(content, tmp_path / path)
         cache.note(path, content)
-    store.group("r1", fence, [Move("run", "r1", "", "ACTIVE")], files=cache.changes(), objects=objects.changes())
+    store.runs.group("r1", fence, [Move("run", "r1", "", "ACTIVE")], changes=Changes(files=cache.changes(), objects=objects.changes()))
     monkeypatch.setattr(files, "_hash", None)
     with Store.open(tmp_path / ".recipe", read_only=True) as reader:
-        assert set(DigestCache(tmp_path, reader.files()).contents(paths).values()) == {content}
+        assert set(DigestCache(tmp_path, reader.index.files()).contents(paths).values()) == {content}
 
 
 def test_a_group_that_a_thread_stores_is_there_for_whoever_asks_next(store: Store, root: Path) -> None:
-    store.submit(RUN)
-    fence = store.claim("r1", "w")
+    store.runs.submit(RUN)
+    fence = store.runs.claim("r1", "w")
     assert fence is not None
     landed = threading.Event()
-    last = store.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], traces=[trace("k")], landed=landed.set)
-    assert store.trace("k") is not None and landed.is_set()
-    store.land()
+    last = store.runs.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], landed=landed.set, changes=Changes(traces=[trace("k")]))
+    assert store.index.trace("k") is not None and landed.is_set()
+    store.runs.land()
     with Store.open(root, read_only=True) as reader:
-        assert reader.trace("k") is not None and last == reader.events("r1")[-1].seq
+        assert reader.index.trace("k") is not None and last == reader.runs.events("r1")[-1].seq
 
 
 def test_a_group_that_did_not_land_is_said_to_whoever_asks_and_nothing_of_it_is_there(
@@ -328,16 +330,16 @@ def test_a_group_that_did_not_land_is_said_to_whoever_asks_and_nothing_of_it_is_
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     store = fresh()
-    store.submit(RUN)
-    fence = store.claim("r1", "w")
+    store.runs.submit(RUN)
+    fence = store.runs.claim("r1", "w")
     assert fence is not None
     reader = sqlite3.connect(root / "recipe.db", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM runs").fetchall()  # nobody can commit as long as this one reads
-    store.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], traces=[trace("k")], landed=lambda: None)
+    store.runs.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], landed=lambda: None, changes=Changes(traces=[trace("k")]))
     with pytest.raises(Busy):
-        store.land()
+        store.runs.land()
     reader.close()
-    assert store.trace("k") is None
-    store.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], traces=[trace("k")])
-    assert store.trace("k") is not None
+    assert store.index.trace("k") is None
+    store.runs.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], changes=Changes(traces=[trace("k")]))
+    assert store.index.trace("k") is not None

@@ -16,8 +16,10 @@ from runner.errors import Corrupt
 from runner.storage.digest_cache import DigestCache
 from runner.storage.files import Content, scan
 from runner.storage.garbage import collect, garbage
+from runner.storage.index import Changes
 from runner.storage.objects import TINY, Objects
-from runner.storage.store import RunRow, Store
+from runner.storage.runs import RunRow
+from runner.storage.store import Store
 from runner.storage.workspace import Workspace
 from tests.support import Space
 
@@ -42,14 +44,14 @@ def remember(ws: Workspace, data: bytes, name: str = "made", mode: int = 0o644) 
 
 def stored(ws: Workspace) -> None:
     """What a ledger does with what has come."""
-    ws.store.submit(RunRow("r", "t@1", "p", {}, ""))
-    fence = ws.store.claim("r", "w")
+    ws.store.runs.submit(RunRow("r", "t@1", "p", {}, ""))
+    fence = ws.store.runs.claim("r", "w")
     assert fence is not None
     tiny, logs = ws.objects.unstored()
-    ws.store.group("r", fence, tiny=tiny)
+    ws.store.runs.group("r", fence, changes=Changes(tiny=tiny))
     for log in logs:
         os.unlink(log)
-    ws.store.group("r", fence, run_state=("COMPLETED", ""))
+    ws.store.runs.group("r", fence, run_state=("COMPLETED", ""))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -60,7 +62,7 @@ def test_what_is_remembered_comes_back_as_it_was_before_and_after_it_is_stored(w
     objects = ws.objects
     if late:
         stored(ws)
-        objects = Objects(ws.home, ws.store.seal, ws.store)
+        objects = Objects(ws.home, ws.store.index.seal, ws.store.index)
     assert objects.has(content) and objects.intact(content) and objects.verify(content) and objects.size(content) == len(data)
     assert objects.small(content) == data
     for name, link in (("copy", False), ("linked", True)):
@@ -97,7 +99,7 @@ def test_what_is_written_over_a_spare_file_has_its_mode_and_is_known_unread(ws: 
     assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE((ws.root / "ordinary").stat().st_mode)
     ws.save_cache()
     monkeypatch.setattr("runner.storage.files._hash", None)
-    assert DigestCache(ws.root, ws.store.files()).content_of("deep/out.txt") == content
+    assert DigestCache(ws.root, ws.store.index.files()).content_of("deep/out.txt") == content
     monkeypatch.undo()
     target.write_bytes(b"edited")
     assert ws.cache.content_of("deep/out.txt") == scan(target) != content
@@ -134,8 +136,8 @@ def test_what_a_living_process_has_not_stored_is_known_and_not_taken_over(tmp_pa
 def test_a_damaged_row_is_not_given_out(ws: Workspace) -> None:
     content = remember(ws, b"one\n")
     stored(ws)
-    ws.store._db.execute("UPDATE tiny SET data = 'two'")
-    objects = Objects(ws.home, ws.store.seal, ws.store)
+    ws.store.database.connection.execute("UPDATE tiny SET data = 'two'")
+    objects = Objects(ws.home, ws.store.index.seal, ws.store.index)
     objects.expect([content])
     assert not objects.has(content) and not objects.intact(content) and not objects.verify(content)
     with pytest.raises(Corrupt, match="is not in the store"):
@@ -162,7 +164,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     monkeypatch.setattr("runner.storage.objects.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
-        store._db.executescript("DROP TABLE tiny; PRAGMA user_version = 1")
+        store.database.connection.executescript("DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1")
     monkeypatch.undo()
     (space.root / "a.txt").unlink()
     assert space.run() == [] and space.read("a.txt") == "1\n"

@@ -55,6 +55,13 @@ def test_what_two_instances_of_a_recipe_share_runs_once_and_is_published_by_both
     assert left(space) == [] and space.run(settings=how) == []
 
 
+def test_a_step_inside_every_instance_of_a_recipe_is_named_as_select_names_it(space: Space) -> None:
+    sweep(space)
+    assert space.run(choice=Choice(until="s/data")) == ["s[rank=4]/data"] and starts(space) == {"data": 1}
+    assert sorted(space.run(choice=Choice(again=("s/train",)))) == ["s[rank=4]/train", "s[rank=8]/train"]
+    assert space.run(choice=Choice(until="s/train")) == [] and space.run(choice=Choice(again=("s[rank=4]",))) != []
+
+
 def test_two_uses_of_one_recipe_share_what_is_the_same(space: Space) -> None:
     sweep(space)
     space.recipe("steps: {a: {uses: ./sub.yaml, with: {rank: 1}}, b: {uses: ./sub.yaml, with: {rank: 1}}}")

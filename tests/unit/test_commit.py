@@ -12,7 +12,8 @@ from runner.errors import Infrastructure
 from runner.execution.commit import GroupCommit
 from runner.planning.schedule import Move
 from runner.secrets import Masker
-from runner.storage.store import Event, RunRow, Store
+from runner.storage.database import Database
+from runner.storage.runs import Event, RunRow
 from runner.storage.workspace import Workspace
 
 
@@ -34,8 +35,8 @@ def heard() -> Heard:
 @pytest.fixture
 def commits(tmp_path: Path, heard: Heard) -> Iterator[GroupCommit]:
     with Workspace.open(tmp_path) as ws:
-        ws.store.submit(RunRow("r1", "tool@1", "p", {}, str(tmp_path)))
-        fence = ws.store.claim("r1", "w")
+        ws.store.runs.submit(RunRow("r1", "tool@1", "p", {}, str(tmp_path)))
+        fence = ws.store.runs.claim("r1", "w")
         assert fence is not None
         commits = GroupCommit(ws, "r1", fence, "tool@1", heard, {}, lambda _text: None, Masker())
         yield commits
@@ -48,9 +49,9 @@ def _sent(commits: GroupCommit) -> None:
     assert landed.wait(10)
 
 
-def _refuse(store: Store, landed: Callable[[], None]) -> None:
-    store._connection.execute("ROLLBACK")
-    store._failed = Infrastructure("the disk is full")
+def _refuse(database: Database, landed: Callable[[], None]) -> None:
+    database._connection.execute("ROLLBACK")
+    database._failed = Infrastructure("the disk is full")
     landed()
 
 
@@ -59,7 +60,7 @@ def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(
 ) -> None:
     done: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_wait_for_disk", _refuse)
+        patch.setattr(Database, "_wait_for_disk", _refuse)
         commits.move(Move("step", "a", "WAITING", "READY"))
         commits.after_flush(lambda: done.append("a"))
         _sent(commits)
@@ -73,7 +74,7 @@ def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(
     commits.land()
     numbers = [number for number, _ in heard.told]
     assert [step for _, step in heard.told] == done == ["a", "b"] and numbers == [numbers[0], numbers[0] + 1]
-    assert [event.id for event in commits.ws.store.events("r1", after=numbers[0] - 1)] == ["a", "b"]
+    assert [event.id for event in commits.ws.store.runs.events("r1", after=numbers[0] - 1)] == ["a", "b"]
 
 
 def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(commits: GroupCommit, heard: Heard) -> None:

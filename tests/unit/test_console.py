@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.execution.loop import Failure
 from runner.execution.session import Overview, Summary
+from runner.execution.work import Failure
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width
-from runner.storage.store import Event
+from runner.storage.runs import Event
 
 
 class Terminal(io.StringIO):

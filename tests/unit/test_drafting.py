@@ -10,9 +10,11 @@ import pytest
 
 from runner.interface import drafting, scripts
 from runner.language import document
+from runner.language.imports import Start
 from runner.paths import shipped
 from runner.secrets import Masker
 from runner.survey import validation
+from runner.survey.imports import followed, syntax_of
 
 HEAD = "import argparse\np = argparse.ArgumentParser()\n"
 
@@ -23,7 +25,7 @@ def option(line: str, rest: str = "") -> scripts.Option:
 
 
 def recipe(source: str, there: dict[str, str] | None = None) -> Any:
-    text = drafting.draft("mine", "train.py", scripts.read(source), "./mine.yaml", lambda path: (there or {}).get(path, "")).text
+    text = drafting.draft("mine", "train.py", scripts.read(source), ["train.py"], "./mine.yaml", lambda path: (there or {}).get(path, "")).text
     return document.parse(text.encode(), "mine.yaml").value
 
 
@@ -126,7 +128,7 @@ def test_a_whole_script_becomes_a_recipe() -> None:
         ["--ckpt-dir", "{{ state.ckpt }}"],
         ["--resume", "{{ state.ckpt.latest }}"],
     ]
-    assert step["code"] == ["train.py", "model.py", "package/**/*.py"]
+    assert step["code"] == ["train.py"]
     assert step["deps"] == ["names.json"]
     assert step["state"] == {"ckpt": {"checkpoint": "step-*.pt", "every": "5m", "keep": 2}}
     assert step["outputs"] == {"out": "runs/model/", "log": "log.txt"}
@@ -186,5 +188,6 @@ def test_every_script_of_ours_becomes_a_recipe_without_a_fault(path: str) -> Non
         there = source.parent / place
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
-    made = drafting.draft("mine", source.name, scripts.read(source.read_text()), "./mine.yaml", kind)
+    code = followed(str(source.parent), [Start("script", source.name)], (), syntax_of).files
+    made = drafting.draft("mine", source.name, scripts.read(source.read_text()), list(code), "./mine.yaml", kind)
     assert [str(problem) for problem in validation.read(made.text.encode(), str(source.parent / "mine.yaml"), source.parent, {})] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from runner.advice.estimates import figures
 from runner.advice.hardware import adapter_more, fitting, image_seconds, operations, seconds
 from runner.advice.memory import Training, read
 from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
-from runner.errors import NotFound
+from runner.errors import Invalid, NotFound
 from runner.language import document
 from runner.paths import shipped
 
@@ -52,6 +53,50 @@ def test_a_gpu_without_figures_is_told_with_those_near() -> None:
     assert figures().meant("RTX 4090", 80 * 10**9) is None
 
 
+def own_cards(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "recipe").mkdir(exist_ok=True)
+    (folder / "recipe" / "hardware.yaml").write_text(text)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+
+
+def test_a_users_cards_join_those_that_are_known_and_change_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = figures()
+    own_cards(
+        tmp_path,
+        "gpus:\n  acme: {memory: 36, capability: 9.0, tflops: 200, names: [ACME Trainer]}\n  rtx4090: {memory: 48, reports: 49140}\n",
+        monkeypatch,
+    )
+    theirs = figures()
+    acme = theirs.find("NVIDIA ACME Trainer")
+    assert acme == theirs.find("acme") == theirs.meant("ACME Trainer", 36 * 10**9) and acme.bf16 and acme.asked == "ACME Trainer"
+    assert 0.95 < acme.usable / 36e9 < 0.97
+    assert theirs.find("GeForce RTX 4090").memory == 48 and theirs.find("rtx4090").tflops == ours.find("rtx4090").tflops
+    assert len(theirs.gpus) == len(ours.gpus) + 1
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    assert figures() == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("gpus:\n  acme: {memory: 36, capability: 9.0}\n", "acme is no GPU that is known: say its tflops, too", 2),
+        ("gpus:\n  rtx4090: {memory: much}\n", "gpus.rtx4090.memory must be a number", 2),
+        ("gpus:\n  rtx4090:\n    memmory: 24\n", 'gpus.rtx4090 has no key "memmory"', 3),
+        ("cards: {}\n", 'the file has no key "cards"', 1),
+        ("gpus: [\n", "is never closed", 1),
+    ],
+)
+def test_a_file_of_cards_that_is_wrong_is_refused_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, line: int
+) -> None:
+    own_cards(tmp_path, text, monkeypatch)
+    with pytest.raises(Invalid) as caught:
+        figures()
+    problem = next(each for each in caught.value.problems if words in each.message)
+    assert problem.where is not None and problem.where.path.endswith("recipe/hardware.yaml")
+    assert problem.where.line == line
+
+
 def test_what_can_be_done_follows_from_the_capability() -> None:
     assert not figures().find("t4").bf16 and figures().find("a100-40gb").bf16
 
@@ -81,7 +126,7 @@ def test_a_measured_speed_lies_within_the_guess() -> None:
 
 def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     model = read(LLAMA)
-    made = text("sft@2", SFT, model)
+    made = text("sft@1", SFT, model)
     assert made == Training(method="lora", length=1024, batch=2, rank=16)
     assert made is not None and tokens(SFT, made) == 100 * 16 * 1024
     pairs = text("dpo@1", SFT, model)
@@ -93,8 +138,8 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     assert written.logits == "fused"
     rewards = text("reward@1", SFT, model)
     assert rewards is not None and rewards.pairs and rewards.logits == "none"
-    assert text("sft@2", {"rank": 16}, model) is None
-    assert text("sft@2", {**SFT, "method": "dora"}, model) is None
+    assert text("sft@1", {"rank": 16}, model) is None
+    assert text("sft@1", {**SFT, "method": "dora"}, model) is None
 
 
 def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
@@ -130,7 +175,7 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     assert fitting(rows, replace(stored, checkpointing=False)) is None
     assert adapter_more(row, replace(stored, rank=32)) == 16 * 4085760 * 16 and adapter_more(row, replace(stored, rank=8)) == 0
     assert picture("sdxl-lora@1", inputs, "") is not None
-    assert picture("sft@2", inputs, "meta-llama/Llama-3.1-8B") is None
+    assert picture("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
 
 
 def test_a_published_speed_is_carried_over_by_the_gpu_and_by_pixels() -> None:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runner.planning.axes import encoded
-from runner.planning.ids import readable, stored
+from runner.planning.ids import names, readable, stored
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
@@ -33,3 +33,16 @@ def test_what_people_read_is_what_they_can_type(values: list[str]) -> None:
 )
 def test_an_id_reads_as_its_values_do(id: str, seen: str) -> None:
     assert readable(id) == seen
+
+
+@pytest.mark.parametrize(
+    ("id", "words"),
+    [
+        ("train", {"train"}),
+        ("train[lr=1]", {"train", "train[lr=1]"}),
+        ("s/train", {"s", "s/train"}),
+        ("s[r=4]/train[lr=1]", {"s", "s[r=4]", "s/train", "s[r=4]/train", "s[r=4]/train[lr=1]"}),
+    ],
+)
+def test_a_step_is_meant_by_its_own_words_and_those_of_what_it_is_an_instance_or_a_part_of(id: str, words: set[str]) -> None:
+    assert names(id) == words

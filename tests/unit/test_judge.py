@@ -17,6 +17,7 @@ from tests.unit.test_compile import plan
 class Trace:
     outputs: list[list[str]] = field(default_factory=list)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Traces(dict[str, Trace]):
@@ -208,6 +209,35 @@ def test_a_metric_that_a_command_reads_is_part_of_the_key() -> None:
     facts, _ = world(found)
     keys = {ask(found, "b", facts, {0: Made(True, {}, {"loss": loss})}).key for loss in (0.1, 0.2)}
     assert len(keys) == 2
+
+
+MEASURED = """
+steps:
+  a: {run: x, metrics: {pattern: "loss=(?P<loss>.*)"}, outputs: {o: a.txt}}
+  b: {run: "x {{ steps.a.metrics.loss }}", outputs: {o: b.txt}}
+"""
+
+
+def test_a_number_by_a_known_rule_is_not_read_again() -> None:
+    found = plan(MEASURED)
+    facts, traces = world(found)
+    traces.of(found, "a", facts, {}, o="f:1")
+    (trace,) = traces.values()
+    trace.measured = {found.nodes[0].rule: {"loss": 0.5}}
+    facts.numbers = lambda key, rule: pytest.fail("it was read again")
+    verdict = ask(found, "a", facts)
+    assert verdict.answer == FRESH and verdict.made == Made(True, {"o": "f:1"}, {"loss": 0.5})
+
+
+def test_a_step_whose_numbers_are_lost_runs_only_if_they_are_read() -> None:
+    for text, answer in ((MEASURED, RUN), (MEASURED[: MEASURED.index("  b:")], FRESH)):
+        found = plan(text)
+        facts, traces = world(found)
+        traces.of(found, "a", facts, {}, o="f:1")
+        verdict = ask(found, "a", facts)
+        assert verdict.answer == answer and ("b reads its metric loss" in "".join(verdict.reasons)) == (answer == RUN)
+        facts.numbers = lambda key, rule: {"loss": 1}
+        assert ask(found, "a", facts).answer == FRESH
 
 
 # -- select -----------------------------------------------------------------------------------------------------------------------------------------

@@ -57,14 +57,14 @@ def test_a_name_without_version_is_the_newest(home: Path) -> None:
         ("./mine.yml", 'did you mean "mine.yaml"?'),
         ("mine", "the file beside you is given as ./mine.yaml"),
         ("..", "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"),
-        ("zzz/", "a recipe of the library is given by its name alone; `recipe list` shows them"),
+        ("zzz/", "looked in HOME; a recipe of the library is given by its name alone, and `recipe list` shows them"),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is(home: Path, name: str, fix: str) -> None:
     (home / "mine.yaml").write_text("")
     with pytest.raises(NotFound) as caught:
         library.find(name, home)
-    assert caught.value.fix == fix
+    assert caught.value.fix == fix.replace("HOME", str(home))
 
 
 def test_a_path_is_looked_up_from_the_workspace(home: Path) -> None:

@@ -15,6 +15,7 @@ from runner.advice.facts.data import facts as data_facts
 from runner.advice.facts.machine import facts as host_facts
 from runner.advice.facts.model import facts as model_facts
 from runner.advice.facts.packages import locked
+from runner.advice.facts.program import called_training
 from runner.advice.rules import Facts
 from runner.paths import shipped
 
@@ -63,6 +64,75 @@ def test_a_tokenizer_that_begins_twice_is_seen(tmp_path: Path) -> None:
     assert facts["template_bos"] is True and facts["adds_bos"] is True
 
 
+IM = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (IM, "<|im_end|>"),
+        ("{% for m in messages %}[INST]{{ m.content }}{{ eos_token }}{% endfor %}", "</s>"),
+        (IM.replace("{{ m.content }}", "{% generation %}{{ m.content | trim }}{%- endgeneration -%}"), "<|im_end|>"),
+        ([{"name": "tools", "template": "x"}, {"name": "default", "template": IM}], "<|im_end|>"),
+        (IM.replace("<|im_end|>", "<|over|>"), "<|over|>"),  # which its tokenizer does not have as one token
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ""),
+        ("", None),
+    ],
+)
+def test_a_chat_template_tells_what_it_writes_behind_an_answer(tmp_path: Path, template: object, end: str | None) -> None:
+    tokens = {"eos_token": "</s>", "chat_template": template, "added_tokens_decoder": {"1": {"content": "</s>"}, "2": {"content": "<|im_end|>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
+    assert model_facts(tmp_path, "x")["turn_end"] == end
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages", "{{ raise_exception('only tools') }}", "{{ ''.__class__.__mro__ }}", "nothing of the messages"]
+)
+def test_a_template_that_takes_no_plain_conversation_leaves_its_end_unknown(tmp_path: Path, template: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": template}))
+    assert "turn_end" not in model_facts(tmp_path, "x")
+
+
+def test_a_template_that_is_given_counts_and_one_that_only_a_tool_knows_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": IM}))
+    (tmp_path / "t.jinja").write_text(IM.replace("<|im_end|>", "</s>"))
+    assert model_facts(tmp_path, "x", tmp_path / "t.jinja")["turn_end"] == "</s>"
+    assert "turn_end" not in model_facts(tmp_path, "x", tmp_path / "chatml")
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "stops"),
+    [
+        ({"eos_token_id": [2, 1]}, {}, ["</s>", "<|im_end|>"]),
+        ({}, {"eos_token_id": 2}, ["</s>", "<|im_end|>"]),
+        ({"eos_token_id": 1}, {"eos_token_id": 2}, ["</s>"]),
+        ({"eos_token_id": 77}, {}, None),
+    ],
+)
+def test_generation_stops_at_the_tokenizers_end_and_at_those_of_its_settings(
+    tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], stops: list[str] | None
+) -> None:
+    tokens = {"eos_token": "</s>", "chat_template": IM, "added_tokens_decoder": {"1": {"content": "</s>"}, "2": {"content": "<|im_end|>"}}}
+    for name, value in (("tokenizer_config", tokens), ("generation_config", generation), ("config", config)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    assert model_facts(tmp_path, "x").get("stops") == stops
+
+
+def test_modules_are_named_by_the_head_of_the_weights(tmp_path: Path) -> None:
+    head = json.dumps(
+        {f"h.0.attn.{name}": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in ("c_attn.weight", "c_attn.bias", "mask")}
+    ).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + b"1234")
+    assert model_facts(tmp_path, "x")["modules"] == ["c_attn"]
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    assert "modules" not in model_facts(tmp_path, "x")
+
+
+def test_a_program_is_a_training_by_its_verb_and_not_by_the_value_of_an_option() -> None:
+    assert called_training(["a", "trl", "sft", "--lr", "1"]) and called_training(["a", "python", "my_train.py"])
+    assert not called_training(["export", "python", "export.py", "--kind", "sft"])
+
+
 def test_what_is_no_model_here_or_on_the_hub_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -78,6 +148,31 @@ def test_rows_of_any_kind_have_columns(tmp_path: Path) -> None:
     assert data_facts(tmp_path / "b.csv", None, None)["columns"] == ["question", "answer"]
     (tmp_path / "c.json").write_text('[{"prompt": "a", "completion": "b"}]')
     assert data_facts(tmp_path / "c.json", None, None)["columns"] == ["prompt", "completion"]
+
+
+def test_columns_that_have_other_names_are_known_and_layouts_that_want_converting_too(tmp_path: Path) -> None:
+    pairs = data_facts(rows(tmp_path / "a.jsonl", {"question": "q", "chosen": "a", "worse": "b"}), None, None)
+    called = pairs["called"]
+    assert isinstance(called, dict) and {name: called[name] for name in ("prompt", "chosen", "rejected", "text")} == {
+        "prompt": "question", "chosen": "chosen", "rejected": "worse", "text": None,
+    }  # fmt: skip
+    alpaca = {"instruction": "a", "input": "", "output": "b"}
+    assert data_facts(rows(tmp_path / "b.jsonl", alpaca), None, None)["layout"] is None, "without an input two names are enough"
+    assert data_facts(rows(tmp_path / "c.jsonl", alpaca | {"input": "x"}), None, None)["layout"] == "alpaca"
+    assert data_facts(rows(tmp_path / "d.jsonl", {"conversations": [{"from": "human", "value": "a"}]}), None, None)["layout"] == "sharegpt"
+
+
+@pytest.mark.parametrize(
+    ("turn", "more", "count"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, {}, 1),
+        ({"role": "assistant", "content": [{"type": "text", "text": "b"}]}, {}, 1),
+        ({"role": "assistant", "content": "b"}, {"tools": [{"name": "f"}]}, 1),
+        ({"role": "assistant", "content": "b"}, {"tools": None}, 0),
+    ],
+)
+def test_rows_that_call_tools_are_counted(tmp_path: Path, turn: dict[str, Any], more: dict[str, Any], count: int) -> None:
+    assert data_facts(rows(tmp_path / "a.jsonl", {"messages": [turn], **more}, {"messages": []}), None, None)["tool_rows"] == count
 
 
 def test_parquet_has_columns(tmp_path: Path) -> None:

@@ -155,3 +155,75 @@ def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_n
     (tmp_path / "b" / "gotchas.yaml").write_text("rules: [{id: x}]\n")
     with pytest.raises(Invalid):
         rule_files.load((str(tmp_path / "b"),))
+
+
+USUAL = [
+    (["trains-text"], None, {"rank": 16, "method": "lora"}, 2e-4),  # sft
+    (["trains-text"], None, {"rank": 128, "method": "lora"}, 5e-5),  # cpt
+    (["trains-text"], None, {"rank": 16, "method": "full"}, 2e-5),
+    (["trains-text"], "sft", {}, 2e-5),
+    (["trains-text"], "dpo", {"rank": 16, "method": "lora"}, 5e-6),
+    (["trains-text"], "dpo", {"rank": 16, "method": "full"}, 5e-7),
+    (["trains-text"], "orpo", {"rank": 16, "method": "lora"}, 5e-5),
+    (["trains-text"], "orpo", {"rank": 16, "method": "full"}, 5e-6),
+    (["trains-text"], "reward", {"rank": 16, "method": "lora"}, 1e-4),
+    (["trains-text"], "reward", {"rank": 16, "method": "full"}, 1e-5),
+    (["trains-text", "trains-by-reward"], None, {"rank": 16, "method": "lora"}, 1e-5),  # rlhf
+    (["trains-by-reward"], None, {}, 1e-6),  # prime-rl
+    (["trains-images"], None, {"rank": 16}, 1e-4),
+    (["trains-images"], None, {}, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("tools", "method", "settings", "rate"), USUAL)
+def test_a_rate_that_is_usual_is_right_and_a_hundredth_or_a_hundred_times_of_it_is_not(
+    tools: list[str], method: str | None, settings: dict[str, Any], rate: float
+) -> None:
+    def findings(learning_rate: float, **more: Any) -> int:
+        said = {**settings, "learning_rate": learning_rate, **more}
+        return len(judged("learning-rate-off", {"step": {"tools": tools, "method": method}, "settings": said}).findings)
+
+    assert [findings(rate * factor) for factor in (0.01, 0.3, 1, 3, 100)] == [1, 0, 0, 0, 1]
+    assert findings(1.0, optimizer="Prodigy") == findings(0.5, init="random") == 0
+
+
+def test_a_rate_of_a_program_that_no_rule_knows_is_its_own_affair() -> None:
+    assert judged("learning-rate-off", {"step": {"tools": []}, "settings": {"learning_rate": 0.1}}) == Verdict()
+
+
+@pytest.mark.parametrize(
+    ("rank", "alpha", "stabilized", "off"),
+    [
+        (16, 16, False, 0),
+        (16, 32, False, 0),
+        (128, 16, False, 0),
+        (256, 1, False, 1),
+        (8, 256, False, 1),
+        (128, 32, True, 0),
+        (256, 1, True, 0),
+        (4096, 1, True, 1),
+    ],
+)
+def test_alpha_goes_with_rank_or_with_its_root(rank: int, alpha: int, stabilized: bool, off: int) -> None:
+    said = {"rank": rank, "alpha": alpha, "rank_stabilized": stabilized}
+    assert len(judged("lora-scale-off", {"settings": said}).findings) == off
+
+
+def test_a_token_that_ends_a_turn_is_put_right_where_the_recipe_can() -> None:
+    case = cases()["turn-end-is-no-stop"]["fires"]
+    assert judged("turn-end-is-no-stop", case).findings[0].fix == {}
+    assert judged("turn-end-is-no-stop", {**case, "inputs": {"eos_token": None}}).findings == (), "by default the recipe sets it"
+    wrong = {**case, "inputs": {"eos_token": "<|endoftext|>"}, "settings": {"eos_token": "<|endoftext|>"}}
+    assert judged("turn-end-is-no-stop", wrong).findings[0].fix == {"settings": {"eos_token": "<|im_end|>"}}
+    right = {**case, "inputs": {"eos_token": "<|im_end|>"}, "settings": {"eos_token": "<|im_end|>"}}
+    assert judged("turn-end-is-no-stop", right).findings == ()
+
+
+def test_columns_of_other_names_are_given_their_names_by_fix() -> None:
+    called = {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}
+    data = {"rows": 3, "columns": ["question", "chosen", "rejected"], "called": called, "conversational": False}
+    case = {"step": {"tools": ["recipe-pairs"]}, "data": data}
+    assert [finding.fix for finding in judged("missing-column", case).findings] == [{"settings": {"columns": {"prompt": "question"}}}]
+    unlike = {**data, "columns": ["a", "chosen", "rejected"], "called": called | {"prompt": None}}
+    finding = judged("missing-column", {**case, "data": unlike}).findings[0]
+    assert finding.fix == {} and '\'columns={"prompt": "NAME"}\'' in finding.remedy

@@ -16,6 +16,26 @@ _ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jxl
 _ROWS: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 
 
+NO_ROWS: Final[dict[str, object]] = {
+    "rows": 0,
+    "columns": [],
+    "conversational": False,
+    "truncated": 0.0,
+    "tool_rows": 0,
+    "layout": None,
+    "called": {},
+}
+CALLED: Final[dict[str, tuple[str, ...]]] = {
+    "prompt": ("question", "instruction", "query", "problem", "input"),
+    "completion": ("answer", "response", "output", "solution", "target"),
+    "chosen": ("better", "preferred", "accepted", "chosen_response", "response_chosen", "winner"),
+    "rejected": ("worse", "dispreferred", "rejected_response", "response_rejected", "loser"),
+    "messages": ("conversation", "conversations", "chat", "dialogue", "dialog"),
+    "text": ("content", "document", "body"),
+}
+"""What columns of data sets are called elsewhere, the likeliest first, by the names that trainers look for."""
+
+
 def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object]:
     """What the first rows of a dataset here say, and the heads of its images.  `limit` is in tokens of the model's tokenizer."""
     if not path.exists():
@@ -24,7 +44,7 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
     images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
     if images:
-        return found | {"rows": 0, "columns": [], "conversational": False, "truncated": 0.0} | _image_facts(images, files)
+        return found | NO_ROWS | _image_facts(images, files)
     found |= {"images": 0, "limit": limit}
     rows: list[dict[str, Any]] = []
     for file in [each for each in files if each.suffix.lower() in _ROWS]:
@@ -37,6 +57,7 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     columns = list(dict.fromkeys(key for row in rows for key in row))
     talk = any(isinstance(row.get(name), list) for row in rows for name in ("messages", "conversations", "prompt", "chosen"))
     found |= {"rows": len(rows), "sampled": len(rows), "columns": columns, "conversational": talk}
+    found |= {"tool_rows": sum(map(_has_tools, rows)), "layout": _layout(rows, columns), "called": _called(columns)}
     if all("text" in row for row in rows):
         return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
     lengths = _lengths(rows, model) if limit else None
@@ -44,6 +65,31 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
         found["longest"] = max(lengths, default=0)
         found["truncated"] = round(100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1)
     return found
+
+
+def _called(columns: Sequence[str]) -> dict[str, str | None]:
+    """For each name that trainers look for the column that has it, or one by which it usually goes elsewhere; None where there is neither."""
+    return {name: next((each for each in (name, *others) if each in columns), None) for name, others in CALLED.items()}
+
+
+def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
+    """The name of a layout that has to be converted: `alpaca` (with a third column, that some rows use), `sharegpt` (turns of `from` and `value`)."""
+    if {"instruction", "output"} <= set(columns):
+        return "alpaca" if any(row.get("input") for row in rows) else None
+    turns = [turn for row in rows for turn in _turns(row, ("conversations", "messages"))]
+    return "sharegpt" if turns and all("from" in turn and "value" in turn for turn in turns) else None
+
+
+def _has_tools(row: Mapping[str, Any]) -> bool:
+    """Whether a row's conversation calls tools, or has a message without text."""
+    turns = [turn for turn in _turns(row, ("messages", "conversations", "prompt", "completion", "chosen", "rejected")) if "role" in turn]
+    return bool(turns) and (bool(row.get("tools")) or any(turn.get("tool_calls") or not isinstance(turn.get("content"), str) for turn in turns))
+
+
+def _turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    for name in names:
+        value = row.get(name)
+        yield from (turn for turn in value if isinstance(turn, Mapping)) if isinstance(value, list) else ()
 
 
 def _rows(file: Path, most: int) -> list[dict[str, Any]]:

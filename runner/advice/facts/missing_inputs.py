@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,15 +11,28 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 
+def _beside(source: Path, home: str, pattern: str) -> str:
+    """What to write for a file that lies beside the recipe, and not at the root, where its paths begin."""
+    folder = source.parent
+    if str(folder) == home or not folder.is_relative_to(home) or not any(folder.glob(pattern)):
+        return ""
+    return f": for the one beside the recipe write ./{pattern}, which its command finds as {folder.relative_to(home)}/{pattern}"
+
+
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
-    from ...planning.mentions import unspelled
+    from ...planning.mentions import AUTO, unspelled
     from ...storage.sources import wanted
 
     node, facts = found.plan.nodes[n], found.facts
     absent = "does not exist"
     wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
-    wrong += [(unspelled(pattern)[0], "matches no file beside the recipe") for pattern in node.code if facts.code.get((node.home, pattern)) == []]
+    home = found.plan.homes[node.home]
+    for pattern in (unspelled(each)[0] for each in node.code if facts.code.get((node.home, each)) == []):
+        if pattern == AUTO:
+            wrong.append(("its code, `auto`", f"finds no script below {home} that its command starts"))
+        else:
+            wrong.append((pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}"))
     if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
         wrong.append((node.lock, absent))
     for source in node.takes:

@@ -1,9 +1,11 @@
-"""Tell which packages a step will find, and their versions: those of its lock, or of this Python.  Installs nothing."""
+"""Tell which packages a step will find, and their versions: those of its lock, or of the Python that runs it.  Installs nothing."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,18 +30,27 @@ def locked(path: Path) -> dict[str, object]:
     return _packages(rows)
 
 
+def folders(python: str) -> Sequence[str] | None:
+    """Where the Python at this path finds packages; None where that is not known without running it."""
+    if os.path.dirname(os.path.dirname(python)) == sys.prefix:
+        return sys.path
+    prefix = Path(python).parent.parent
+    found = [str(path) for path in sorted(prefix.glob("lib/python*/site-packages"))]
+    return found if found and (prefix / "pyvenv.cfg").is_file() else None
+
+
 class Installed(Mapping[str, object]):
-    """Packages of the Python that steps run in here, each asked for when a rule does: reading all would take longer than the rest."""
+    """Packages in these folders, each asked for when a rule does: reading all would take longer than the rest."""
+
+    def __init__(self, where: Sequence[str]) -> None:
+        self._where = list(where)
 
     def __getitem__(self, name: str) -> object:
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import distributions
 
-        try:
-            if name == "cuda":
-                return _packages([("torch", version("torch"))])["cuda"]
-            return _packages([(name, version(name.replace("_", "-")))])[name]
-        except PackageNotFoundError:
-            return None
+        asked = "torch" if name == "cuda" else name
+        found = next(iter(distributions(name=asked.replace("_", "-"), path=self._where)), None)
+        return _packages([(asked, found.version)])[name] if found is not None else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(())

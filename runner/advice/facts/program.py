@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid
 from ..tool_settings import Told
-from . import LARGE
+from . import LARGE, contents
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -48,7 +50,8 @@ def method(line: Sequence[str]) -> str | None:
 def called_training(names: Sequence[str]) -> bool:
     """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`."""
     parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
-    return any("train" in each for each in parts) or any(name in _METHODS for name in names[1:])
+    verbs = takewhile(lambda name: not name.startswith("-"), names[1:])  # behind an option the same word is its value
+    return any("train" in each for each in parts) or any(name in _METHODS for name in verbs)
 
 
 def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
@@ -61,6 +64,13 @@ def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
         if word in ("trl", "axolotl", "llamafactory-cli", "simpletuner", "unsloth"):
             return word
     return "python" if heads and (heads[0].startswith("python") or heads[0].endswith(".py")) else "other"
+
+
+def logins() -> list[str]:
+    """Where this user is logged in for good, so that a step which runs here needs no key: `wandb`, `huggingface`."""
+    home = Path.home()
+    hub = Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
+    return [*(["wandb"] if b"wandb" in (contents(home / ".netrc", LARGE) or b"") else []), *(["huggingface"] if hub.is_file() else [])]
 
 
 def parsed(name: str, data: bytes) -> object:
@@ -100,19 +110,17 @@ def _module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Of one file, whose content is in the key of the cache."""
     import ast
 
+    from ...language.python_reader import of_tree
+
     try:
         data = Path(path).read_bytes()
         tree = ast.parse(data[:LARGE], path) if len(data) <= LARGE else ast.Module([], [])
     except (OSError, SyntaxError, ValueError, RecursionError):
         return (), ()
-    imports, keywords = [], []
+    keywords = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
             if called.endswith(("Arguments", "Config")):
                 keywords += [word.arg for word in node.keywords if word.arg]
-    return tuple(imports), tuple(keywords)
+    return of_tree(tree).dotted, tuple(keywords)

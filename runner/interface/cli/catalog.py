@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
+from ...paths import TAGS, beside, is_path
 from ..tail import shown
 from .parser import color, told_apart
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     known = [(entry.id, entry.summary, entry) for entry in library.entries()]
-    here = [(f"./{entry.path.name}", entry.summary, entry) for entry in library.beside(args.workspace)]
+    here = [(f"./{entry.path.name}", entry.summary, entry) for entry in library.beside(args.standing.here)]
     wrong = library.faults()
     if args.json:
         rows = [(e.id, n, s, e.origin or "library") for n, s, e in known] + [(e.id, n, s, "folder") for n, s, e in here]
@@ -75,15 +76,16 @@ def _validate(args: argparse.Namespace) -> int:
     from ..diagnostics import render
 
     names, given = told_apart(args.words)
-    names = names or ["./recipe.yaml"]
     found: list[Problem] = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(names or ["./recipe.yaml"]):
         mine: list[Problem]
         try:
             if name == "-":
                 mine = validation.read(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given)
             else:
-                mine = validation.file(library.find(name, args.workspace), args.workspace, given)
+                meant = library.meant(args.standing, name if names else None)
+                path = library.find(meant, args.workspace)
+                mine = validation.file(Path(beside(str(path))), args.workspace, given, own=is_path(meant))
         except NotFound as error:
             mine = [Problem("not-found", str(error), fix=error.fix)]
         found += mine
@@ -102,7 +104,8 @@ def write_schema(workspace: Path) -> Path:
     """Write the schema where editors find it: once for a workspace, and where git does not see it.  Raises OSError."""
     target = workspace / SCHEMA
     target.parent.mkdir(exist_ok=True)
-    for path, text in ((target.parent / ".gitignore", "*\n"), (target, library.schema_text())):
+    for name, text in {**TAGS, target.name: library.schema_text()}.items():
+        path = target.parent / name
         new = path.with_name(f"{path.name}.{os.getpid()}.new")
         new.write_text(text, "utf-8")
         new.replace(path)
@@ -111,7 +114,7 @@ def write_schema(workspace: Path) -> Path:
 
 def _schema(args: argparse.Namespace) -> int:
     if args.write:
-        print(os.path.relpath(write_schema(args.workspace), args.workspace))
+        print(os.path.relpath(write_schema(args.workspace), args.standing.here))
         return 0
     text = library.schema_text()
     if args.markdown:

@@ -6,12 +6,15 @@ import argparse
 import json
 import shlex
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...language.units import cost_limit_text
+from ...paths import from_here, is_path
 from ...storage.workspace import Workspace
 from ..tail import shown
+from .chosen import begun
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with Workspace.open(args.workspace, read_only=False) as ws:
+    with begun(args.workspace, request) as ws:
         ws.share(args.store)
         host = _host(ws, args)
         found, verdict = _asked(ws, request, args, host)
@@ -47,9 +50,12 @@ def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
     from ...survey.survey import survey
 
     found = survey(ws, request)
-    return found, preflight.check(
-        ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, current_python=request.current_python, allow=args.allow
-    )
+    return found, preflight.check(ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, python=args.python, allow=args.allow)
+
+
+def _typeable(ws: Workspace, request: Request) -> str:
+    path = from_here(ws.root, request.recipe) if is_path(request.recipe) else request.recipe
+    return path if "/" in path or not is_path(path) else f"./{path}"
 
 
 def _driver(args: argparse.Namespace) -> str:
@@ -80,19 +86,27 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     from ..diagnostics import render
 
     worth = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
-    print(render(problems(worth, found), args.format, color(sys.stdout)), end="")
+    missing = 0 if args.quiet else len(verdict.unchecked)
+    print(render(problems(worth, found), args.format, color(sys.stdout), unchecked=missing), end="")
     if args.format != "text":
+        if missing:
+            print(f"recipe: {missing} rules were not checked; {_needs(verdict)}", file=sys.stderr)
         return
+    if not verdict.findings and not args.quiet:
+        print(f"{found.plan.recipe}: " + (f"nothing found, {missing} not checked" if missing else "nothing is known to go wrong"))
     if args.verbose:
         print("".join(f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked), end="")
-    elif verdict.unchecked and not args.quiet:
-        count = len(verdict.unchecked)
-        print(f"{count} rule{'s' if count > 1 else ''} could not be asked: -v says what they need")
+    elif missing:
+        print(f"{_needs(verdict)}; -v lists the rules")
     cost = found.plan.settings.limits.cost
     if cost is not None and not args.quiet:
         print(f"limits: cost {cost_limit_text(cost)}")
-    if not verdict.findings and not args.quiet:
-        print(f"{found.plan.recipe}: nothing is known to go wrong")
+
+
+def _needs(verdict: Verdict) -> str:
+    """What it would take to check the rest, and how many rules want it: what most of them want first."""
+    counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
+    return "what they need: " + "; ".join(f"{shown(what)} ({count})" for what, count in counts.most_common())
 
 
 def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None, found: Survey, verdict: Verdict) -> Verdict:
@@ -113,17 +127,17 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
             print("nothing of this can be put right by a setting", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
-    flags = [*([f"--preset {request.preset}"] if request.preset else []), *(["--python current"] if request.current_python else [])]
+    flags = [*([f"--preset {request.preset}"] if request.preset else []), *([f"--python {shlex.quote(args.python)}"] if args.python else [])]
     flags += [*([f"--driver {args.driver}"] if args.driver != "local" else []), *(f"--host {shlex.quote(host)}" for host in args.hosts or ())]
     flags += [f"--allow {rule}" for rule in args.allow]
-    print(shown(" ".join(["type: recipe run", shlex.quote(request.recipe), *flags, *map(shlex.quote, words)])), file=out)
+    print(shown(" ".join(["type: recipe run", shlex.quote(_typeable(ws, request)), *flags, *map(shlex.quote, words)])), file=out)
     again = replace(request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}})
     after, left = _asked(ws, again, args, host)
     if left.findings:
         print("with that there is left:", file=out)
         _print(after, left, args) if args.format == "text" else None
     else:
-        print("with that nothing is left", file=out)
+        print("with that nothing is left" + (f", {len(left.unchecked)} not checked" if left.unchecked else ""), file=out)
     return left
 
 

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
+from ...language import library
+from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
-from ...survey.survey import Request
-from .parser import out_folder, told_apart
+from ...survey.survey import Request, read
+from .parser import out_folder, published_below, told_apart
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow, Store
+    from ...storage.runs import RunRow
+    from ...storage.store import Store
     from ...survey.survey import Survey
 
 
@@ -25,7 +28,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="where the recipe's outputs were published")
-    parser.add_argument("--python", choices=["current"], help="as for `recipe run`")
+    parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
 
 
 def opened(root: Path) -> Workspace:
@@ -38,22 +41,38 @@ def opened(root: Path) -> Workspace:
     return Workspace.open(root, read_only=not writable)
 
 
+def existing(root: Path) -> Workspace:
+    """The workspace, to change what it remembers.  Where nothing was run nothing is made."""
+    return Workspace.open(root, read_only=not _has_store(root))
+
+
+def _has_store(root: Path) -> bool:
+    return (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists()
+
+
+def begun(root: Path, request: Request) -> Workspace:
+    """The workspace, to work in.  The first time its recipe is read beforehand: one that cannot be read makes no `.recipe`.
+
+    Raises Invalid, NotFound.
+    """
+    if not _has_store(root):
+        with Workspace.open(root, read_only=True) as ws:
+            read(ws, request)
+    return Workspace.open(root)
+
+
 def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
-    names, given = told_apart(args.words)
+    words, given = told_apart(args.words)
+    names = [library.meant(args.standing, word) for word in words]
     if args.file is not None:
-        names.insert(0, args.file if "/" in args.file else f"./{args.file}")
+        names.insert(0, library.path(args.standing, args.file))
+    out, current, folders = published_below(args), args.python == "current", args.standing.folders(given)
     if names:
-        return [Request(name, given, args.preset, args.out, args.python == "current") for name in dict.fromkeys(names)]
-    last = _last(ws)
-    if last is None:
-        if not (ws.root / "recipe.yaml").exists():
-            raise NotFound(
-                "which recipe? nothing was run here and there is no recipe.yaml", fix="name one, such as ./pipeline.yaml; `recipe list` shows them"
-            )
-        last = Request("./recipe.yaml")
-    out = args.out if args.out is not None else last.out
-    return [Request(last.recipe, {**last.inputs, **given}, args.preset or last.preset, out, last.current_python or args.python == "current")]
+        return [Request(name, given, args.preset, out, current, typed_in=folders) for name in dict.fromkeys(names)]
+    last = _last(ws) or Request(library.meant(args.standing, None))
+    inputs, preset = {**last.inputs, **given}, args.preset or last.preset
+    return [Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders)]
 
 
 def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
@@ -65,7 +84,7 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def _last(ws: Workspace) -> Request | None:
-    for row in ws.store.runs(last=1):
+    for row in ws.store.runs.latest(last=1):
         asked = row.data.get("asked")
         if isinstance(asked, dict):
             out = Path(asked["out"]) if asked["out"] is not None else None
@@ -75,7 +94,7 @@ def _last(ws: Workspace) -> Request | None:
 
 def find_run(store: Store, word: str) -> RunRow:
     """The run that a word names: its id, a part of it that no other has, `last`, or `last~1` for the one before."""
-    rows = store.runs()
+    rows = store.runs.latest()
     if not rows:
         raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
     name, tilde, back = word.partition("~")
@@ -96,9 +115,7 @@ def find_run(store: Store, word: str) -> RunRow:
 def find_nodes(found: Survey, word: str) -> list[int]:
     """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
     nodes = found.plan.nodes
-    chosen = [n for n, node in enumerate(nodes) if node.id == word] or [
-        n for n, node in enumerate(nodes) if node.id.startswith((f"{word}[", f"{word}/"))
-    ]
+    chosen = [n for n, node in enumerate(nodes) if word in names(node.id)]
     if chosen:
         return chosen
     for pending in found.plan.pending:

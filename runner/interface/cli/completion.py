@@ -8,12 +8,14 @@ errors.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import RecipeError
+from ...paths import Standing, is_path, standing
 from .parser import VERBS, parser_of
 
 _SCRIPTS: Final = {
@@ -128,12 +130,12 @@ def candidates(words: list[str]) -> Iterator[str]:
         known = [(o, a) for a in parser._actions for o in a.option_strings if o.startswith("--") or (word != "--" and len(word) < 3)]
         yield from _starting(word, (f"{option}\t{action.help}" if action.help else option for option, action in known))
     else:
-        yield from _words(verb, parser, word, _loose(before, taking), _folder(before))
+        yield from _words(verb, parser, word, _loose(before, taking), _standing(before))
 
 
 def _values(verb: str, action: argparse.Action, flag: str, word: str, before: list[str]) -> Iterator[str]:
     """What may follow a flag."""
-    folder = _folder(before)
+    place = _standing(before)
     if action.choices is not None:
         yield from _starting(word, map(str, action.choices))
     elif flag in ("-C", "--out"):
@@ -141,16 +143,16 @@ def _values(verb: str, action: argparse.Action, flag: str, word: str, before: li
     elif flag in ("-f", "--file"):
         yield ":files"
     elif flag == "--preset":
-        yield from _starting(word, _names(_recipe(before, folder), "presets"))
+        yield from _starting(word, _names(_recipe(before, place), "presets"))
     elif action.metavar == "STEP":
-        yield from _starting(word, _names(_recipe(before, folder), "steps"))
+        yield from _starting(word, _names(_recipe(before, place), "steps"))
     elif flag == "--driver":
         from ... import extensions
 
         yield from _starting(word, extensions.drivers(""))
 
 
-def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], folder: Path) -> Iterator[str]:
+def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Standing) -> Iterator[str]:
     """What may stand without a flag: recipes, inputs of the one that is named, steps, choices."""
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
@@ -161,13 +163,13 @@ def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[st
     takes = {action.dest for action in places} & {"recipe", "words"}
     name, equals, value = word.partition("=")
     if equals:
-        yield from _input_values(_recipe(loose, folder), name, value)
+        yield from _input_values(_recipe(loose, place), name, value)
         return
     if steps:
-        yield from _starting(word, _names(_recipe(loose, folder), "steps"))
+        yield from _starting(word, _names(_recipe(loose, place), "steps"))
     if takes:
         if verb != "show" and loose:
-            inputs = _section(_recipe(loose, folder), "inputs")
+            inputs = _section(_recipe(loose, place), "inputs")
             given = {each.partition("=")[0] for each in loose}
             yield from _starting(word, (f"{key}=\t{_meaning(spec)}" for key, spec in inputs.items() if key not in given and not _is_secret(spec)))
         if not any("=" not in each for each in loose) or verb == "validate":
@@ -175,7 +177,7 @@ def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[st
 
             yield from _starting(word, (f"{entry.id}\t{entry.summary}" for entry in library.entries()))
             head = "./" if not word or word.startswith("./") else ""
-            yield from _starting(word, (f"{head}{entry.path.name}\t{entry.summary}" for entry in library.beside(folder)))
+            yield from _starting(word, (f"{head}{entry.path.name}\t{entry.summary}" for entry in library.beside(place.here)))
             if "/" in word:
                 yield ":files"
 
@@ -196,23 +198,19 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
 # -- the recipe that is meant ----------------------------------------------------------------------------------------------------------------------
 
 
-def _recipe(words: Sequence[str], folder: Path) -> Any:
+def _recipe(words: Sequence[str], place: Standing) -> Any:
     """The content of the recipe that is named, whatever is wrong with it; an empty mapping where it cannot be read."""
     from ...language import document, library
 
     named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
-    named += [word for word in words if "=" not in word and not word.startswith("-") and (_is_file(word) or "@" in word)]
+    named += [word for word in words if "=" not in word and not word.startswith("-") and (is_path(word) or "@" in word)]
     named += [word for word in words if word.isidentifier()]
-    for name in [*named, "./recipe.yaml"]:
+    for name in [*named, None]:
         try:
-            return document.read(library.find(name, folder)).value
+            return document.read(library.find(library.meant(place, name), place.root)).value
         except RecipeError:
             continue
     return {}
-
-
-def _is_file(word: str) -> bool:
-    return "/" in word or word.endswith((".yaml", ".yml"))
 
 
 def _section(recipe: Any, name: str) -> dict[str, Any]:
@@ -232,8 +230,9 @@ def _meaning(spec: Any) -> str:
     return " ".join(str(spec.get("doc") or spec.get("type") or "").split()) if isinstance(spec, dict) else ""
 
 
-def _folder(words: Sequence[str]) -> Path:
-    return next((Path(word).expanduser() for before, word in pairwise(words) if before == "-C"), Path())
+def _standing(words: Sequence[str]) -> Standing:
+    given = next((word for before, word in pairwise(words) if before == "-C"), None)
+    return standing(os.environ) if given is None else Standing(Path(given).expanduser())
 
 
 def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import readable, stored
+from ...planning.ids import names, readable, stored
 from ...planning.schedule import word
 from ...survey.input_manifests import manifest
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
@@ -19,7 +19,8 @@ from ..tail import canvas, named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow
+    from ...storage.runs import RunRow
+    from ...storage.store import Store
     from ...storage.workspace import Workspace
     from ..logs import Writer
 
@@ -43,10 +44,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
         parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
     else:
-        parser.add_argument("a", metavar="A", help="a run: an id or a part of one, last, last~1")
-        parser.add_argument("b", metavar="B", nargs="?", default="last", help="another (default: last)")
+        parser.add_argument(
+            "a", metavar="A", nargs="?", help="a run: an id or a part of one, last, last~1 (default: the run of the same recipe before B)"
+        )
+        parser.add_argument("b", metavar="B", nargs="?", help="another (default: last)")
         parser.add_argument("--json", action="store_true", help="for programs")
-        parser.epilog = "examples:\n  recipe diff last~1 last\n  recipe diff 3f1035 41252c --json"
+        parser.epilog = "examples:\n  recipe diff\n  recipe diff last~3 last\n  recipe diff 3f1035 41252c --json"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _runs(ws: Workspace, args: argparse.Namespace) -> int:
-    rows = ws.store.runs(last=args.last)
-    tallies = ws.store.tallies([row.id for row in rows])
+    rows = ws.store.runs.latest(last=args.last)
+    tallies = ws.store.runs.tallies([row.id for row in rows])
     told = [overview(ws, row, tallies[row.id]) for row in rows]
     if args.json:
         print(json.dumps(told, indent=2))
@@ -122,7 +125,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(begun, reason=row.reason, steps=phases, leases=(), claimed=ws.store.live(row.id)),
+        "state": word(begun, reason=row.reason, steps=phases, leases=(), claimed=ws.store.runs.live(row.id)),
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),
@@ -152,10 +155,10 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
         writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
     if args.follow and args.attempt is None:
         return _follow(ws, row, step, writer)
-    found = parts(ws.store.events(row.id))
-    chosen = [part for part in found if step is None or _is(part.step, step)]
+    found = parts(ws.store.runs.events(row.id))
+    chosen = [part for part in found if step is None or step in names(part.step)]
     if step is not None and not chosen:
-        known = ws.store.steps(row.id)
+        known = ws.store.runs.steps(row.id)
         if step in known:
             print(f"{readable(step)} was not started: {known[step].state}", file=sys.stderr)
             return 0
@@ -175,9 +178,9 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
 def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
     """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
     word = stored(word)
-    rows = ws.store.runs(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
-    ids = list(ws.store.steps(rows[0].id)) if rows else []
-    if rows and (any(_is(id, word) for id in ids) or word in ws.store.latest_attempts(rows[0].recipe, [word])):
+    rows = ws.store.runs.latest(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
+    ids = list(ws.store.runs.steps(rows[0].id)) if rows else []
+    if rows and (any(word in names(id) for id in ids) or word in ws.store.runs.latest_attempts(rows[0].recipe, [word])):
         return rows[0], word  # or it did not run in that one, which is told
     name, slash, step = word.partition("/")
     try:
@@ -188,25 +191,21 @@ def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
 
 
 def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer) -> int:
-    known = ws.store.steps(row.id)
-    if step is not None and not any(_is(id, step) for id in known) and not ws.store.live(row.id):
+    known = ws.store.runs.steps(row.id)
+    if step is not None and not any(step in names(id) for id in known) and not ws.store.runs.live(row.id):
         raise _did_not_run(ws, row, step, list(known))
     # Of a step by its whole name the end is known; of a matrix only that of the run, for more instances may follow.
     alone = step if step is not None and step in known else None
-    follower = Follower(ws, row.id, lambda id: step is None or _is(id, step), writer, _say, heads=step is None or alone is None)
+    follower = Follower(ws, row.id, lambda id: step is None or step in names(id), writer, _say, heads=step is None or alone is None)
     if not follower.follow(step):
         _say(f"run {row.id} died: its worker is gone; `recipe run` goes on where it stopped")
     return 0
 
 
 def _did_not_run(ws: Workspace, row: RunRow, step: str, known: list[str]) -> NotFound:
-    earlier = ws.store.latest_attempts(row.recipe, [step]).get(step)
+    earlier = ws.store.runs.latest_attempts(row.recipe, [step]).get(step)
     fix = f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}" if earlier is not None else near_step(step, known)
     return NotFound(f'"{step}" did not run in {row.id}', fix=fix)
-
-
-def _is(id: str, step: str) -> bool:
-    return id == step or id.startswith((f"{step}[", f"{step}/"))
 
 
 def _say(text: str) -> None:
@@ -217,8 +216,8 @@ def _say(text: str) -> None:
 
 
 def _diff(ws: Workspace, args: argparse.Namespace) -> int:
-    rows = [find_run(ws.store, args.a), find_run(ws.store, args.b)]
-    tallies = ws.store.tallies([row.id for row in rows])
+    rows = _compared(ws.store, args.a, args.b)
+    tallies = ws.store.runs.tallies([row.id for row in rows])
     a, b = (overview(ws, row, tallies[row.id]) for row in rows)
     inputs = values(a["inputs"], b["inputs"])
     steps = compare(_ran(ws, a["id"]), _ran(ws, b["id"]))
@@ -262,11 +261,24 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
+def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
+    """The two runs that were named; one that would be compared with itself is compared with the run of its recipe before it.  Raises NotFound."""
+    second = find_run(store, b or "last")
+    first = find_run(store, a) if a else second
+    if b is None and first.id == second.id:
+        rows = store.runs.latest(recipe=second.recipe)
+        place = next(n for n, row in enumerate(rows) if row.id == second.id)
+        if place + 1 == len(rows):
+            raise NotFound(f"{second.id} is the only run of {second.recipe} here", fix="name two runs; `recipe runs` lists them")
+        first = rows[place + 1]
+    return [first, second]
+
+
 def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
     """The steps that had something to do in a run, as it remembers them."""
-    attempts = {row.step: row for row in ws.store.attempts(run)}
-    traces = ws.store.traces([row.key for row in attempts.values() if row.key])
-    moves = [event for event in ws.store.events(run) if event.subject == "step"]
+    attempts = {row.step: row for row in ws.store.runs.attempts(run)}
+    traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
+    moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
     ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
     states = {event.id: event.after for event in moves}  # in the order in which the steps were first heard of
     found = {}

@@ -16,6 +16,7 @@ from ...reading import whole
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
+    from ...paths import Standing
     from ..drafting import Draft
     from ..scripts import Script
 
@@ -27,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--from", dest="origin", metavar="RECIPE", help="a recipe of the library, to be used on the GPU that --gpu names")
     parser.add_argument("--gpu", metavar="NAME", help="with --from: a kind of GPU, such as rtx4090 or h100-80gb; inputs are chosen that fit it")
     parser.add_argument("--preset", metavar="NAME", help="with --from: the preset to begin with")
-    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@2 --gpu rtx4090"
+    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@1 --gpu rtx4090"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,28 +39,28 @@ def run(args: argparse.Namespace) -> int:
     elif args.inputs or args.preset is not None:
         raise Invalid([Problem("bad-input", "inputs and --preset say something with --from only", fix="add --from RECIPE --gpu NAME")])
     elif args.script is not None:
-        made = _drafted(args.workspace, path, name, args.script)
+        made = _drafted(args.standing, path, name, args.script)
         files, next_words = {path.name: made.text}, _after_draft(shown, made)
     else:
-        files = _scaffold(name, shown)
+        files = _scaffold(name, shown, _from_root(args.standing, path.parent / name))
         next_words = [f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/"]
-    written = write(args.workspace, path, files)
+    written = write(args.standing, path, files)
     print(shown)
     if not args.quiet:
         print("\n".join([f"written: {', '.join(written)}", *next_words]), file=sys.stderr)
     return 0
 
 
-def write(workspace: Path, path: Path, files: dict[str, str]) -> list[str]:
+def write(standing: Standing, path: Path, files: dict[str, str]) -> list[str]:
     """Write files, by their paths from the folder of the recipe `path`, whose first line then names the schema for editors.  All or nothing.
 
     Returns what was written, as shown to people.  Raises NotFound when one is there already, CannotRun when one cannot be written.
     """
-    folder = (workspace / path).parent
+    folder = (standing.here / path).parent
     for file in files:
         if os.path.lexists(folder / file):
             raise NotFound(f"{_shown(path.parent / file)} is there already, and is left as it is", fix="give another name")
-    root = Path(os.path.abspath(workspace))
+    root = Path(os.path.abspath(standing.root))
     home = Path(os.path.abspath(folder))
     base = root if home.is_relative_to(root) else home
     modeline = f"# yaml-language-server: $schema={os.path.relpath(base / SCHEMA, home)}\n"
@@ -98,10 +99,17 @@ def _shown(path: Path) -> str:
     return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
 
 
-def _scaffold(name: str, shown: str) -> dict[str, str]:
-    """The files of a recipe that trains something small, and of its programs."""
+def _from_root(standing: Standing, path: Path) -> str:
+    """A path as recipes below the workspace name it; one elsewhere from its own folder."""
+    root, there = os.path.abspath(standing.root), os.path.abspath(standing.here / path)
+    return os.path.relpath(there, root) if f"{there}/".startswith(f"{root}/") else os.path.basename(there)
+
+
+def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
+    """The files of a recipe that trains something small, and of its programs, which recipes find at `programs_at`."""
     source = shipped() / "recipes" / "scaffold"
-    recipe = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown).replace("scaffold", name)
+    text = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown)
+    recipe = text.replace("scaffold/", f"{programs_at}/").replace("scaffold", name)
     programs = sorted((source / "scaffold").glob("*.py"))
     return {Path(shown).name: recipe} | {f"{name}/{program.name}": program.read_text("utf-8") for program in programs}
 
@@ -133,32 +141,33 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     ]
 
 
-def _drafted(workspace: Path, path: Path, name: str, script: Path) -> Draft:
+def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft:
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
+    from ...language.imports import Start
+    from ...survey.imports import followed, syntax_of
     from .. import drafting
 
-    home = Path(os.path.abspath(workspace / path)).parent
-    source = Path(os.path.abspath(workspace / script))
+    home = Path(os.path.abspath(standing.here / recipe)).parent
+    home = root if home.is_relative_to(root := Path(os.path.abspath(standing.root))) else home
+    source = Path(os.path.abspath(standing.here / script))
     if not source.is_file():
         raise NotFound(f"there is no file {script}", fix="name the Python program that trains")
     if not source.is_relative_to(home):
         fix = f"write the recipe beside it: recipe new {script.parent / name} --script {script}"
-        raise Invalid([Problem("bad-place", f"{script} is not in the folder of the recipe, {_shown(path)}, nor below it", None, fix)])
-    read, seen = _read(source), {source}
-    imports = list(read.imports)
-    for module in imports:  # grows: what a module beside the script imports is needed, too
-        beside = source.parent / f"{module.partition('.')[0]}.py"
-        if beside.is_file() and beside not in seen:
-            seen.add(beside)
-            imports += _read(beside).imports
+        raise Invalid([Problem("bad-place", f"{script} is not in {home}, where the code of {_shown(recipe)} has to lie", None, fix)])
+    read, path = _read(source), source.relative_to(home).as_posix()
+    needed = followed(str(home), [Start("script", path)], (), syntax_of)
+    imports = [name for file in needed.files if file.endswith(".py") for name in syntax_of(str(home / file)).dotted]
 
     def kind(place: str) -> str:
         there = home / place
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
-    return drafting.draft(name, source.relative_to(home).as_posix(), replace(read, imports=tuple(dict.fromkeys(imports))), _shown(path), kind)
+    made = drafting.draft(name, path, replace(read, imports=tuple(dict.fromkeys(imports))), list(needed.files), _shown(recipe), kind)
+    made.look += [f"{file}: {doubt}: see that `code` lists what it needs" for file, doubt in needed.doubts]
+    return made
 
 
 def _read(source: Path) -> Script:

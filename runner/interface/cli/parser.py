@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ...errors import did_you_mean
-from ...paths import VERSION
+from ...paths import VERSION, Standing, standing
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
@@ -40,6 +42,9 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }
 
+RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
+"""Which recipe a word means, as help."""
+
 EPILOG: Final = """examples:
   recipe run sft@1 dataset=data.jsonl --preset smoke
   recipe plan ./pipeline.yaml -p
@@ -51,9 +56,16 @@ exit codes: 0 ok · 1 a step failed · 2 could not run · 3 bad recipe or inputs
 class Parser(argparse.ArgumentParser):
     """argparse whose errors suggest what was meant, and exit with 3: nothing was started."""
 
+    words: Sequence[str] = ()
+    """What it was given."""
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0]
+            inputs = any("INPUT=VALUE" in str(action.metavar) for action in self._actions)
+            if inputs and word in self.words and (said := _input_of(self.words, word)):
+                print(f"{self.prog}: {said}", file=sys.stderr)
+                raise SystemExit(3)
             hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
             message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
         self.print_usage(sys.stderr)
@@ -85,14 +97,35 @@ def run(words: Sequence[str]) -> int:
         print(f'recipe: there is no verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"), file=sys.stderr)
         return 3
     parser, module = parser_of(verb)
+    parser.words = words
     args = parser.parse_intermixed_args(words)
     args.verb = verb
-    args.workspace = Path(args.workspace)
+    args.standing = standing(os.environ, words) if args.workspace is None else Standing(Path(args.workspace))
+    args.workspace = args.standing.root
     if args.verbose or os.environ.get("RECIPE_LOG"):
         from ...logs import begin
 
         begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
     return int(module.run(args))
+
+
+def _input_of(words: Sequence[str], flag: str) -> str:
+    """That what was typed as a flag is an input of the recipe that was named, or of recipe.yaml; empty when it is none."""
+    from ...errors import RecipeError
+    from ...language import parse
+    from ...language.library import find
+
+    given, equals, value = flag.lstrip("-").partition("=")
+    name = given.replace("-", "_")
+    after = list(words[words.index(flag) + 1 :][:1])
+    root = Path(next((words[n + 1] for n, word in enumerate(words[:-1]) if word == "-C"), "."))
+    for named in [*(word for word in words if not word.startswith("-") and "=" not in word), "./recipe.yaml"]:
+        with suppress(RecipeError, OSError):
+            recipe = parse.load(find(named, root))
+            if name in recipe.inputs:
+                shown = value if equals else after[0] if after and not after[0].startswith("-") else "true"
+                return f"{name} is an input of {recipe.id}: write {name}={shlex.quote(shown)}"
+    return ""
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:
@@ -101,7 +134,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
     parser = Parser(
         prog=f"recipe {verb}", description=VERBS[verb][1].capitalize() + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("-C", dest="workspace", metavar="DIR", default=".", help="the workspace: paths are relative to it (default: here)")
+    parser.add_argument("-C", dest="workspace", metavar="DIR", help="the workspace; typed paths begin there (default: the nearest one upwards)")
     parser.add_argument("-q", "--quiet", action="count", default=0, help="say less; twice, only errors")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="say more, with the logs of recipe itself; twice, all of them")
     module.arguments(parser, verb)
@@ -125,12 +158,18 @@ def out_folder(text: str) -> Path:
 
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The words that say what to run."""
-    parser.add_argument("recipe", nargs="?", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml (default: recipe.yaml here)")
+    parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="publish the recipe's outputs below DIR")
-    parser.add_argument("--python", choices=["current"], help="`current`: run in the packages of this Python instead of what the recipe declares")
+    parser.add_argument(
+        "--python",
+        default="",
+        metavar="PYTHON",
+        help="the Python of steps without a lock: a path, a virtual environment, a name (default: .venv here, $VIRTUAL_ENV, python3 of PATH); "
+        "`current`: the packages of the Python that runs recipe, instead of locks and images",
+    )
     parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
     parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
     parser.add_argument(
@@ -146,34 +185,28 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
-    from ...errors import Invalid, NotFound, Problem
+    from ...errors import Invalid, Problem
+    from ...language import library
     from ...survey.survey import Request
 
     check_driver(args.driver)
     words = list(args.inputs)
-    name = args.file
-    if name is not None and args.recipe is not None:
-        words.insert(0, args.recipe)
-    elif name is None:
-        name = args.recipe
-    if name is not None and "=" in name and "/" not in name.partition("=")[0]:
+    name = args.recipe
+    if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
         words.insert(0, name)
         name = None
-    if name is None:
-        here = args.workspace / "recipe.yaml"
-        if not here.exists():
-            raise NotFound(
-                "which recipe? there is no recipe.yaml here",
-                fix="name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them",
-            )
-        name = "./recipe.yaml"
+    recipe = library.path(args.standing, args.file) if args.file is not None else library.meant(args.standing, name)
     bad = [word for word in words if "=" not in word]
     if bad:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
     given = dict(word.split("=", 1) for word in words)
-    if args.file is not None and "/" not in name:
-        name = f"./{name}"
-    return Request(name, given, args.preset, args.out, args.python == "current", args.update)
+    out = published_below(args)
+    return Request(recipe, given, args.preset, out, args.python == "current", args.update, args.standing.folders(given))
+
+
+def published_below(args: argparse.Namespace) -> Path | None:
+    """The value of --out, from the workspace."""
+    return None if args.out is None else Path(args.standing.typed(str(args.out)))
 
 
 def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -13,16 +14,22 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ...advice import bottleneck
 from ...errors import NotFound
 from ...language.units import about
-from ...planning.ids import stored
+from ...planning.ids import bare, names, stored
 from ...storage import metrics
+from ...survey.results import reported, summary
 from ..tail import named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow
+    from ...storage.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
 
 _LISTED = 60  # steps
+_COLUMNS = 5  # metrics of a table
+_BESIDE = frozenset({"step", "epoch", "lr", "learning_rate", "grad_norm", "samples_per_second", "tokens_per_second", "memory_gb", "gpu"})
+"""Metrics that say how a training went on, and not what came of it."""
+_LESS = re.compile(r"loss|perplexity|ppl|err|wer|cer|mse|mae|nll|fid", re.IGNORECASE)
+"""In names of metrics of which less is better."""
 
 
 @dataclass(slots=True)
@@ -34,7 +41,8 @@ class _Done:
     attempts: int = 0
     seconds: float = 0.0
     memory: int = 0  # bytes of main memory, the most of any attempt
-    files: list[Path] = field(default_factory=list)  # what each attempt told, in order
+    tries: list[AttemptRow] = field(default_factory=list)  # those that are over
+    following: Path | None = None  # what the one that runs reports
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -75,6 +83,14 @@ class Training(TypedDict):
     advice: list[str]
 
 
+class Value(TypedDict):
+    """A metric of a step; min and max are of all that was reported, and null where no numbers are kept."""
+
+    last: object
+    min: float | None
+    max: float | None
+
+
 class StepReport(TypedDict):
     """A step that was begun, as `--json` prints it.  Memory in bytes."""
 
@@ -83,6 +99,8 @@ class StepReport(TypedDict):
     attempts: int
     seconds: float | None
     peak_memory: int | None
+    metrics: dict[str, Value]
+    kept: bool  # whether all that its metrics are read from is kept
     training: Training | None
 
 
@@ -103,11 +121,11 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
     from .history import overview
 
-    told = overview(ws, row, ws.store.tallies([row.id])[row.id])
-    if told["seconds"] is None and ws.store.live(row.id):
+    told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
+    if told["seconds"] is None and ws.store.runs.live(row.id):
         told["seconds"] = time.time() - row.created
     done = _steps(ws, row)
-    chosen = [each for each in done if step is None or each.id == step or each.id.startswith((f"{step}[", f"{step}/"))]
+    chosen = [each for each in done if step is None or step in names(each.id)]
     if step is not None and not chosen:
         raise NotFound(f'"{step}" had nothing to do in {row.id}', fix=near_step(step, [each.id for each in done]) if done else "all was fresh in it")
     return {
@@ -118,7 +136,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": told["seconds"],
         "fresh": told["steps"]["fresh"],
-        "steps": [_told(each, row.inputs) for each in chosen],
+        "steps": [_told(ws, each, row.inputs) for each in chosen],
     }
 
 
@@ -126,7 +144,7 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     """The steps that were begun, in that order, and those that are yet to begin."""
     found: dict[str, _Done] = {}
     began: dict[str, float] = {}
-    for event in ws.store.events(row.id):
+    for event in ws.store.runs.events(row.id):
         if event.subject != "step":
             continue
         done = found.setdefault(event.id, _Done(event.id, event.after))
@@ -134,20 +152,22 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
         if event.after == "RUNNING" and event.before != "RUNNING":
             began[event.id] = event.at
             done.attempts += 1
-            number = event.data.get("attempt", done.attempts)
-            done.files.append(_told_in(ws, row.id, event.id, number if isinstance(number, int) else done.attempts, event.data.get("metrics")))
+            followed = event.data.get("metrics")
+            done.following = Path(followed) if isinstance(followed, str) else None
         elif event.before == "RUNNING" and event.after != "RUNNING":
             began.pop(event.id, None)
-    if ws.store.live(row.id):
+            done.following = None
+    if ws.store.runs.live(row.id):
         for id, since in began.items():
             found[id].seconds += max(0.0, time.time() - since)
     # Events are stored in groups, and so are their moments: rows of attempts are nearer.  One that was taken over from a worker that died began
     # before its row did, which its trace knows.
-    attempts = ws.store.attempts(row.id)
-    traces = ws.store.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
+    attempts = ws.store.runs.attempts(row.id)
+    traces = ws.store.index.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
     for attempt in attempts:
         if attempt.step not in found:
             continue
+        found[attempt.step].tries.append(attempt)
         trace = traces.get(attempt.key)
         if attempt.outcome == "done" and trace is not None and trace.run == row.id:
             found[attempt.step].seconds += trace.seconds
@@ -159,17 +179,16 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     return sorted(found.values(), key=lambda done: done.attempts == 0)
 
 
-def _told_in(ws: Workspace, run: str, step: str, number: int, raw: object) -> Path:
-    """The file of what an attempt told: where it is kept, or, while it runs, where it is written."""
-    kept = ws.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}.metrics"
-    return Path(raw) if isinstance(raw, str) and not kept.exists() else kept
-
-
-def _told(done: _Done, inputs: Mapping[str, Any]) -> StepReport:
-    lines = _lines(done.files)
+def _told(ws: Workspace, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
+    live = metrics.told(done.following) if done.following is not None else []
+    ended = reported(ws, done.tries)
+    lines = _lines([*(point for each in ended for point in each.points or ()), *live])
+    known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
     found = bottleneck.breakdown(lines)
     told: StepReport = {
         "id": done.id, "state": done.state, "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None,
+        "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
+        "kept": all(each.points is not None for each in ended),
         "training": None,
     }  # fmt: skip
     if len(lines) < 2 and found is None:
@@ -198,12 +217,11 @@ def _told(done: _Done, inputs: Mapping[str, Any]) -> StepReport:
     return told
 
 
-def _lines(files: Sequence[Path]) -> list[Mapping[str, Any]]:
+def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
     found: dict[Any, Mapping[str, Any]] = {}
-    for path in files:
-        for line in metrics.told(path):
-            found[line.get("step", len(found))] = line
+    for point in points:
+        found[point.get("step", len(found))] = point
     return list(found.values())
 
 
@@ -229,19 +247,60 @@ def as_text(told: RunReport) -> list[str]:
         table.append(
             (named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
         )
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    text += ["  ".join(cell.rjust(widths[n]) if n > 1 else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
+    text += _aligned(table, left=2)
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
-    trained = [(step["id"], training) for step in steps if (training := step["training"]) is not None]
-    for id, training in trained[:_LISTED]:
+    for many in _alike(steps):
+        text += ["", *_metrics(many)]
+    timed = [(step["id"], training) for step in steps if (training := step["training"]) is not None and training["parts"]]
+    for id, training in timed[:_LISTED]:
         text += ["", *_training(id, training)]
-    if not trained:
-        text += [
-            "",
-            "no step told numbers of its steps: a trainer writes them to the file that $RECIPE_METRICS names, with `metrics: true` on its step",
-        ]
+    if not any(step["metrics"] for step in steps):
+        text += ["", "no step reported metrics: write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"]
+    elif not timed:
+        text += ["", "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis"]
     return text
+
+
+def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
+    """Steps with metrics, the instances of one together."""
+    groups: dict[str, list[StepReport]] = {}
+    for step in steps:
+        if any(name not in _BESIDE and not name.startswith("time_") and _number(value["last"]) for name, value in step["metrics"].items()):
+            groups.setdefault(bare(step["id"]), []).append(step)
+    yield from groups.values()
+
+
+def _metrics(steps: Sequence[StepReport]) -> list[str]:
+    """A table of the last values of metrics, and of the best where they were better before."""
+    names = dict.fromkeys(name for step in steps for name, value in step["metrics"].items() if _number(value["last"]))
+    wanted = [name for name in names if name not in _BESIDE and not name.startswith("time_")]
+    columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
+    for name in wanted[:_COLUMNS]:
+        best = "min" if _LESS.search(name) else "max"
+        columns.append((shown(name), name, "last"))
+        if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
+            columns.append((f"{best} {shown(name)}", name, best))
+    table = [("METRICS", *(head for head, _, _ in columns))]
+    table += [(named(step["id"]), *(_cell(step, name, which) for _, name, which in columns)) for step in steps[:_LISTED]]
+    text = _aligned(table, left=1)
+    if len(wanted) > _COLUMNS:
+        text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json tells all)")
+    if lost := [named(step["id"]) for step in steps if not step["kept"]]:
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        text.append(f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known")
+    return text
+
+
+def _cell(step: StepReport, name: str, which: str) -> str:
+    value = dict(step["metrics"].get(name, {})).get(which)
+    return f"{value:.4g}" if isinstance(value, (int, float)) else shown(str(value)) if value is not None else ""
+
+
+def _aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """A table in text, the columns from `left` on flush right."""
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    return ["  ".join(cell.rjust(widths[n]) if n >= left else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
 
 
 def _training(id: str, told: Training) -> list[str]:
@@ -255,8 +314,6 @@ def _training(id: str, told: Training) -> list[str]:
     if told["memory_gb"] is not None:
         facts.append(f"peak {told['memory_gb']:g} GB " + (f"on {shown(told['gpu'])}" if told["gpu"] else "of main memory"))
     text = [f"{named(id)}: {', '.join(facts)}"]
-    if not told["parts"]:
-        return [*text, "  it does not tell where its time goes: time_step, time_data, time_model, … in its metrics"]
     for name, part in told["parts"].items():
         bar = "#" * round(part["share"] * 30)
         text.append(f"  {name:<13} {part['share']:>4.0%}  {_short(part['seconds']):>8}  {bar:<30} {bottleneck.PARTS[name]}".rstrip())

@@ -12,13 +12,14 @@ from ...execution.session import Choice, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
-from ...storage.workspace import Workspace
 from ..tail import named, shown
+from .chosen import begun
 from .parser import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
+    from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
 
@@ -50,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
-        parser.add_argument("--overwrite", action="store_true", help="replace published files that were changed by hand")
+        parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
 
@@ -58,15 +59,15 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
     dry = args.verb == "plan" or args.dry_run
-    with Workspace.open(args.workspace, read_only=False) as ws:
+    with begun(args.workspace, request) as ws:
         ws.share(args.store)
         if dry:
             found = look(ws, request, choice)
-            _warn(found, args)
+            _warn(ws, found, args)
             for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
                 print(f"recipe: {notice}", file=sys.stderr)
             verdict = _checked(ws, found, args)
-            expected = ws.store.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+            expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
             if args.json:
                 print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
             else:
@@ -77,7 +78,17 @@ def run(args: argparse.Namespace) -> int:
         from ..console import Live, for_stream
 
         pools = dict(_pool(word) for word in args.pool)
-        settings = Settings(args.driver, tuple(args.hosts), args.jobs, args.keep_going, args.overwrite, args.link == "hard", pools, tuple(args.allow))
+        settings = Settings(
+            args.driver,
+            tuple(args.hosts),
+            args.jobs,
+            args.keep_going,
+            args.overwrite,
+            args.link == "hard",
+            pools,
+            tuple(args.allow),
+            args.python if args.python != "current" else "",
+        )
         listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
         with through(listener.log if isinstance(listener, Live) else None):
             summary = run_session(ws, request, choice, settings, listener)
@@ -90,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...survey.explain import shown_command
+    from ...survey.explain import replaced, resumes, shown_command
 
     counts: dict[str, int] = {}
     lines = []
@@ -107,7 +118,9 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
-        lines += [f"{'':9}would replace {path}, which was changed by hand" for path in verdict.conflicts]
+        lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        if verdict.answer == "run" and (words := resumes(ws, found, n)):
+            lines.append(f"{'':9}{named(words)}")
         if n in reckoned:
             lines += [f"{'':9}{line}" for line in reckoned[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
@@ -154,6 +167,8 @@ def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
 
 
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
+    from ...survey.explain import resumes
+
     steps = []
     why = reasons(ws, found)
     reckoned = _reckoned(ws, found)
@@ -169,6 +184,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in reckoned else None,
                 "conflicts": list(verdict.conflicts),
+                "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
                 "memory": reckoned[n].as_json() if n in reckoned else None,
             }
         )
@@ -183,7 +199,7 @@ def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict 
     from ...advice import preflight
 
     driver = "ssh" if args.driver == "local" and args.hosts else args.driver
-    return preflight.check(ws, found, numbers, driver=driver, current_python=found.request.current_python, allow=args.allow)
+    return preflight.check(ws, found, numbers, driver=driver, python=args.python, allow=args.allow)
 
 
 def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
@@ -204,13 +220,21 @@ def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Names
     print("\n" + render(problems(verdict.findings, found), "text", color(sys.stdout)), end="")
 
 
-def _warn(found: Survey, args: argparse.Namespace) -> None:
+def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document
+    from ...language import document, parse
+    from ...survey import code_warnings
+    from ...survey.imports import ImportCache
+    from ...survey.survey import placed
 
-    warnings = document.read(found.source).warnings
+    read = document.read(found.source)
+    warnings = list(read.warnings)
+    if not found.library:
+        cache = ImportCache(ws)
+        warnings += code_warnings.warnings(placed(parse.recipe(read), found.source, ws.root), cache.read)
+        cache.save()
     if warnings:
         from ..diagnostics import render
 

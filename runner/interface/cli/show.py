@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import RecipeError
 from ...language import library
+from ...paths import is_path
 from ...reading import whole
 from ..tail import shown
+from .parser import RECIPE
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
@@ -31,16 +34,19 @@ _LOOKED_AT: Final = 50  # runs
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("recipe", help="NAME@VERSION of the library, or a path such as ./pipeline.yaml")
+    parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = "examples:\n  recipe show sft@1\n  recipe show ./pipeline.yaml --json"
 
 
 def run(args: argparse.Namespace) -> int:
     from ...language import parse
+    from ...survey.survey import placed
     from .. import datasheet
 
-    recipe = parse.load(library.find(args.recipe, args.workspace))
+    meant = library.meant(args.standing, args.recipe)
+    recipe = parse.load(path := library.find(meant, args.workspace))
+    recipe = placed(recipe, path, args.workspace) if is_path(meant) else recipe
     sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), reckoned(args.workspace, recipe))
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
@@ -60,9 +66,9 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     memory: dict[str | None, int] = {}
     try:
         with opened(root) as ws:
-            rows = [row for row in ws.store.runs() if row.recipe == recipe and row.state == "COMPLETED" and row.data.get("fresh") == 0]
+            rows = [row for row in ws.store.runs.latest() if row.recipe == recipe and row.state == "COMPLETED" and row.data.get("fresh") == 0]
             rows = rows[:_LOOKED_AT]
-            tallies = ws.store.tallies([row.id for row in rows])
+            tallies = ws.store.runs.tallies([row.id for row in rows])
             for row in reversed(rows):
                 asked = row.data.get("asked")
                 states = {state for state, _ in tallies[row.id]}
@@ -70,7 +76,7 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
                     continue
                 preset = asked.get("preset")
                 seconds.setdefault(preset, []).append(row.ended - row.created)
-                for attempt in ws.store.attempts(row.id):
+                for attempt in ws.store.runs.attempts(row.id):
                     peak = attempt.exit.get("peak_memory")
                     memory[preset] = max(memory.get(preset, 0), peak if isinstance(peak, int) else 0)
     except (RecipeError, OSError):
@@ -139,7 +145,7 @@ def locked(recipe: Recipe) -> dict[str, str]:
     found = {}
     for name in locks(recipe):
         try:
-            text = whole(Path(recipe.document.name).parent.joinpath(name)).decode("utf-8")
+            text = whole(Path(recipe.home or os.path.dirname(recipe.document.name), name)).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             continue  # `recipe plan` says so
         pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))

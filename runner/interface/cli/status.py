@@ -15,7 +15,7 @@ from .chosen import add_words, moment, opened, requests, title
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
-    from ...storage.store import RunRow
+    from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
@@ -83,7 +83,7 @@ def report(ws: Workspace, found: Survey) -> Standing:
     steps: list[StepStanding] = []
     going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"])
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"])
     for n in going:
         verdict, row = found.verdicts[n], rows.get(nodes[n].id)
         reasons = list(verdict.reasons)
@@ -137,11 +137,11 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun]]:
     """Runs under way here, and runs whose worker died and that no later run of their recipe has made good."""
     going, died = [], []
     good: set[str] = set()
-    for row in ws.store.runs(last=1000):
+    for row in ws.store.runs.latest(last=1000):
         if row.state == "COMPLETED":
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
-            if ws.store.live(row.id):
+            if ws.store.runs.live(row.id):
                 going.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
                 died.append(_run(row))

@@ -20,7 +20,7 @@ from ..tail import canvas, named, shown
 from .chosen import add_words, opened, requests
 
 if TYPE_CHECKING:
-    from ...storage.store import Trace
+    from ...storage.index import Trace
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -60,7 +60,7 @@ def shared(ws: Workspace, name: str | None) -> RemoteCache:
 def _push(ws: Workspace, args: argparse.Namespace) -> int:
     traces: dict[str, tuple[Trace, frozenset[str]]] = {}
     if args.all:
-        traces = {trace.key: (trace, frozenset()) for trace in ws.store.every_trace()}
+        traces = {trace.key: (trace, frozenset()) for trace in ws.store.index.every_trace()}
     else:
         for request in requests(ws, args):
             traces |= {trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))}

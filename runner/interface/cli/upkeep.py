@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from ...execution.session import look
 from ...language.units import about
+from ...paths import from_here
 from ...planning.ids import stored
-from ...storage.workspace import Workspace
 from ...survey.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
 from ..differences import brief
 from ..tail import named, shown
-from .chosen import add_words, find_nodes, one_request, requests
+from .chosen import add_words, begun, existing, find_nodes, one_request, requests
 
 if TYPE_CHECKING:
+    from ...storage.workspace import Workspace
     from ...survey.survey import Request
 
 KEEP_DAYS, KEEP_RUNS = 30.0, 20
@@ -50,15 +51,20 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Workspace.open(args.workspace) as ws:
-        return {"adopt": _adopt, "clean": _clean, "gc": _gc}[args.verb](ws, args)
+    if args.verb != "adopt":
+        with existing(args.workspace) as ws:
+            return _clean(ws, args) if args.verb == "clean" else _gc(ws, args)
+    with existing(args.workspace) as ws:
+        request = one_request(ws, args)
+    with begun(args.workspace, request) as ws:
+        return _adopt(ws, args, request)
 
 
 # -- adopt -------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _adopt(ws: Workspace, args: argparse.Namespace) -> int:
-    found = look(ws, one_request(ws, args))
+def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
+    found = look(ws, request)
     for n in find_nodes(found, args.step):
         id = found.plan.nodes[n].id
         trace = adopt(ws, found, n)
@@ -67,7 +73,7 @@ def _adopt(ws: Workspace, args: argparse.Namespace) -> int:
         if trace is None:
             print(f"{named(id)} is fresh already")
         else:
-            made = ", ".join(f"{shown(path)} ({brief(content)})" for _, path, content in trace.outputs)
+            made = ", ".join(f"{shown(from_here(ws.root, path))} ({brief(content)})" for _, path, content in trace.outputs)
             print(f"{named(id)} is fresh now" + (f": {made}" if made else ""))
     return 0
 
@@ -83,22 +89,22 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
             recipe, rows = found.plan.recipe, stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)
-            rows = [row for _, row in sorted(ws.store.published(recipe).items())]
+            rows = [row for _, row in sorted(ws.store.index.published(recipe).items())]
         demand_quiet(ws, recipe)
         going += examined(ws, rows)
     edited = [item.row.path for item in going if item.now == "edited" and not args.force]
     removed = [item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)]
     if not args.dry_run:
         withdraw(ws, removed)
-        ws.store.unpublish(item.row.path for item in going if item.now == "gone")
+        ws.store.index.unpublish(item.row.path for item in going if item.now == "gone")
     paths = [row.path for row in removed]
     if args.json:
         print(json.dumps({"removed": paths, "kept": edited, "dry_run": args.dry_run}, indent=2))
         return 0
     for path in paths if not args.quiet else ():
-        print(f"{'would remove' if args.dry_run else 'removed'} {shown(path)}")
+        print(f"{'would remove' if args.dry_run else 'removed'} {shown(from_here(ws.root, path))}")
     for path in edited:
-        print(f"kept {shown(path)}: it was changed by hand (--force removes it)", file=sys.stderr)
+        print(f"kept {shown(from_here(ws.root, path))}: it was changed by hand (--force removes it)", file=sys.stderr)
     return 0
 
 
@@ -120,7 +126,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     plan = garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
     beside = leftovers(ws, plan, keep_days=args.keep_days)
     freed = plan.size + sum(item.size for item in beside)
-    if not args.dry_run:
+    if not args.dry_run and not ws.read_only:
         freed = collect(ws.store, ws.objects, plan, ws.root) + discard(ws, beside)
     counts = {"run": len(plan.runs), "trace": len(plan.traces), "object": len(plan.objects)}
     for item in beside:

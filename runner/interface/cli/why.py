@@ -13,13 +13,14 @@ from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.ids import stored
-from ...survey.explain import image_of
+from ...survey.explain import ended, image_of, replaced
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
-    from ...storage.store import AttemptRow, Trace
+    from ...storage.index import Trace
+    from ...storage.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
@@ -71,13 +72,14 @@ class Answer:
     against: AttemptRow | None
     chosen: str | None
     trace: Trace | None
+    metrics: Mapping[str, object]
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
         told = [f"{named(self.id)} {WORDS[self.answer]}"]
         told += [f"  {named(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
-            told += _made(self.trace)
+            told += _made(self.trace, self.metrics)
         told += self._compared(held)
         for id, changes, reasons in self.causes:
             told.append(f"  {named(id)} would run first:")
@@ -91,8 +93,10 @@ class Answer:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
             return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
-        ended = f", {row.outcome}" + (f" ({row.reason})" if row.reason else "") if row.outcome != "done" else ""
-        when = f"in run {row.run}, {moment(row.started or 0)}{ended}"
+        how = row.outcome + (f" ({row.reason})" if row.reason else "") if row.reason != "stopped" else "stopped"
+        end = f", {how}" if row.outcome != "done" else ""
+        by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
+        when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"
         if self.changes is None:
             return [f"  it ran last {when}"]
         if not self.changes:
@@ -108,7 +112,7 @@ class Answer:
             compared = {"run": row.run, "attempt": row.n, "started": row.started, "outcome": row.outcome, "reason": row.reason}
         made = None
         if trace is not None:
-            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": trace.metrics}
+            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": self.metrics}
             made["outputs"] = {path: content for _, path, content in trace.outputs}
         return {
             "id": self.id,
@@ -125,20 +129,20 @@ class Answer:
 def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | None) -> list[Answer]:
     """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
     answers = []
     for n in numbers:
         id, verdict = nodes[n].id, found.verdicts[n]
         row = rows.get(id)
         changes = differences(found, n, row)
         reasons = list(verdict.reasons)
-        words = [f"{path} was changed by hand, or was there before" for path in verdict.conflicts]
-        reasons += [word for word in words if word not in reasons]
+        reasons += [f"it would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
-        trace = ws.store.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
+        trace = ws.store.index.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
         causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
-        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, causes))
+        metrics = verdict.made.metrics if verdict.made is not None else trace.numbers if trace is not None else {}
+        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, metrics, causes))
     return answers
 
 
@@ -153,7 +157,7 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
 def unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
-        return f"its last attempt failed ({row.reason})"
+        return ended(row)
     return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
 
 
@@ -161,7 +165,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
     """The steps that run for certain, of all that this one waits for: they are why it may."""
     running = sorted(need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run")[:MANY]
     nodes = found.plan.nodes
-    rows = ws.store.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
     causes = []
     for need in running:
         row = rows.get(nodes[need].id)
@@ -172,7 +176,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
     return causes
 
 
-def _made(trace: Trace) -> list[str]:
+def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
     who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
@@ -187,6 +191,6 @@ def _made(trace: Trace) -> list[str]:
             words.append(f"{name} {text(name, value)}")
     if words:
         told.append(f"  {', '.join(words)}")
-    if trace.metrics:
-        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in trace.metrics.items()))
+    if metrics:
+        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items()))
     return told

@@ -1,0 +1,264 @@
+"""An attempt is over: take its outputs and its numbers, or find out why it failed; store that, and tidy up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from drivers.base import DriverError, Exit, HostLost
+
+from ..errors import Infrastructure, RecipeError
+from ..hosts.sites import Away
+from ..hosts.staging import OutputProblem, undeclared
+from ..language.imports import started
+from ..logs import Log
+from ..planning.ids import readable
+from ..planning.judge import Made
+from ..planning.schedule import BUSY, LIMIT, Outcome
+from ..planning.step import StepSpec
+from ..storage import metrics
+from ..storage.crash import crashpoint
+from ..storage.files import no_space
+from ..storage.objects import delete
+from ..survey import imports
+from . import attempt_result, hints
+from .attempts import Running, clear_up
+from .failing import fail, wait_again
+from .groups import with_data
+from .judging import grow
+from .looking_ahead import take_over, withdrawn
+from .successors import BRISK
+from .watches import PATIENCE
+from .work import End, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+UNWATCHED: Final = 3
+"""Times that a step's supervisor here is killed in one run before that counts as the step's failure."""
+
+_log: Final = Log("loop")
+
+
+class _Why(NamedTuple):
+    """Why an attempt failed: the word of the scheduler, and a sentence."""
+
+    reason: str
+    words: str
+
+
+async def end(work: Work, id: str, end: End) -> None:
+    """Take what an attempt gave, or note that it failed."""
+    if work.successors is not None:
+        if id in work.successors:
+            withdrawn(work, work.successors.pop(id))
+            return
+        take_over(work, work.successors, id, end)
+        work.successors.brisk = isinstance(end, Exit) and end.ended - end.started < BRISK
+    running = work.running.pop(id)
+    if isinstance(end, Exit):
+        _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.site.name, end.reason, end.code, end.ended - end.started)
+    running.site.leave(running.wants, running.devices)
+    spec = work.spec(id)
+    image = work.attempts.image(spec)
+    try:
+        if image and isinstance(end, Exit):
+            with contextlib.suppress(DriverError):
+                await work.attempts.containers_of(running.site).over(running.site.paths(running.attempt).cwd, end)
+        if isinstance(end, HostLost) and isinstance(running.site, Away):
+            _lose(work, running.site, str(end))
+        if isinstance(end, Exit) and end.reason == BUSY:
+            _discard(work, running)
+            wait_again(work, id)
+        elif (why := await _why(work, id, running, spec, end)) is not None:
+            _failed(work, id, running, spec, why, end if isinstance(end, Exit) else None)
+        elif isinstance(end, Exit):
+            await _succeeded(work, id, running, spec, end)
+    finally:
+        if running.lock is not None:
+            running.lock.release()
+        if running.key is not None:
+            work.commits.release_after_flush(running.key)
+
+
+async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) -> _Why | None:
+    """Why an attempt failed; None when it ended well."""
+    if isinstance(end, RecipeError):
+        return _Why("error", f"{end}{f' ({end.fix})' if end.fix else ''}")
+    if isinstance(end, DriverError):
+        return _Why("lost" if isinstance(end, HostLost) else "driver", str(end))
+    if end.reason == "withdrawn":
+        return _Why("lost", "an earlier run, which is gone, had prepared it and never began it")
+    if end.reason == "stopped" and work.control.out_of_time:
+        return _Why(LIMIT, f"stopped: the whole run may take {work.plan.settings.limits.time:g} s (`limits.time`)")
+    if end.reason == "stopped" and id in work.sick:
+        work.sick.discard(id)
+        return _Why("health", f"the recipe's health check failed {PATIENCE} times in a row")
+    if end.reason == "stopped" and end.detail and not work.control.interrupts:
+        return _Why("lost", f"{running.site.name} ended it: {end.detail}")
+    if running.taken_up and end.reason == "stopped" and not work.control.interrupts:
+        return _Why("lost", "an earlier run, which is gone, had told it to stop")
+    if end.code == 0 and end.reason == "exit":
+        return None
+    return await _exit(work, id, running, spec, end)
+
+
+async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
+    """What a bad exit means, by what the step printed and by where it ran."""
+    tail, image = attempt_result.tail(running.log, work.commits.masker), work.attempts.image(spec)
+    reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
+    here = running.site is work.host_pool.here
+    if exit.reason == "lost" and here:
+        # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
+        work.unwatched[id] += 1
+        if work.unwatched[id] >= UNWATCHED:
+            return _Why("unwatched", f"the process that watches steps was killed {UNWATCHED} times while it ran")
+    elif exit.reason == "lost":
+        words += f" ({running.site.name} was restarted, or it was killed there)"
+    if reason == "exit":
+        where = "" if here else running.site.name
+        if where and exit.code == 127 and not image:
+            words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
+        if full := attempt_result.full(tail, await running.site.room(), where):
+            return _Why("disk", f"{words}: {full}")
+    return _Why(reason, words)
+
+
+async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> None:
+    crashpoint("job-over")
+    node, attempt = running.node, running.attempt
+    seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
+    outputs = await _collected(work, running, spec)
+    if isinstance(outputs, _Why):
+        return _failed(work, id, running, spec, outputs)
+    crashpoint("outputs-stored")
+    values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
+    if running.goes_on is not None:
+        from ..storage import checkpoints
+
+        if words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))):
+            work.commits.say(f"{id}: {words}")
+    made = Made(True, outputs, values)
+    work.made[running.number] = made
+    data: dict[str, object] = {"seconds": round(seconds, 3)}
+    if stale := attempt.stale(work.ws.cache):
+        where = str(work.ws.root / stale[0]).removeprefix(f"{work.ws.root}/")
+        data["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
+    elif running.key is not None:
+        again = work.facts.traces.get(running.key) is not None
+        work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, work.attempts.image(spec)), again=again)
+    if not work.survey.library:
+        try:
+            work.publisher.publish(running.number, made)
+        except RecipeError as error:
+            return _failed(work, id, running, spec, _Why("publish", str(error)))
+        crashpoint("published")
+    python = work.attempts.interpreter(node, spec, running.site)
+    work.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit, python)
+    work.tidying.keep_log(id, running, spec)
+    if values:
+        data["metrics"] = values
+    if exit.strays:
+        data["strays"] = exit.strays
+    work.groups.record(with_data(work.scheduler.end(id, Outcome(True)), id, data))
+    work.tidying.tidy(running, spec, success=True)
+    grow(work)
+    return None
+
+
+async def _collected(work: Work, running: Running, spec: StepSpec) -> Mapping[str, str] | _Why:
+    """The contents of an attempt's outputs, stored; or what is wrong with them, or with its inputs."""
+    attempt, brought, outputs = running.attempt, running.brought, running.node.outputs
+    kept = [each.path for each in spec.state]
+    try:
+        if tampered := brought.changed if brought is not None else attempt.tampered(work.ws.cache, work.ws.objects):
+            who = "it, or somebody meanwhile, changed" if brought is None and tampered[0] in attempt.links else "it changed"
+            return _Why("input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
+        if brought is not None:
+            if brought.wrong:
+                raise OutputProblem(brought.wrong)
+            return dict(brought.outputs)
+        if attempt.heavy(outputs):
+            return await asyncio.to_thread(attempt.collect, outputs, work.ws.objects, kept)
+        return attempt.collect(outputs, work.ws.objects, kept)
+    except OutputProblem as error:
+        return _Why("lost" if running.taken_up else "output", f"{error} (exit 0)")
+    except Infrastructure as error:
+        return _Why("disk", str(error))
+
+
+def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
+    """What happened to be so, and is no part of the key."""
+    found: dict[str, object] = {}
+    if running.site is not work.host_pool.here:
+        found["host"] = running.site.name
+    if image:
+        found["image"] = work.attempts.containers_of(running.site).digest(image)
+    if python := work.attempts.interpreter(running.node, work.spec(running.node.id), running.site):
+        found["python"] = python
+    if running.goes_on is not None:
+        found["continued_from"] = running.goes_on
+    return found
+
+
+def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
+    """Keep what a failed attempt printed and wrote, with what helps to mend it."""
+    attempt, (reason, words) = running.attempt, why
+    tail = attempt_result.tail(running.log, work.commits.masker)
+    if reason == "disk":
+        delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
+    try:
+        log = work.tidying.keep_log(id, running, spec)
+        attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
+    except OSError as error:
+        log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
+    hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
+    if reason in ("exit", "output"):
+        declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
+        said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
+        hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
+        missing = undeclared(said, work.ws.root, running.site.paths(attempt).cwd, declared) if not hint else None
+        hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else hint
+    python = work.attempts.interpreter(running.node, spec, running.site)
+    if exit is not None and not hint:
+        lock = "" if work.survey.request.current_python else running.node.lock
+        ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
+        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ)
+    image = attempt_result.image(spec, running.world)
+    work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
+    work.tidying.tidy(running, spec, success=False)
+    fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running))
+
+
+def _discard(work: Work, running: Running) -> None:
+    """Delete what there is of an attempt that did not begin."""
+    if running.errand is not None and isinstance(running.site, Away):
+        work.beside(work.tidying.clear_away(running.site, running.errand, ()))
+    clear_up(running, work.scrap, work.ws.objects)
+
+
+def _lose(work: Work, site: Away, why: str) -> None:
+    """A host is gone: nothing starts there any more, and another takes its place if there is one."""
+    if site.lost:
+        return
+    site.lost = why
+    work.commits.say(f"{site.name} is lost: {why}")
+    work.replacing += 1
+    work.beside(_replace(work, site))
+
+
+async def _replace(work: Work, lost: Away) -> None:
+    try:
+        found = await work.host_pool.replace(lost)
+        if found is not None:
+            await work.attempts.hooks_of(found).setup()
+            work.commits.say(f"{found.name} takes its place")
+    except RecipeError as error:
+        work.commits.say(str(error))
+    finally:
+        work.replacing -= 1
+        work.wake()

@@ -1,0 +1,40 @@
+"""An attempt failed or never began: the step waits for another try, or has failed."""
+
+from __future__ import annotations
+
+import time
+
+from ..digest import Digest
+from ..hosts.sites import SOONEST_LOOK
+from ..planning.judge import NOTHING
+from ..planning.schedule import BUSY, Outcome, State
+from .work import Failure, Work
+
+
+def fail(work: Work, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "") -> None:
+    """End a RUNNING step's attempt badly.  `tail` and `log` are what it printed, `left` the directory of what it wrote."""
+    work.control.disturbed = True
+    moves = work.scheduler.end(id, Outcome(False, reason, words))
+    work.groups.record(moves)
+    own = next(move for move in moves if move.id == id)
+    if own.after == State.QUEUED:
+        wait = own.data.get("wait", 0.0)
+        work.resting[id] = time.monotonic() + (float(wait) if isinstance(wait, (int, float)) else 0.0)
+    elif own.after == State.FAILED:
+        work.made[work.plan.index[id]] = NOTHING
+        text = work.commits.masker.text
+        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
+
+
+def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "") -> None:
+    """Fail a QUEUED step that could not be started."""
+    work.groups.record([work.scheduler.start(id)])
+    fail(work, id, reason, words, hint)
+
+
+def wait_again(work: Work, id: str, key: Digest | None = None) -> None:
+    """Another run took a GPU in the moment before: the step waits again, at no cost to its retries."""
+    if key is not None:
+        work.commits.release_after_flush(key)
+    work.groups.record(work.scheduler.end(id, Outcome(False, BUSY)))
+    work.resting[id] = time.monotonic() + SOONEST_LOOK

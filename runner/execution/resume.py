@@ -1,0 +1,78 @@
+"""Which run a request goes on with: the last one of the same request, if its worker died; else a new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..digest import of_value
+from ..planning.schedule import FINAL, Move, Spent, State, spent
+from ..storage.runs import RunRow
+from ..storage.workspace import Workspace
+from ..survey.survey import Survey, compiled, look
+
+LOOKED_AT = 10
+"""Runs of a recipe among which those with dead workers are looked for, from the last."""
+_GOES_ON = frozenset({State.WAITING, State.READY, State.QUEUED, State.RUNNING, State.DONE, State.FRESH})
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A run that is ours to work.  If another worker had it, also how its steps stood when that one died."""
+
+    id: str
+    fence: int
+    state: str = "QUEUED"
+    resumed: bool = False
+    states: Mapping[str, State] = field(default_factory=dict)  # of the steps that are not over, or have to be made again
+    spent: Mapping[str, Spent] = field(default_factory=dict)
+    tries: Mapping[str, int] = field(default_factory=dict)  # how often each step was begun
+    made: frozenset[str] = frozenset()  # keys that it has made
+
+
+def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> str:
+    """What a request asks for and of what: two with one digest would make the same, in the same places, in the same way."""
+    plan, facts = found.plan, found.facts
+    if found.globs:  # the plan as it was before its first step ran
+        plan = compiled(ws, found.source, found.request, {})
+        facts = look(ws, plan, found.request)
+    content = [sorted(map(repr, part.items())) for part in (facts.files, facts.code, facts.takes, facts.locks)]
+    return of_value("request", [plan.digest, dict(plan.inputs), str(ws.root), dict(how), content])
+
+
+def take_over(ws: Workspace, found: Survey, digest: str) -> Claimed | None:
+    """Claim the last run with this digest whose worker is dead.  Other runs of the recipe with dead workers are over.  None: there is none."""
+    taken: Claimed | None = None
+    for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
+        if not row.fence or row.state not in ("QUEUED", "ACTIVE"):
+            continue
+        fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+        if fence is None:
+            continue
+        if taken is None and row.data.get("digest") == digest and (taken := _as_it_stood(ws, found, row, fence)) is not None:
+            continue
+        reason = "its worker is gone"
+        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
+    return taken
+
+
+def _as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
+    """The run whose worker died; None when it cannot go on: something in it has failed, or its plan has steps that are no more."""
+    stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
+    todo = {found.plan.nodes[n].id for n in found.todo}
+    open = {id for id, state in stored.items() if state not in FINAL}
+    if any(state in (State.FAILED, State.BLOCKED, State.CANCELLED) for state in stored.values()):
+        return None
+    if not open <= found.plan.index.keys() or not {stored.get(id, State.WAITING) for id in todo} <= _GOES_ON:
+        return None
+    attempts = ws.store.runs.attempts(row.id)
+    failed: dict[str, list[str]] = {}
+    tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
+    for attempt in attempts:
+        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING))
+        if attempt.outcome == "failed":
+            failed.setdefault(attempt.step, []).append(attempt.reason)
+    states = {id: stored.get(id, State.WAITING) for id in todo | open}
+    made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)
+    return Claimed(row.id, fence, row.state, True, states, {id: spent(reasons) for id, reasons in failed.items()}, tries, made)

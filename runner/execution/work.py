@@ -1,0 +1,204 @@
+"""What the worker of one run knows while it works: the plan, the scheduler, what runs, what was asked.  The functions beside it change it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from drivers.base import DriverError, Exit, NearHost
+
+from ..errors import RecipeError
+from ..hosts.leases import HostPool
+from ..hosts.scrap import Scrap
+from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
+from ..planning.step import StateSpec, StepSpec
+from ..storage.remote_cache import Downloads
+from ..storage.workspace import Workspace
+from ..survey.survey import Survey
+from .attempts import Attempts, Running
+from .commit import GroupCommit
+from .groups import GROUP_MOVES, Groups
+from .orphans import Orphans
+from .publisher import Publisher
+from .resume import Claimed
+from .successors import Successors
+from .tasks import tasks_of
+from .tidying import Tidying
+
+End: TypeAlias = "Exit | DriverError | RecipeError"
+"""How an attempt is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    jobs: int
+    keep_going: bool = False
+    overwrite: bool = False
+    link: bool = False
+    pools: Mapping[str, float] = field(default_factory=dict)
+    contended: bool = False  # another run stored something since this one began to look
+
+
+class Failure(NamedTuple):
+    """A step that failed, and what is worth reading about it, masked."""
+
+    id: str
+    reason: str
+    tail: bytes
+    log: str
+    hint: str
+    began: bool = True  # false: its command never ran
+    left: str = ""  # the directory of what it wrote, if it wrote anything
+
+
+@dataclass(slots=True)
+class Control:
+    """What was asked of the run while it works: by signals and by its own limits."""
+
+    interrupts: int = 0
+    """1: start nothing new.  2: stop what runs.  3: leave it running and go."""
+    out_of_time: bool = False
+    """The run reached its `limits.time`."""
+    stopping: bool = False
+    """What runs is being stopped, and what is just being started has to be."""
+    disturbed: bool = False
+    """A failure or a request came: which steps may start is another question than it was."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Leave everything as it is, and go."""
+        return self.interrupts > 2
+
+
+class Work:
+    """One run, from its first judgement to its last move."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        survey: Survey,
+        commits: GroupCommit,
+        host_pool: HostPool,
+        options: Options,
+        claimed: Claimed,
+        tick: Callable[[], None] | None,
+    ) -> None:
+        self.ws, self.survey, self.commits, self.host_pool, self.options, self.tick = ws, survey, commits, host_pool, options, tick
+        self.folder = f"{ws.home}/attempts"
+        self.plan, self.facts = survey.plan, survey.facts
+        self.made = dict(survey.made)
+        self.todo = {self.plan.nodes[n].id for n in survey.todo} | claimed.states.keys()
+        self.verdicts = {id: survey.verdicts[self.plan.index[id]] for id in self.todo}
+        self.control = Control()
+        self.contended = options.contended
+        """Whether another run has stored something since this one began to look."""
+        if not self.contended:
+            ws.traces.rely(survey.plan.recipe, commits.keys.alone)
+
+        self.running: dict[str, Running] = {}
+        self.resting: dict[str, float] = {}  # step -> the time at which it may be tried again
+        self.refused: dict[str, tuple[str, str, str]] = {}  # steps that cannot even be judged: reason, words, fix
+        self.held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
+        self.named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
+        self.sick: set[str] = set()  # steps on a host whose health check failed
+        self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their supervisor here was killed
+        self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
+        self.replacing = 0  # hosts that are being replaced
+        self.failures: list[Failure] = []
+        self.ended: deque[tuple[str, End]] = deque()
+
+        self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
+        self._beside: set[asyncio.Task[None]] = set()
+        self._consumers: dict[int, list[str]] | None = None
+
+        host = host_pool.here.host
+        self.successors = Successors(host) if isinstance(host, NearHost) else None
+        self.orphans = Orphans(ws, commits, host_pool)
+        self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
+        self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
+        self.publisher = Publisher(ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link)
+        self.tidying = Tidying(ws, commits, self.scrap, self.plan.recipe, self.beside, failures_kept=self.orphans.any_failed)
+        self.groups = Groups(commits, self.running, self.wake)
+        self.downloads = Downloads(ws.remote_cache, self.wake, commits.say) if ws.remote_cache is not None else None
+        tasks = tasks_of(self.plan, self.todo, self.todo, commits.expected)
+        self.scheduler = Scheduler(
+            tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going, states=claimed.states, attempts=claimed.spent
+        )
+        for move in self.scheduler.opening:
+            commits.move(move)
+        self._take_over(claimed.states)
+        ws.objects.inherit()
+
+    def _take_over(self, states: Mapping[str, State]) -> None:
+        """What the worker before us had begun, or chosen to run, is judged again: each attempt is looked for when its step is started."""
+        for id, state in states.items():
+            if state is State.RUNNING:
+                self.groups.record(self.scheduler.end(id, Outcome(False, ORPHANED)))
+            elif state in (State.DONE, State.FRESH):
+                self.groups.record(self.scheduler.gone(id, "it has to be made again"))
+            if self.scheduler.state(id) is State.QUEUED:
+                self.groups.record(self.scheduler.adopt(id, "its worker is gone"))
+
+    def spec(self, id: str) -> StepSpec:
+        """What a step does, by its id."""
+        return self.plan.specs()[self.plan.index[id]]
+
+    def states(self, running: Running) -> Sequence[StateSpec]:
+        return self.spec(running.node.id).state
+
+    def consumers(self, n: int) -> Sequence[str]:
+        """The steps of this run that need step `n`."""
+        if self._consumers is None:
+            self._consumers = {}
+            for id in self.todo:
+                for need in self.plan.needs(self.plan.index[id]):
+                    self._consumers.setdefault(need, []).append(id)
+        return self._consumers.get(n, ())
+
+    def add(self, ids: set[str]) -> None:
+        """These steps are to run, too."""
+        self.todo |= ids
+        self._consumers = None
+        self.groups.record(self.scheduler.extend(tasks_of(self.plan, ids, self.todo, self.commits.expected)))
+
+    # -- waiting
+
+    async def rest(self) -> None:
+        """Wait until something calls `wake`."""
+        self._bell = asyncio.get_running_loop().create_future()
+        await self._bell
+        self._bell = None
+
+    def wake(self) -> None:
+        """Have the loop look at everything again."""
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+    def ends(self, id: str, end: End) -> None:
+        """An attempt is over: the loop looks at it when it is its turn."""
+        self.ended.append((id, end))
+        self.wake()
+
+    def beside(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Do something while the loop does other things."""
+        task = asyncio.get_running_loop().create_task(doing)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def settle(self, seconds: float) -> None:
+        """Wait for what is done beside the loop; at most so long."""
+        await asyncio.wait([*self._beside, asyncio.ensure_future(asyncio.sleep(0))], timeout=seconds)
+
+    def leave(self) -> None:
+        """Cancel what is still done beside the loop."""
+        for task in self._beside:
+            task.cancel()
+
+    def _capacity(self) -> dict[str, float]:
+        wanted = [spec.resources for spec in self.plan.specs()]
+        named = {pool for wants in wanted for pool in wants.pools}
+        sizes = self.host_pool.machine(name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted))
+        return {**sizes, **dict.fromkeys(named, 1.0), **self.options.pools}

@@ -1,0 +1,87 @@
+"""Where the paths that a recipe names begin: at the root of its workspace, or, those with `./` or `../` in front, in its own folder.
+
+A recipe of the library, or one from outside the workspace, has no root but its own folder.  Knows text, not the disk.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ..language.recipe import AutoCode, GitCode, Glob, Python
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Step
+    from ..language.values import Tree, Where
+
+_Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
+
+
+def rooted(recipe: Recipe, source: str, root: str) -> Recipe:
+    """The recipe in the file `source`, its paths from the folder `root`; one that is not below the root is as it was.  Both paths are absolute."""
+    above, at = root.rstrip("/") + "/", posixpath.normpath(source)
+    if not at.startswith(above):
+        return recipe
+    folder = posixpath.dirname(at.removeprefix(above))
+    if not folder:
+        return replace(recipe, home=root)
+    steps = {id: _step(step, folder) for id, step in recipe.steps.items()}
+    presets = {name: replace(preset, python=_python(preset.python, folder)) for name, preset in recipe.presets.items()}
+    code = tuple(_item(item, folder) for item in recipe.code)
+    return replace(recipe, home=root, folder=folder, code=code, steps=steps, presets=presets, python=_python(recipe.python, folder))
+
+
+def from_root(path: str, folder: str) -> str:
+    """A path as a recipe in `folder` writes it, from the root.  One that leads out of the root stays as it is written."""
+    left, rest = folder.split("/") if folder else [], path
+    while rest.startswith(("./", "../")):
+        head, _, rest = rest.partition("/")
+        rest = rest.lstrip("/")
+        if head == "..":
+            if not left:
+                return path
+            left.pop()
+    return "/".join([*left, rest]) if rest != path else path
+
+
+def moved(recipe: Recipe, where: Where) -> int:
+    """By how many characters the path at a place of the file is longer there than from the root."""
+    if not recipe.folder or where[2:3] not in (("deps",), ("matrix",)):
+        return 0
+    written: object = recipe.document.value
+    for part in where:
+        if isinstance(written, dict):
+            written = written.get(part)
+        elif isinstance(written, list) and isinstance(part, int):
+            written = written[part]
+    return len(written) - len(from_root(written, recipe.folder)) if isinstance(written, str) else 0
+
+
+def _step(step: Step, folder: str) -> Step:
+    code = tuple(_item(item, folder) for item in step.code) if step.code is not None else None
+    matrix = {name: _axis(axis, folder) for name, axis in step.matrix.items()} if step.matrix is not None else None
+    deps = tuple(_item(dep, folder) for dep in step.deps)
+    return replace(step, code=code, deps=deps, matrix=matrix, python=_python(step.python, folder))
+
+
+def _item(item: _Code, folder: str) -> _Code:
+    if isinstance(item, AutoCode):
+        return item
+    if isinstance(item, GitCode):
+        beside = item.url.startswith(("./", "../"))  # a repository may lie anywhere
+        return replace(item, url=posixpath.normpath(f"{folder}/{item.url}")) if beside else item
+    if isinstance(item, Glob):
+        return Glob(from_root(item.pattern, folder), tuple(from_root(each, folder) for each in item.exclude))
+    return from_root(item, folder)
+
+
+def _axis(axis: Tree, folder: str) -> Tree:
+    if not isinstance(axis, Mapping) or not isinstance(axis.get("glob"), str):
+        return axis
+    return {**axis, "glob": from_root(str(axis["glob"]), folder)}
+
+
+def _python(python: Python | None, folder: str) -> Python | None:
+    return None if python is None else replace(python, lock=from_root(python.lock, folder))

@@ -1,0 +1,187 @@
+"""What workers share of runs: their steps, attempts and events, and who may write them.  The contract of a backend, and the values that it keeps.
+
+A group is one guarded transaction: claim and fence must be ours, and the same update numbers the events, gap-free.  A stale worker writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from ..errors import Busy
+from .database import Data, Json
+from .index import NOTHING, Changes
+
+FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+
+
+class Stale(Busy):
+    """This run is not ours any more: another worker has claimed it."""
+
+
+class Requested(Busy):
+    """Somebody has asked for something that this change of the run's state does not answer."""
+
+    def __init__(self, request: str) -> None:
+        super().__init__(f"{request} was asked for first")
+        self.request = request
+
+
+class RunRow(NamedTuple):
+    id: str
+    recipe: str
+    plan: str
+    inputs: Data
+    workspace: str
+    state: str = "QUEUED"
+    reason: str = ""
+    request: str = ""
+    created: float = 0.0
+    ended: float | None = None
+    claim: str = ""
+    fence: int = 0
+    next_event: int = 1
+    data: Data = {}  # noqa: RUF012  (never written to)
+
+
+class StepRow(NamedTuple):
+    run: str
+    step: str
+    state: str
+    key: str = ""
+    reason: str = ""
+
+
+class AttemptRow(NamedTuple):
+    """One try of one step.  `dir` is relative to the store's root."""
+
+    id: str
+    run: str
+    step: str
+    n: int
+    key: str = ""
+    job: Data = {}  # noqa: RUF012
+    dir: str = ""
+    started: float | None = None
+    ended: float | None = None
+    outcome: str = ""
+    reason: str = ""
+    exit: Data = {}  # noqa: RUF012
+    preimage: Json = None
+
+
+class Event(NamedTuple):
+    run: str
+    seq: int
+    at: float
+    subject: str
+    id: str
+    before: str
+    after: str
+    reason: str
+    data: Data
+
+
+class Moved(Protocol):
+    """A change of state, as the planner makes it."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def before(self) -> str: ...
+    @property
+    def after(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def data(self) -> Data: ...
+
+
+class Runs(Protocol):
+    """The runs of one store."""
+
+    def get(self, run: str) -> RunRow:
+        """One run.  Raises NotFound."""
+        ...
+
+    def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
+        """The latest runs, newest first."""
+        ...
+
+    def steps(self, run: str) -> dict[str, StepRow]:
+        """The steps of a run that have moved, by id."""
+        ...
+
+    def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
+        """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
+        ...
+
+    def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
+        """The attempts of a run, or of one step of it, in order."""
+        ...
+
+    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
+        """The last attempt of each of `steps` in any run of a recipe, or in one run: whose pre-image says what it was run with."""
+        ...
+
+    def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
+        """The events of a run with a number above `after`, in order, without gaps."""
+        ...
+
+    def live(self, run: str) -> bool:
+        """Whether a worker of this machine is alive and has claimed the run."""
+        ...
+
+    def requested(self, run: str, fence: int) -> str:
+        """What has been asked of the run that we have claimed."""
+        ...
+
+    def submit(self, run: RunRow) -> None:
+        """Store a new run, QUEUED, with its first event.  The same id twice is the same run."""
+        ...
+
+    def claim(self, run: str, who: str) -> int | None:
+        """Become the run's only worker, also after one that died; None while another lives.  Answers the fence, which every write must carry."""
+        ...
+
+    def release(self, run: str, fence: int) -> None:
+        """Give the claim back; the run stays as it is."""
+        ...
+
+    def group(
+        self,
+        run: str,
+        fence: int,
+        moves: Sequence[Moved] = (),
+        *,
+        steps: Iterable[StepRow] = (),
+        attempts: Iterable[AttemptRow] = (),
+        changes: Changes = NOTHING,
+        run_state: tuple[str, str] | None = None,
+        answers: str = "",
+        landed: Callable[[], None] | None = None,
+    ) -> int:
+        """Store all this together, or raise and store nothing.  Answers the number of the last event.
+
+        `changes` are for this disk's index: where it is in the same file they are part of the transaction.
+
+        With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  A reader waits meanwhile.
+
+        `run_state` is the run's next (state, reason); a final one ends the run and its claim.  It must answer the request that is pending, if any:
+        otherwise Requested is raised, so that a cancel that came before the end wins.  Stale: another worker has the run.
+        """
+        ...
+
+    def land(self) -> None:
+        """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
+        ...
+
+    def request(self, run: str, what: str) -> bool:
+        """Ask a run for `cancel`, `pause` or `resume`: durable when this returns.  False: it is over."""
+        ...
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """Delete runs and all that is stored of them: what `gc` decided."""
+        ...

@@ -1,0 +1,188 @@
+"""Runs in the SQLite file of one workspace.  A claim is a lock of this machine's, so a dead worker's run is free at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ..errors import NotFound
+from .crash import crashpoint
+from .database import Database, Row, mapping, parsed, text
+from .index import NOTHING, Changes, Index
+from .locks import Lock, Locks
+from .runs import FINAL, AttemptRow, Event, Moved, Requested, RunRow, Stale, StepRow
+
+
+class SqliteRuns:
+    """The runs in one database, whose index is written in the same transactions."""
+
+    def __init__(self, database: Database, index: Index, locks: Locks) -> None:
+        self._database, self._index, self._locks = database, index, locks
+        self._claims: dict[str, Lock] = {}
+
+    def close(self) -> None:
+        """Let go of every claim."""
+        for lock in self._claims.values():
+            lock.release()
+        self._claims = {}
+
+    def get(self, run: str) -> RunRow:
+        rows = self._database.all("SELECT * FROM runs WHERE id = ?", (run,))
+        if not rows:
+            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
+        return _run(rows[0])
+
+    def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
+        order = "ORDER BY created DESC, id DESC LIMIT ?"
+        return [_run(row) for row in self._database.all(f"SELECT * FROM runs WHERE ? IS NULL OR recipe = ? {order}", (recipe, recipe, last))]  # noqa: S608
+
+    def steps(self, run: str) -> dict[str, StepRow]:
+        return {row[1]: StepRow(*row) for row in self._database.all("SELECT * FROM steps WHERE run = ?", (run,))}
+
+    def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
+        rows = self._database.all(
+            "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
+            " WHERE run IN (SELECT value FROM json_each(?)) GROUP BY 1, 2, 3",
+            (json.dumps(list(runs)),),
+        )
+        answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
+        for run, state, phase, count in rows:
+            answer[run][state, phase] = count
+        return answer
+
+    def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
+        rows = self._database.all("SELECT * FROM attempts WHERE run = ? AND (? IS NULL OR step = ?) ORDER BY step, n", (run, step, step))
+        return [AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))) for row in rows]
+
+    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
+        rows = self._database.all(
+            "SELECT a.*, max(a.started) FROM attempts a JOIN runs r ON r.id = a.run WHERE r.recipe = ? AND (? IS NULL OR a.run = ?)"
+            " AND a.step IN (SELECT value FROM json_each(?)) GROUP BY a.step",
+            (recipe, run, run, json.dumps(list(steps))),
+        )
+        return {row[2]: AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))) for row in rows}
+
+    def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
+        rows = self._database.all("SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit))
+        return [Event._make((*row[:8], mapping(row[8]))) for row in rows]
+
+    def live(self, run: str) -> bool:
+        return self._locks.held(_claim_name(run))
+
+    def requested(self, run: str, fence: int) -> str:
+        rows = self._database.all("SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence))
+        if not rows:
+            raise Stale(f"run {run} is not ours any more")
+        return str(rows[0][0])
+
+    def submit(self, run: RunRow) -> None:
+        with self._database.transaction() as db:
+            cursor = db.execute(
+                "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, '', 0, 2, ?)",
+                (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or time.time(), text(run.data)),
+            )
+            if cursor.rowcount:
+                db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, time.time(), run.id, run.reason))
+
+    def claim(self, run: str, who: str) -> int | None:
+        lock = self._claims.get(run) or self._locks.try_hold(_claim_name(run))
+        if lock is None:
+            return None
+        self._claims[run] = lock
+        try:
+            with self._database.transaction() as db:
+                row = db.execute("UPDATE runs SET claim = ?, fence = fence + 1 WHERE id = ? RETURNING fence", (who, run)).fetchall()
+        except BaseException:
+            self._claims.pop(run).release()
+            raise
+        if not row:
+            self._claims.pop(run).release()
+            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
+        return int(row[0][0])
+
+    def release(self, run: str, fence: int) -> None:
+        with self._database.transaction() as db:
+            db.execute("UPDATE runs SET claim = '' WHERE id = ? AND fence = ?", (run, fence))
+        if lock := self._claims.pop(run, None):
+            lock.release()
+
+    def group(
+        self,
+        run: str,
+        fence: int,
+        moves: Sequence[Moved] = (),
+        *,
+        steps: Iterable[StepRow] = (),
+        attempts: Iterable[AttemptRow] = (),
+        changes: Changes = NOTHING,
+        run_state: tuple[str, str] | None = None,
+        answers: str = "",
+        landed: Callable[[], None] | None = None,
+    ) -> int:
+        now = time.time()
+        with self._database.transaction(landed) as db:
+            crashpoint("group-begun")
+            rows = db.execute(
+                "UPDATE runs SET next_event = next_event + ? WHERE id = ? AND fence = ? AND claim <> '' RETURNING next_event, request",
+                (len(moves), run, fence),
+            ).fetchall()
+            if not rows:
+                raise Stale(f"run {run} is not ours any more")
+            last, request = rows[0][0] - 1, rows[0][1]
+            if run_state is not None:
+                if request not in ("", answers):
+                    raise Requested(request)
+                ended = now if run_state[0] in FINAL else None
+                db.execute(
+                    "UPDATE runs SET state = ?, reason = ?, request = '', ended = ?, claim = CASE WHEN ? IS NULL THEN claim ELSE '' END WHERE id = ?",
+                    (*run_state, ended, ended, run),
+                )
+            first = last - len(moves) + 1
+            many = db.executemany
+            many(
+                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(run, n, now, move.subject, move.id, move.before, move.after, move.reason, text(move.data)) for n, move in enumerate(moves, first)],
+            )
+            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", steps)
+            many(
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts],
+            )
+            self._index.write(db, changes)
+            crashpoint("group-written")
+        if landed is None:
+            crashpoint("group-committed")
+        if run_state is not None and run_state[0] in FINAL and (lock := self._claims.pop(run, None)):
+            lock.release()
+        return int(last)
+
+    def land(self) -> None:
+        self._database.land()
+
+    def request(self, run: str, what: str) -> bool:
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "UPDATE runs SET request = ?, next_event = next_event + 1 WHERE id = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')"
+                " RETURNING next_event - 1",
+                (what, run),
+            ).fetchall()
+            if rows:
+                event = (run, rows[0][0], time.time(), "request", run, "", what, "", "{}")
+                db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
+        return bool(rows)
+
+    def forget(self, runs: Iterable[str]) -> None:
+        with self._database.transaction() as db:
+            for table, column in (("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+                db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
+
+
+def _claim_name(run: str) -> str:
+    return f"run-{run}"
+
+
+def _run(row: Row) -> RunRow:
+    fields = list(row)
+    fields[3], fields[13] = mapping(row[3]), mapping(row[13])
+    return RunRow._make(fields)

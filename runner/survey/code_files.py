@@ -1,0 +1,42 @@
+"""Which files `code` names: patterns, and folders without what no program needs.  Lists folders, opens nothing."""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+from collections.abc import Iterator
+
+from ..planning.mentions import excluded, is_glob, unspelled
+
+HEAVY = 10_000_000
+"""Bytes of a file above which it is unlikely to be code."""
+
+
+def matches(base: str, text: str) -> list[str]:
+    """The files below `base` that an entry of `code` names, sorted: a pattern's matches; all of a folder but what `below` leaves out."""
+    pattern, exclude = unspelled(text)
+    found = glob.glob(pattern, root_dir=base, recursive=True) if is_glob(pattern) else [pattern]
+    names: set[str] = set()
+    for name in found:
+        if os.path.isfile(f"{base}/{name}"):
+            names.add(name)
+        elif not is_glob(pattern) or pattern.endswith("/"):
+            names.update(below(base, name))
+    return sorted(name for name in names if "__pycache__" not in name and not excluded(name, exclude))
+
+
+def below(base: str, folder: str) -> Iterator[str]:
+    """The files of a folder, without hidden ones, compiled ones, and virtual environments.  Links to folders are not followed."""
+    for at, folders, names in os.walk(f"{base}/{folder}"):
+        folders[:] = [each for each in folders if each[0] != "." and each != "__pycache__" and not os.path.exists(f"{at}/{each}/pyvenv.cfg")]
+        here = os.path.relpath(at, base)
+        for name in names:
+            if name[0] != "." and not name.endswith(".pyc") and os.path.isfile(f"{at}/{name}"):
+                yield posixpath.normpath(f"{here}/{name}")
+
+
+def is_folder(base: str, text: str) -> bool:
+    """Whether an entry of `code` is a folder, all of which is taken."""
+    pattern, _ = unspelled(text)
+    return not is_glob(pattern) and os.path.isdir(f"{base}/{pattern}")

@@ -1,0 +1,231 @@
+"""Follow imports from file to file below a root, as Python would: which files of the workspace a command needs.  Looks for names; runs nothing.
+
+A folder without `__init__.py` counts for what is imported from it, and not by itself: an installed package of that name comes before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..language.imports import Import, Imports, Start
+from ..paths import VERSION
+from ..reading import whole
+
+if TYPE_CHECKING:
+    from ..storage.workspace import Workspace
+
+_MOST: Final = 5000
+"""Files whose imports are remembered; beyond it those of earlier surveys are dropped."""
+
+
+class Found(NamedTuple):
+    """A file that a command needs, and why: the import of another one, or the command itself."""
+
+    file: str
+    by: str = ""  # the file that imports it
+    module: str = ""  # as it is written there
+
+
+class Followed(NamedTuple):
+    files: dict[str, Found]
+    doubts: list[tuple[str, str]]  # a file, and what cannot be read in it
+
+
+def followed(base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]) -> Followed:
+    """All files below `base` that these scripts and modules import, themselves included.
+
+    `path` has the folders of PYTHONPATH, relative to `base`; `read` gives what a file imports, by its absolute path.
+    """
+    files: dict[str, Found] = {}
+    doubts: dict[tuple[str, str], None] = {}
+    seek = Seek(base)
+    for kind, name in starts:
+        place = posixpath.normpath(name)
+        folders = list(dict.fromkeys([posixpath.dirname(place) if kind == "script" else "", *path]))
+        waiting = [Found(place)] if kind == "script" else [Found(each) for each in seek.module(name, folders)]
+        seen: set[str] = set()
+        for found in waiting:  # grows
+            if found.file in seen or not seek.is_file(found.file):
+                continue
+            seen.add(found.file)
+            files.setdefault(found.file, found)
+            if not found.file.endswith(".py"):
+                continue
+            imports = read(f"{base}/{found.file}")
+            doubts |= dict.fromkeys((found.file, doubt) for doubt in imports.doubts)
+            for each in imports.found:
+                needed = seek.imported(each, found.file, folders, lambda file: read(f"{base}/{file}").exported)
+                waiting += [Found(file, found.file, str(each)) for file in needed]
+    return Followed(files, list(doubts))
+
+
+class Seek:
+    """Where modules are below a folder.  Each folder is listed once, and is not expected to change meanwhile."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+        self._listed: dict[str, tuple[set[str], set[str]]] = {}
+
+    def is_file(self, name: str) -> bool:
+        folder, last = posixpath.split(name)
+        return last in self._names(folder)[0]
+
+    def _is_folder(self, name: str) -> bool:
+        folder, last = posixpath.split(name)
+        return last in self._names(folder)[1]
+
+    def _names(self, folder: str) -> tuple[set[str], set[str]]:
+        """The files and folders in a folder."""
+        if folder not in self._listed:
+            files: set[str] = set()
+            folders: set[str] = set()
+            if not folder.startswith(("..", "/")):
+                try:
+                    with os.scandir(f"{self._base}/{folder}") as listing:
+                        for each in listing:
+                            (folders if each.is_dir() else files).add(each.name)
+                except OSError:
+                    pass  # a folder that is not there, or cannot be listed, holds no module
+            self._listed[folder] = files, folders
+        return self._listed[folder]
+
+    def imported(self, wanted: Import, file: str, path: Sequence[str], exported: Callable[[str], Sequence[str]]) -> list[str]:
+        """The files that one import of `file` reads.  `exported` says what a package's `__all__` names."""
+        if wanted.level:
+            folder = posixpath.dirname(file)
+            for _ in range(wanted.level - 1):
+                if not folder:
+                    return []
+                folder = posixpath.dirname(folder)
+            path = [folder]
+        elif wanted.module.partition(".")[0] in sys.builtin_module_names:
+            return []
+        files, inside = self._walk(wanted.module.split(".") if wanted.module else [], path)
+        names = wanted.names
+        if "*" in names:
+            package = files[-1] if files else f"{path[0]}/__init__.py".lstrip("/")
+            names = tuple(exported(package)) if package.endswith("__init__.py") and self.is_file(package) else ()
+        for name in names:
+            files += self._walk([name], inside)[0]
+        return files
+
+    def module(self, name: str, path: Sequence[str]) -> list[str]:
+        """The files that `python -m NAME` reads before anything is imported."""
+        files, inside = self._walk(name.split("."), path)
+        return [*files, *(found for folder in inside if self.is_file(found := f"{folder}/__main__.py"))]
+
+    def _walk(self, parts: Sequence[str], path: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The files of `a`, `a.b` and so on, and the folders in which what lies below is looked for."""
+        files: list[str] = []
+        for n, part in enumerate(parts):
+            portions: list[str] = []
+            for folder in path:
+                place = posixpath.join(folder, part)
+                if self._is_folder(place) and self.is_file(f"{place}/__init__.py"):
+                    files.append(f"{place}/__init__.py")
+                    portions = [place]
+                    break
+                if self.is_file(f"{place}.py"):
+                    return ([*files, f"{place}.py"], []) if n == len(parts) - 1 else (files, [])
+                if self._is_folder(place):
+                    portions.append(place)
+            path = portions
+        return files, list(path)
+
+
+class ImportCache:
+    """What Python files import, by their content: read from their syntax once for a workspace, and remembered in `.recipe/imports.json`."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws, self._path = ws, ws.home / "imports.json"
+        self._known: dict[str, list[object]] | None = None
+        self._new: dict[str, list[object]] = {}
+
+    def read(self, file: str) -> Imports:
+        """The imports of a file; of one that is no Python, none."""
+        if self._known is None:
+            self._known = self._remembered()
+        content = self._ws.cache.content_of(file)
+        if content is None:
+            return Imports()
+        if content not in self._known:
+            self._known[content] = self._new[content] = list(syntax_of(file))
+        return Imports.load(self._known[content])
+
+    def _remembered(self) -> dict[str, list[object]]:
+        try:
+            version, known = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, TypeError):
+            return {}
+        return known if version == VERSION and isinstance(known, dict) else {}
+
+    def save(self) -> None:
+        """Remember what was read now."""
+        if self._new and self._known is not None and not self._ws.read_only:
+            kept = self._known if len(self._known) <= _MOST else self._new
+            self._ws.write(self._path, json.dumps([VERSION, kept], separators=(",", ":")).encode())
+            self._new = {}
+
+
+def syntax_of(file: str) -> Imports:
+    """What a file imports, read now."""
+    from ..language.python_reader import read
+
+    try:
+        return read(whole(Path(file)))
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        return Imports(doubts=(f"cannot be read as Python: {error}",))
+
+
+def advice(said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]) -> str:
+    """What to do about an import that failed, by what the step printed; empty where it says nothing of one, or the module is not below `base`.
+
+    `listed` are the files that the attempt had, `starts` what its command starts.
+    """
+    if "attempted relative import with no known parent package" in said:
+        return _as_module(base, starts)
+    if not (missing := re.findall(r"ModuleNotFoundError: No module named '([\w.]+)'", said)):
+        return ""
+    module = missing[-1]
+    for found in followed(base, starts, (), syntax_of).files.values():
+        if found.file not in listed and f"{found.module.lstrip('.')}.".startswith(f"{module}."):
+            return f"{found.module} is {found.file}, which is not in `code` of {step}: add it, or write `code: auto`"
+    for file in holding(base, module):
+        if file not in listed:
+            return f"{module} is {file}, which is not in `code` of {step}: add it"
+        folder = posixpath.normpath(file.removesuffix("/__init__.py").removesuffix(".py").removesuffix(module.replace(".", "/")) or ".")
+        return f"{module} is {file}, and Python does not look in {folder}: add `env: {{PYTHONPATH: {folder}}}` to {step}"
+    return ""
+
+
+def _as_module(base: str, starts: Sequence[Start]) -> str:
+    """How to start a file of a package, so that its relative imports work."""
+    seek = Seek(base)
+    for kind, name in starts:
+        file = posixpath.normpath(name)
+        top = posixpath.dirname(file)
+        if kind == "module" or not top or not seek.is_file(file):
+            continue
+        while seek.is_file(f"{posixpath.dirname(top)}/__init__.py"):
+            top = posixpath.dirname(top)
+        above = posixpath.dirname(top)
+        module = file.removeprefix(f"{above}/").removesuffix(".py").replace("/", ".")
+        way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
+        return f"{file} imports from its own package: start it by its name: `python -m {module}`{way}"
+    return ""
+
+
+def holding(base: str, module: str) -> Iterator[str]:
+    """Files below a root that may be this module, the shallowest first; hidden folders and environments are passed over."""
+    from .code_files import below
+
+    tails = [f"/{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+    found = [name for name in below(base, ".") if any(f"/{name}".endswith(tail) for tail in tails)]
+    yield from sorted(found, key=lambda name: (name.count("/"), name))

@@ -1,0 +1,63 @@
+"""Metrics by a rule that is newer than the attempt: read from its kept log, or from the stored files of its outputs.  Runs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..planning.plan import Plan
+from ..planning.secret_values import all_given
+from ..planning.step import MetricsSpec
+from ..secrets import Masker
+from ..storage import metrics
+from ..storage.files import Content
+from ..storage.index import Trace
+from ..storage.objects import glob
+from ..storage.workspace import Workspace
+
+
+def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str, Any] | None:
+    """The metrics of the attempt that made the result of a key, remembered from now on; None where what they would be read from is not kept."""
+    trace = ws.traces.whole(key)
+    if trace is None:
+        return None
+    if rule.pattern:
+        log = _log(ws, trace)
+        if not log.exists():
+            return None
+        found = metrics.match(log, rule.pattern, metrics.NOTHING)  # it was masked when it was kept
+    else:
+        files = sorted(stored_files(ws, trace, str(rule.file)))
+        if not files:
+            return None
+        found = {name: value for _, path in files for name, value in metrics.read(path).items()}
+    numbers: Mapping[str, Any] = Masker(all_given(plan, os.environ)).value(found)
+    ws.traces.measure(key, rule.rule, numbers)
+    return numbers
+
+
+def _log(ws: Workspace, trace: Trace) -> Path:
+    """The kept log of the attempt that a trace is of."""
+    done = [attempt.n for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.outcome == "done"]
+    return ws.kept(trace.run, trace.step, done[-1] if done else 1, ".log")
+
+
+def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:
+    """The stored files of outputs whose path in an attempt matches, each with that path.  A whole folder is not fetched for this."""
+    fits = glob(os.path.normpath(pattern))
+    for _, path, content in trace.outputs:
+        if content[0] != "t":
+            if fits(path) and _here(ws, content):
+                yield path, ws.objects.path(content)
+        elif ws.objects.has(content):
+            for entry in ws.objects.entries(content):
+                if entry.kind in "fx" and fits(inner := f"{path}/{entry.path}"):
+                    yield inner, ws.objects.path(content) / entry.path
+
+
+def _here(ws: Workspace, content: Content) -> bool:
+    """Whether a file is stored here, or could be fetched from the store that is shared."""
+    cache = ws.remote_cache
+    return ws.objects.has(content) or (cache is not None and cache.holds(content) and not cache.bring([content]))

@@ -1,0 +1,84 @@
+"""What attempts reported: their metrics, the last value of each and the extremes of all.  Read from the store and from what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..planning.step import MetricsSpec
+from ..storage import metrics
+from ..storage.runs import AttemptRow
+from ..storage.workspace import Workspace
+from .numbers import stored_files
+
+Point = Mapping[str, metrics.Value]
+
+
+class Metric(NamedTuple):
+    """One metric of one step: its last value, and the least and greatest number that was reported; None where no number is kept."""
+
+    last: metrics.Value
+    least: float | None
+    greatest: float | None
+
+
+class Reported(NamedTuple):
+    """What one step reported.  `points` has what it said each time, in order; None: no log or file of it is kept."""
+
+    step: str
+    metrics: Mapping[str, Metric]
+    points: Sequence[Point] | None
+
+
+def reported(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Reported]:
+    """The metrics of each step among these attempts, all of its attempts together, in the order in which they are given.
+
+    The last values are those of the rule by which they were read last, also if it is newer than the attempt.
+    """
+    by_step: dict[str, list[AttemptRow]] = {}
+    for attempt in attempts:
+        by_step.setdefault(attempt.step, []).append(attempt)
+    traces = ws.store.index.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
+    found = []
+    for step, tries in by_step.items():
+        parts = [points(ws, attempt) for attempt in tries]
+        said = None if parts[-1] is None else [point for part in parts for point in part or ()]
+        trace = traces.get(tries[-1].key)
+        found.append(Reported(step, summary(said or (), trace.numbers if trace is not None else {}), said))
+    return found
+
+
+def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
+    """Everything that an attempt reported, in order; None where what it is read from is not kept."""
+    rule = _rule(attempt)
+    if rule is None:
+        return []
+    if rule.pattern or rule.in_environment:
+        path = ws.kept(attempt.run, attempt.step, attempt.n, ".log" if rule.pattern else ".metrics")
+        if not path.exists():
+            return None
+        return list(metrics.matches(path, rule.pattern, metrics.NOTHING)) if rule.pattern else list(metrics.told(path))
+    trace = ws.store.index.trace(attempt.key)
+    files = sorted(stored_files(ws, trace, str(rule.file))) if trace is not None and trace.run == attempt.run else []
+    return [point for _, path in files for point in metrics.told(path)] if files else None
+
+
+def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]:
+    """One entry for each name that was reported; `last` are the last values where more is known of them than was `said`."""
+    values: dict[str, metrics.Value] = {}
+    numbers: dict[str, list[float]] = {}
+    for point in said:
+        values |= point
+        for name, value in point.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                numbers.setdefault(name, []).append(value)
+    ranges = {name: (min(many), max(many)) for name, many in numbers.items()}
+    return {name: Metric(value, *ranges.get(name, (None, None))) for name, value in (values | {**last}).items()}
+
+
+def _rule(attempt: AttemptRow) -> MetricsSpec | None:
+    """How an attempt reported its metrics; None: it reports none."""
+    image = attempt.preimage if isinstance(attempt.preimage, dict) else {}
+    author = image.get("author")
+    rule = image.get("metrics") or (author.get("metrics") if isinstance(author, dict) else None)
+    return MetricsSpec(*(None if part is None else str(part) for part in rule)) if isinstance(rule, list) else None

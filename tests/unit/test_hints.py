@@ -1,0 +1,69 @@
+"""What a failed step is told to do, by its exit and the end of its log."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivers.base import Exit
+from runner.execution.hints import Ran, fix
+from runner.planning.step import StepSpec
+
+SPEC = StepSpec("r@1", "train", {}, run=["true"], pass_env=["WANTED"])
+HERE = Ran("/w/.venv/bin/python (3.12.3)")
+SHELL = {"WANDB_PROJECT": "p", "WANDB_API_KEY": "0123456789"}
+FROZEN = (
+    'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "<frozen os>", line 679, in __getitem__\nKeyError: \'{}\'\n'
+)
+BY_LINE = "  File \"train.py\", line 3, in <module>\n    p = os.environ['WANDB_PROJECT']\nKeyError: '{}'\n"
+
+
+def hint(log: str, code: int = 1, ran: Ran = HERE, **more: object) -> str:
+    return fix(Exit(code, **more), log, SPEC, ran, SHELL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [FROZEN, BY_LINE, "/x/attempts/1.sh: 1: {}: parameter not set\n", "/x/1.sh: line 1: {}: unbound variable\n", "{}: parameter null or not set"],
+)
+def test_a_missing_variable_is_named_with_the_line_to_add(log: str) -> None:
+    assert hint(log.format("WANDB_PROJECT")) == "WANDB_PROJECT is set in your shell but not in the step: add `pass_env: [WANDB_PROJECT]` to train"
+    assert "`secrets: [wandb_api_key]` in train" in hint(log.format("WANDB_API_KEY"))
+    assert hint(log.format("OTHER")).startswith("OTHER is set neither in your shell nor in the step: export it and add `pass_env: [OTHER]`")
+    assert hint(log.format("WANTED")) == "WANTED is in `pass_env` but not set in your shell: export it"
+
+
+def test_with_an_env_file_the_line_belongs_there() -> None:
+    spec = SPEC._replace(env_files=[".env"])
+    found = fix(Exit(1), FROZEN.format("OTHER"), spec, HERE, {})
+    assert found == "OTHER is set neither in your shell nor in .env: add a line `OTHER=…` there"
+
+
+def test_a_key_that_is_no_variable_says_nothing() -> None:
+    assert hint("  File \"train.py\", line 3\n    row['TEXT']\nKeyError: 'TEXT'\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("ran", "words"),
+    [
+        (HERE, "/w/.venv/bin/python (3.12.3) has no module torch: install it there, choose another Python with `--python PYTHON`"),
+        (HERE._replace(host="ssh gpu1"), "/w/.venv/bin/python (3.12.3) on ssh gpu1 has no module torch"),
+        (HERE._replace(lock="req.lock"), "the environment of req.lock has no module torch: add it"),
+        (HERE._replace(image="debian:13"), "the image debian:13 has no Python module torch"),
+    ],
+)
+def test_a_missing_module_says_which_python_it_was(ran: Ran, words: str) -> None:
+    assert hint("ModuleNotFoundError: No module named 'torch.nn'", ran=ran).startswith(words)
+
+
+@pytest.mark.parametrize("log", ["torch.OutOfMemoryError: CUDA out of memory. Tried to", "RuntimeError: CUDA error: out of memory"])
+def test_a_full_gpu_is_told_from_a_full_machine(log: str) -> None:
+    assert hint(log).startswith("the GPU's memory is full")
+    assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {})
+
+
+def test_a_program_that_cannot_be_run_is_named() -> None:
+    assert hint("recipe: cannot run ./x.sh: Permission denied", 126).startswith("x.sh is not executable: `chmod +x x.sh`")
+    assert hint("/a/1.sh: 1: ./x.sh: Permission denied", 126).startswith("x.sh is not executable")
+    assert hint("recipe: cannot run nosuch: no such program in PATH", 127).startswith("nosuch is on no folder of the step's PATH: install it here")
+    assert hint("/a/1.sh: 1: nosuch: not found", 127).startswith("nosuch is on no folder")
+    assert hint("nothing", 127) == hint("nothing", 126) == hint("", 1) == ""
