@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from .base import NOTHING, Argv, Rejected
 
@@ -19,15 +20,14 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
 
     One that is given up, or whose input breaks off, is killed with its group: it must not take half of the input for the whole.
     """
-    import tempfile
     from asyncio import subprocess
 
-    with tempfile.TemporaryFile() as said:  # a file and not a pipe: nobody has to read it while output streams
+    async with _outputs() as (written, printed, said):
         try:
             process = await subprocess.create_subprocess_exec(
                 *argv,
                 stdin=subprocess.DEVNULL if stdin is NOTHING else subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=written,
                 stderr=said,
                 env=env,
                 cwd=cwd,
@@ -35,10 +35,10 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             )
         except (OSError, ValueError) as error:
             raise Rejected(f"cannot run {argv[0]}: {error}") from error
+        written.close()
         feeding = asyncio.ensure_future(_feed(process, stdin))
         try:
-            assert process.stdout is not None
-            while data := await process.stdout.read(CHUNK):
+            while data := await printed.read(CHUNK):
                 yield data
             code = await process.wait()
             if not feeding.done():
@@ -49,8 +49,7 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             feeding.cancel()
             if process.returncode is None:
                 _kill(process)
-                # Its end is told when its pipes are closed, and nobody reads the rest of what is in them.
-                process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+                # Its end is known when its input is closed.
                 if process.stdin is not None and not process.stdin.is_closing():
                     process.stdin.transport.abort()
                 await process.wait()
@@ -58,6 +57,22 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
             words = said.read().decode("utf-8", "replace").strip()
             raise Rejected(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
+
+
+@asynccontextmanager
+async def _outputs() -> AsyncIterator[tuple[BinaryIO, asyncio.StreamReader, BinaryIO]]:
+    """A pipe to print into, what comes out of it, and a file for stderr, which nobody has to read while output streams."""
+    import tempfile
+
+    ours, theirs = os.pipe()
+    printed = asyncio.StreamReader()
+    with os.fdopen(theirs, "wb", 0) as written, tempfile.TemporaryFile() as said:
+        loop = asyncio.get_running_loop()
+        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(printed), os.fdopen(ours, "rb", 0))
+        try:
+            yield written, printed, said
+        finally:
+            pipe.close()  # whatever is still in it
 
 
 async def _feed(process: asyncio.subprocess.Process, stdin: AsyncIterable[bytes]) -> None:

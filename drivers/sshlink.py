@@ -13,11 +13,11 @@ import secrets
 import shlex
 import socket
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import asyncssh
 
@@ -36,14 +36,14 @@ REFUSALS = 8  # of a channel, while we have none, before we believe that there a
 KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
-BUNDLE, PACKETS = 1 << 18, 100  # bytes, and packets, that leave in one system call
-IGNORE = 2  # SSH_MSG_IGNORE, RFC 4253 §11.2
 # After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
 HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 # What a shell of any kind takes between single quotes as it is: csh reads "!", fish reads "\\".
 PLAIN = re.compile(rb"[ \"-&(-\[\]-~]*")
 UNSAFE = re.compile(rb"[^A-Za-z0-9 _./=,:@%+\"$*?<>|&;(){}\[\]#~^-]")
+
+_Trusted: TypeAlias = "asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,10 @@ class Link:
         route, greeter = self.route, _Greeter()
         trusted = _trusted(route)
         keys, identities = _keys(route)
-        tunnel = await self._through.connection() if self._through is not None else _Directly()
+        tunnel = await self._through.connection() if self._through is not None else ()
         try:
             async with asyncio.timeout(route.patience):
-                connection = await asyncssh.connect(
+                return await asyncssh.connect(
                     route.host,
                     route.port,
                     username=route.user,
@@ -178,8 +178,6 @@ class Link:
                     keepalive_interval=route.keep_alive,
                     keepalive_count_max=4,
                 )
-                _say_no_more(connection)
-                return connection
         except TimeoutError as error:
             raise Unreachable(f"{route} let nobody in within {route.patience:g} s") from error
         except asyncssh.PermissionDenied as error:
@@ -438,89 +436,6 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await aclose()
 
 
-# --- bytes on their way
-
-
-class _Directly:
-    """The way to a server through no other, as asyncssh takes ways: with the method that its own connections have for it."""
-
-    async def create_connection(
-        self, factory: Callable[[], asyncio.Protocol], host: str, port: int
-    ) -> tuple[asyncio.BaseTransport, asyncio.Protocol]:
-        """Connect, and answer the protocol that is spoken."""
-        transport, courier = await asyncio.get_running_loop().create_connection(lambda: _Courier(factory()), host, port)
-        return transport, courier.protocol
-
-
-class _Courier(asyncio.Protocol):
-    """Hands on what comes, and hands out a transport that gathers what goes."""
-
-    def __init__(self, protocol: asyncio.Protocol) -> None:
-        self.protocol = protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.protocol.connection_made(cast(asyncio.Transport, _Gathering(cast(asyncio.Transport, transport))))
-
-    def data_received(self, data: bytes) -> None:
-        self.protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self.protocol.eof_received()
-
-    def pause_writing(self) -> None:
-        self.protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.protocol.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.protocol.connection_lost(exc)
-
-
-class _Gathering:
-    """A transport as it is, but that what is written in one turn of the loop leaves together.
-
-    A packet holds 32 KiB; one system call for each wakes the other side as often, and both spend a tenth of their time on that.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._loop = transport, asyncio.get_running_loop()
-        self._file = transport.get_extra_info("socket").fileno()
-        self._waiting: list[bytes] = []
-        self._size = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._waiting:
-            self._loop.call_soon(self._go)
-        self._waiting.append(bytes(data))
-        self._size += len(data)
-        if self._size >= BUNDLE or len(self._waiting) >= PACKETS:
-            self._go()
-
-    def _go(self) -> None:
-        """Give the kernel all that waits; what it does not take, and its errors, are for the transport."""
-        waiting, self._waiting, self._size = self._waiting, [], 0
-        gone = 0
-        if len(waiting) > 1 and not self._transport.get_write_buffer_size() and not self._transport.is_closing():
-            with suppress(OSError):
-                gone = os.writev(self._file, waiting)
-        for data in waiting:
-            if gone < len(data):
-                self._transport.write(memoryview(data)[gone:] if gone else data)
-            gone = max(0, gone - len(data))
-
-    def abort(self) -> None:
-        self._go()
-        self._transport.abort()
-
-    def close(self) -> None:
-        self._go()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
 # --- words for the other side
 
 
@@ -585,7 +500,7 @@ def _keys(route: Route) -> tuple[list[str], list[str] | None]:
     return [str(Path(name).expanduser()) for name in route.identity], of_agent if route.identity else None
 
 
-def _trusted(route: Route) -> asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:
+def _trusted(route: Route) -> _Trusted:
     """The host keys that are believed.  Raises Denied."""
     if route.host_key is not None:
         try:
@@ -606,10 +521,10 @@ def _trusted(route: Route) -> asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKe
         raise Denied(f"{' or '.join(route.known_hosts)} cannot be understood: {error}") from error
 
 
-def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: object, why: str) -> str:
+def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str) -> str:
     """What to tell a person whose machine has not proved that it is the one."""
     name = route.host if route.port == 22 else f"[{route.host}]:{route.port}"
-    known = trusted[0] if isinstance(trusted, tuple) else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]  # type: ignore[attr-defined]
+    known = trusted[0] if isinstance(trusted, tuple) else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]
     if shown is None:
         return f"the host key of {name} is not accepted, and nothing was sent: {why}"
     shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}"
@@ -630,20 +545,6 @@ def _kind(key: asyncssh.SSHKey) -> str:
 def _not_let_in(route: Route) -> str:
     tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (" and those of the agent" if route.agent else "")
     return f"{route} does not let us in with {tried}: add the public key to its ~/.ssh/authorized_keys, or name another key (`identity`)"
-
-
-def _say_no_more(connection: asyncssh.SSHClientConnection) -> None:
-    """Leave out the empty SSH_MSG_IGNORE that asyncssh puts before each packet: a system call here and a wake-up there, a fifth of the speed.
-
-    It hides the chained IV of CBC ciphers (RFC 4251 §9.3.1); none of CIPHERS chains.
-    """
-    send = connection.send_packet
-
-    def lean(pkttype: int, *args: bytes, **more: Any) -> None:
-        if pkttype != IGNORE:
-            send(pkttype, *args, **more)
-
-    connection.send_packet = lean  # type: ignore[method-assign]
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:

@@ -25,6 +25,7 @@ from ..storage.crash import crashpoint
 from ..storage.files import no_space
 from ..storage.objects import delete
 from ..survey import imports
+from ..survey.env_files import EnvFiles
 from . import attempt_result, hints
 from .attempts import Running, clear_up
 from .failing import fail, wait_again
@@ -227,7 +228,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
-        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ)
+        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ, EnvFiles(work.ws.root).names(".env"))
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
     work.tidying.tidy(running, spec, success=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from drivers.base import Exit
@@ -17,6 +17,7 @@ _MODULE: Final = r"ModuleNotFoundError: No module named '([\w.]+)'"
 _GPU_MEMORY: Final = r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY"
 _DENIED: Final = r"(?:cannot run |: )(\S+): Permission denied"
 _ABSENT: Final = r"(?:cannot run |: )(\S+): (?:no such program in PATH|not found|command not found|No such file)"
+_ABOVE: Final = r"can't open file '[^']*?/((?:\.\./)+)([^']+)'"
 KILLED: Final = 137
 """The exit of a shell whose program got SIGKILL."""
 
@@ -32,13 +33,18 @@ class Ran(NamedTuple):
     """Empty for this machine."""
 
 
-def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, str]) -> str:
-    """A sentence that can be acted on; empty when nothing is known.  `log` is the end of what it printed, `environ` the caller's."""
+def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
+    """A sentence that can be acted on; empty when nothing is known.
+
+    `log` is the end of what it printed, `environ` the caller's environment, `dotenv` the names in the workspace's `.env`.
+    """
     # No pattern is compiled before a step fails: that takes longer than many a run.
     if re.search(_GPU_MEMORY, log):
         return "the GPU's memory is full: take a smaller batch, shorter sequences or gradient checkpointing; `nvidia-smi` shows what else uses it"
     if found := re.search(_KEY_ERROR, log, re.MULTILINE) or re.search(_VARIABLE, log):
-        return unset(found[1], spec, environ)
+        return unset(found[1], spec, environ, dotenv)
+    if found := re.search(_ABOVE, log):
+        return f"a step runs at the root of the workspace, wherever its recipe is: write {found[2]} for {found[1]}{found[2]}"
     if found := re.search(_MODULE, log):
         return _absent_module(found[1].partition(".")[0], ran)
     if exit.reason == "oom" or exit.signal == 9 or exit.code == KILLED:
@@ -54,12 +60,14 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
     return ""
 
 
-def unset(name: str, spec: StepSpec, environ: Mapping[str, str]) -> str:
+def unset(name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
     """What to write so that a step finds an environment variable which it missed."""
     secret = tokenlike(name, environ.get(name) or "*" * 16)
     line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
     if not secret:
         line = f"`pass_env: [{name}]` to {spec.step}"
+    if name in dotenv and ".env" not in spec.env_files:
+        return f"{name} is in .env: add `env_file: .env` to {spec.step}, or to the whole recipe"
     if name in environ:
         return f"{name} is set in your shell but not in the step: add {line}"
     if name in spec.pass_env:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,12 @@ class EnvFiles:
                 self._read[path] = self._parsed(path)
             found |= self._read[path]
         return found
+
+    def names(self, path: str) -> Collection[str]:
+        """The variables of a file that may be there; none of one that cannot be read."""
+        with contextlib.suppress(CannotRun):
+            return self.values([path]).keys()
+        return ()
 
     def faults(self, paths: Iterable[str]) -> Iterator[str]:
         """A sentence for each of them that cannot be read."""

@@ -24,7 +24,7 @@ from runner.interface.cli import main
 from runner.interface.cli import pack as command
 from runner.storage import pack, packed
 from runner.storage.files import Changed, Content, Entry, entries, scan, tree_id
-from runner.storage.tar import Unpacking
+from runner.storage.tar import unpack
 from tests.support import Space
 from tests.tools import needs
 
@@ -261,11 +261,8 @@ def test_ordinary_tools_read_a_written_pack(space: Space, data: Path, tmp_path: 
         assert (done_.returncode, done_.stderr) == (0, b"")
     assert scan(tmp_path / "out") == scan(data)
     pack_ = packed.read(folder)
-    with Unpacking(tmp_path / "ours", pack_.manifest) as unpacking:
-        for shard in pack_.shards:
-            unpacking.feed((folder / f"{shard.name}.tar").read_bytes())
-            unpacking.end()
-        assert unpacking.finish() == entries(data)
+    archives = ([(folder / f"{shard.name}.tar").read_bytes()] for shard in pack_.shards)
+    assert unpack(archives, tmp_path / "ours", pack_.manifest) == entries(data) == entries(tmp_path / "ours")
 
 
 def test_packing_again_writes_only_what_changed_and_removes_what_is_over(space: Space, data: Path) -> None:

@@ -67,3 +67,13 @@ def test_a_program_that_cannot_be_run_is_named() -> None:
     assert hint("recipe: cannot run nosuch: no such program in PATH", 127).startswith("nosuch is on no folder of the step's PATH: install it here")
     assert hint("/a/1.sh: 1: nosuch: not found", 127).startswith("nosuch is on no folder")
     assert hint("nothing", 127) == hint("nothing", 126) == hint("", 1) == ""
+
+
+def test_a_variable_of_the_env_file_that_lies_there_is_taken_from_it() -> None:
+    found = fix(Exit(1), FROZEN.format("WANDB_PROJECT"), SPEC, HERE, {}, {"WANDB_PROJECT"})
+    assert found.startswith("WANDB_PROJECT is in .env: add `env_file: .env`")
+
+
+def test_a_program_called_as_its_recipe_sees_it_is_named_as_the_step_does() -> None:
+    log = "python: can't open file '/ws/.recipe/attempts/x-1-1/../src/train.py': [Errno 2] No such file or directory"
+    assert fix(Exit(2), log, SPEC, HERE, {}).endswith("write src/train.py for ../src/train.py")

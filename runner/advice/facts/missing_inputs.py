@@ -19,6 +19,15 @@ def _beside(source: Path, home: str, pattern: str) -> str:
     return f": for the one beside the recipe write ./{pattern}, which its command finds as {folder.relative_to(home)}/{pattern}"
 
 
+def _above(found: Survey, n: int) -> str:
+    """What to write for a script that the command names as its recipe's folder sees it."""
+    from ...language.imports import started
+
+    spec = found.plan.specs()[n]
+    names = [start.name for start in started(spec.run, spec.accelerate) if start.name.startswith("../")]
+    return f"; a step runs there, wherever its recipe is: write {names[0].replace('../', '')} for {names[0]}" if names else ""
+
+
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
     from ...planning.mentions import AUTO, unspelled
@@ -30,7 +39,7 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     home = found.plan.homes[node.home]
     for pattern in (unspelled(each)[0] for each in node.code if facts.code.get((node.home, each)) == []):
         if pattern == AUTO:
-            wrong.append(("its code, `auto`", f"finds no script below {home} that its command starts"))
+            wrong.append(("its code, `auto`", f"finds no script below {home} that its command starts{_above(found, n)}"))
         else:
             wrong.append((pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}"))
     if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
