@@ -13,8 +13,9 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from functools import lru_cache, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from runner.errors import RecipeError, did_you_mean
 
@@ -278,13 +279,12 @@ def _parse(text: str, start: int, end: int) -> Expression:
     from jinja2 import TemplateSyntaxError
 
     try:
-        compiler = _Compiler(source, start + 2)
-        run = compiler.build(compiler.parse())
+        tree = _Tree(source, start + 2)
     except TemplateSyntaxError as error:
         raise _unbalanced(source, start + 2) or _reworded(error, start, end) from None
     except RecursionError:
         raise TemplateError("this expression is nested too deeply", start, end - start) from None
-    return Expression(start, end - start, tuple(sorted(compiler.references, key=lambda each: each.offset)), run)
+    return Expression(start, end - start, tuple(sorted(tree.references, key=lambda each: each.offset)), partial(tree.value, tree.root))
 
 
 def _dots(name: str, offset: int) -> Iterator[_Link]:
@@ -361,9 +361,10 @@ class _Link:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """`a.b['c'][0]`: followed through mappings, its path is what is recorded."""
+    """`a.b['c'][0]`: followed through mappings, its path is what is recorded; parts of a value that `root` makes have no path."""
 
     links: tuple[_Link, ...]
+    root: _Run | None = None
 
     def reference(self) -> Reference:
         known: list[_Link] = []
@@ -376,6 +377,8 @@ class _Chain:
         return Reference(tuple(str(each.key) for each in known), first.offset, last.offset + last.length - first.offset, names)
 
     def read(self, world: _World) -> object:
+        if self.root is not None:
+            return self._part_of(self.root(world), world)
         value: object = world.scope
         path: tuple[str, ...] = ()
         recorded = False
@@ -401,6 +404,15 @@ class _Chain:
             return value
         world.record(path, value)
         return _ordered(value)
+
+    def _part_of(self, value: object, world: _World) -> object:
+        for link in self.links:
+            key = link.key(world) if callable(link.key) else link.key
+            if isinstance(value, Mapping) and isinstance(key, str) and key in value:
+                value = value[key]
+            else:
+                value = _item(value, key, (), link, world)
+        return value
 
     def guarded(self, world: _World) -> tuple[bool, object]:
         """Whether it is there, and what it is; an absence is a read too."""
@@ -462,18 +474,25 @@ def _kind(value: object) -> str:
     return "a slice" if isinstance(value, _Slice) else "a list"
 
 
-class _Compiler:
-    """From jinja2's syntax tree to a function.  A node that is not named here does not exist in the language."""
+class _Tree:
+    """An expression as jinja2 has read it.  A node that is not named here does not exist in the language."""
 
     def __init__(self, source: str, base: int) -> None:
         self.references: list[Reference] = []
         self._source = source
         self._base = base
         self._tokens: list[tuple[int, str]] = []
+        self._indices: dict[int, int] = {}  # where a token begins -> which it is
+        self._chains: dict[nodes.Node, _Chain] = {}  # of each name, dot and subscript that begins one
         if (at := source.find("\r")) >= 0:  # jinja2 would shorten it, and every position after it would lie
             raise TemplateError("a carriage return cannot be in an expression", base + at, 1)
+        root = self._parse()
+        self._check(root)
+        self.root = root
 
-    def parse(self) -> nodes.Expr:
+    # -- reading --
+
+    def _parse(self) -> nodes.Expr:
         from jinja2 import TemplateSyntaxError
         from jinja2.lexer import TokenStream
         from jinja2.parser import Parser
@@ -499,6 +518,7 @@ class _Compiler:
         try:
             for _, kind, raw in tokeniter(self._source, None, None, "variable"):
                 if kind != "whitespace":
+                    self._indices[position] = len(self._tokens)
                     self._tokens.append((position, raw))
                 yield position, kind, raw
                 position += len(raw)
@@ -506,236 +526,37 @@ class _Compiler:
             raise TemplateSyntaxError(re.sub(r" at \d+$", "", error.message or ""), position) from None
 
     def _word(self, offset: int) -> str:
-        return next((raw for position, raw in self._tokens if position == offset), "")
+        index = self._indices.get(offset)
+        return "" if index is None else self._tokens[index][1]
 
     def _after(self, offset: int, count: int = 1) -> tuple[int, str]:
         """The token `count` places after the one at `offset`."""
-        index = next(i for i, (position, _) in enumerate(self._tokens) if position == offset)
-        return self._tokens[min(index + count, len(self._tokens) - 1)]
+        return self._tokens[min(self._indices[offset] + count, len(self._tokens) - 1)]
 
-    def build(self, node: nodes.Node) -> _Run:
-        method = getattr(self, f"on_{type(node).__name__.lower()}", None)
-        if method is None:
-            raise TemplateError(f"`{self._word(node.lineno)}` is not available in templates", node.lineno, len(self._word(node.lineno)) or 1)
-        run: _Run = method(node)
-        return run
+    # -- what is not in the language --
 
-    # -- values --
+    def _check(self, node: nodes.Node) -> None:
+        """Refuse what is not in the language, wherever it stands, and note what is read."""
+        kind, at = type(node).__name__, node.lineno
+        if kind in ("Name", "Getattr", "Getitem"):
+            self._chain(node)
+            return
+        if kind == "Call":
+            raise TemplateError("a template cannot call anything", at, 1, f"there are filters, written `value | name`: {', '.join(FILTERS)}")
+        if kind == "Pow":
+            raise TemplateError("`**` is not available in templates", at, 1, "compute it in the step")
+        if kind not in _VALUES and kind not in ("Pair", "Operand"):
+            raise TemplateError(f"`{self._word(at)}` is not available in templates", at, len(self._word(at)) or 1)
+        if kind == "Filter":
+            self._check_filter(node)  # type: ignore[arg-type]
+        elif kind == "Test":
+            self._check_test(node)  # type: ignore[arg-type]
+        elif kind == "Const":
+            _number(node.value, at)  # type: ignore[attr-defined]
+        for each in node.iter_child_nodes():
+            self._check(each)
 
-    def on_const(self, node: nodes.Const) -> _Run:
-        value = node.value
-        if isinstance(value, (int, float)):
-            value = _number(value, node.lineno)
-        return lambda world: value
-
-    def on_list(self, node: nodes.List) -> _Run:
-        runs = [self.build(each) for each in node.items]
-        return lambda world: [run(world) for run in runs]
-
-    def on_tuple(self, node: nodes.Tuple) -> _Run:
-        return self.on_list(node)  # type: ignore[arg-type]  # the same shape
-
-    def on_dict(self, node: nodes.Dict) -> _Run:
-        pairs = [(self.build(pair.key), self.build(pair.value), pair.lineno) for pair in node.items]
-
-        def run(world: _World) -> object:
-            made: dict[str, object] = {}
-            for key_of, value_of, at in pairs:
-                key = key_of(world)
-                if not isinstance(key, str):
-                    raise TemplateError(f"the key of a mapping is text, not {_kind(key)}", at)
-                made[key] = value_of(world)
-            return made
-
-        return run
-
-    # -- names --
-
-    def on_name(self, node: nodes.Expr) -> _Run:
-        return self._chain(node).read
-
-    def on_getattr(self, node: nodes.Expr) -> _Run:
-        return self.on_getitem(node)
-
-    def on_getitem(self, node: nodes.Expr) -> _Run:
-        root = node
-        while type(root).__name__ in ("Getattr", "Getitem"):
-            root = root.node  # type: ignore[attr-defined]
-        if type(root).__name__ == "Name":
-            return self._chain(node).read
-        inner, link = self.build(node.node), self._link(node)  # type: ignore[attr-defined]
-
-        def run(world: _World) -> object:
-            value = inner(world)
-            key = link.key(world) if callable(link.key) else link.key
-            if isinstance(value, Mapping) and isinstance(key, str) and key in value:
-                return value[key]
-            return _item(value, key, (), link, world)
-
-        return run
-
-    def _chain(self, node: nodes.Expr) -> _Chain:
-        links: list[_Link] = []
-        while type(node).__name__ != "Name":
-            links.append(self._link(node))
-            node = node.node  # type: ignore[attr-defined]
-        name: str = node.name  # type: ignore[attr-defined]
-        if name.startswith("_"):
-            raise TemplateError(f"`{name}`: no name begins with an underscore", node.lineno, len(name))
-        links.append(_Link(name, node.lineno, len(name)))
-        chain = _Chain(tuple(reversed(links)))
-        self.references.append(chain.reference())
-        return chain
-
-    def _link(self, node: nodes.Expr) -> _Link:
-        at, word = self._after(node.lineno)
-        if type(node).__name__ == "Getattr":
-            if word.startswith("_"):
-                raise TemplateError(f"`.{word}`: no name begins with an underscore", at, len(word))
-            return _Link(word, at, len(word))
-        key: nodes.Expr = node.arg  # type: ignore[attr-defined]
-        kind = type(key).__name__
-        if kind == "Const" and isinstance(key.value, (str, int)) and not isinstance(key.value, bool):  # type: ignore[attr-defined]
-            opened = self._word(node.lineno) == "["
-            close = self._close(node.lineno) if opened else at + len(word)
-            start = node.lineno if opened else at
-            return _Link(key.value, start, close - start)  # type: ignore[attr-defined]
-        if kind == "Slice":
-            parts = (key.start, key.stop, key.step)  # type: ignore[attr-defined]
-            slicing = _Slice(*(self.build(each) if each is not None else None for each in parts))
-            return _Link(slicing, node.lineno, self._close(node.lineno) - node.lineno)
-        return _Link(self.build(key), at, self._close(node.lineno) - at - 1)
-
-    def _close(self, offset: int) -> int:
-        """Just behind the `]` that closes the `[` at `offset`."""
-        depth = 0
-        for position, raw in self._tokens:
-            if position >= offset and raw in ("[", "]"):
-                depth += 1 if raw == "[" else -1
-                if not depth:
-                    return position + 1
-        raise AssertionError("BUG: jinja2 let an open bracket pass")
-
-    # -- choices --
-
-    def on_condexpr(self, node: nodes.CondExpr) -> _Run:
-        test, then = self.build(node.test), self.build(node.expr1)
-        otherwise = self.build(node.expr2) if node.expr2 is not None else _null
-        return lambda world: then(world) if test(world) else otherwise(world)
-
-    def on_and(self, node: nodes.And) -> _Run:
-        left, right = self.build(node.left), self.build(node.right)
-        return lambda world: left(world) and right(world)
-
-    def on_or(self, node: nodes.Or) -> _Run:
-        left, right = self.build(node.left), self.build(node.right)
-        return lambda world: left(world) or right(world)
-
-    def on_not(self, node: nodes.Not) -> _Run:
-        inner = self.build(node.node)
-        return lambda world: not inner(world)
-
-    def on_compare(self, node: nodes.Compare) -> _Run:
-        first = self.build(node.expr)
-        rest = [(_COMPARE[each.op], self.build(each.expr)) for each in node.ops]
-        at = node.lineno
-
-        def run(world: _World) -> object:
-            left = first(world)
-            for compare, right_of in rest:
-                right = right_of(world)
-                try:
-                    if not compare(left, right):
-                        return False
-                except TypeError:
-                    raise TemplateError(f"{_kind(left)} and {_kind(right)} cannot be compared like this", at) from None
-                left = right
-            return True
-
-        return run
-
-    # -- arithmetic and text --
-
-    def on_add(self, node: nodes.BinExpr) -> _Run:
-        return self._binary(node, operator.add, (str, list))
-
-    def on_sub(self, node: nodes.BinExpr) -> _Run:
-        return self._binary(node, operator.sub)
-
-    def on_mul(self, node: nodes.BinExpr) -> _Run:
-        return self._binary(node, operator.mul)
-
-    def on_div(self, node: nodes.BinExpr) -> _Run:
-        return self._binary(node, operator.truediv)
-
-    def on_floordiv(self, node: nodes.BinExpr) -> _Run:
-        return self._binary(node, operator.floordiv)
-
-    def on_mod(self, node: nodes.BinExpr) -> _Run:
-        return self._binary(node, operator.mod)
-
-    def on_pow(self, node: nodes.BinExpr) -> _Run:
-        raise TemplateError("`**` is not available in templates", node.lineno, 1, "compute it in the step")
-
-    def on_neg(self, node: nodes.UnaryExpr) -> _Run:
-        return self._sign(node, operator.neg)
-
-    def on_pos(self, node: nodes.UnaryExpr) -> _Run:
-        return self._sign(node, operator.pos)
-
-    def on_concat(self, node: nodes.Concat) -> _Run:
-        return self._joined([(self.build(each), each.lineno) for each in node.nodes])
-
-    def _sign(self, node: nodes.UnaryExpr, apply: Callable[[int | float], int | float]) -> _Run:
-        inner, at = self.build(node.node), node.lineno
-
-        def run(world: _World) -> object:
-            value = inner(world)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TemplateError(f"{_kind(value)} has no sign", at)
-            return apply(value)
-
-        return run
-
-    def _binary(self, node: nodes.BinExpr, apply: Callable[[object, object], object], also: tuple[type, ...] = ()) -> _Run:
-        """Numbers with numbers; text with text and lists with lists only where `also` says so: nothing is repeated or formatted."""
-        left_of, right_of, at, sign = self.build(node.left), self.build(node.right), node.lineno, node.operator
-
-        def run(world: _World) -> object:
-            left, right = left_of(world), right_of(world)
-            for kind in also:
-                if isinstance(left, kind) and isinstance(right, kind):
-                    if len(left) + len(right) > LONGEST_TEXT:  # type: ignore[arg-type]  # both have a length
-                        raise _too_long(at, 1)
-                    return apply(left, right)
-            for value in (left, right):
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
-                    raise TemplateError(f"`{sign}` does not work on {_kind(left)} and {_kind(right)}", at, 1, "join text with `~`")
-            try:
-                return _number(apply(left, right), at)
-            except ZeroDivisionError:
-                raise TemplateError("division by zero", at) from None
-            except OverflowError:
-                raise TemplateError("this number is too large", at) from None
-
-        return run
-
-    def _joined(self, parts: list[tuple[_Run, int]]) -> _Run:
-        def run(world: _World) -> object:
-            texts: list[str] = []
-            size = 0
-            for part, at in parts:
-                texts.append(_text_at(part(world), at))
-                size += len(texts[-1])
-                if size > LONGEST_TEXT:
-                    raise _too_long(at, 1)
-            return "".join(texts)
-
-        return run
-
-    # -- filters and tests --
-
-    def on_filter(self, node: nodes.Filter) -> _Run:
+    def _check_filter(self, node: nodes.Filter) -> None:
         name, at = node.name, node.lineno
         if name not in FILTERS:
             raise TemplateError(f"there is no filter `{name}`", at, len(name), did_you_mean(name, FILTERS) or f"there is: {', '.join(FILTERS)}")
@@ -743,37 +564,8 @@ class _Compiler:
         if node.kwargs or node.dyn_args or node.dyn_kwargs or not least <= len(node.args) <= most:
             takes = "one argument" if least else "at most one argument" if most else "no argument"
             raise TemplateError(f"the filter `{name}` takes {takes}", at, len(name))
-        given = [self.build(each) for each in node.args]
-        assert node.node is not None
-        if name == "default":
-            return self._default(node.node, given[0])
-        value_of = self.build(node.node)
-        if name == "join":
-            separator_of = given[0] if given else _empty
-            return lambda world: _join(value_of(world), separator_of(world), at)
-        if name == "tojson":
-            return lambda world: _json(value_of(world), at)
-        change = _PATHS[name]
 
-        def run(world: _World) -> object:
-            value = value_of(world)
-            if not isinstance(value, str):
-                raise TemplateError(f"`{name}` works on a path, not on {_kind(value)}", at, len(name))
-            return change(value)
-
-        return run
-
-    def _default(self, node: nodes.Expr, otherwise: _Run) -> _Run:
-        """Absent or null: an input that may be left out is null, so that is what a default is for."""
-        look = self._guarded(node)
-
-        def run(world: _World) -> object:
-            value = look(world)[1]
-            return otherwise(world) if value is None else value
-
-        return run
-
-    def on_test(self, node: nodes.Test) -> _Run:
+    def _check_test(self, node: nodes.Test) -> None:
         at, word = self._after(node.lineno)
         if word == "not":
             at, word = self._after(node.lineno, 2)
@@ -781,24 +573,170 @@ class _Compiler:
             raise TemplateError(f"there is no test `{node.name}`", at, len(word), did_you_mean(node.name, TESTS) or f"there is: {', '.join(TESTS)}")
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
             raise TemplateError(f"the test `{node.name}` takes no argument", at, len(word))
-        if node.name == "defined":
-            look = self._guarded(node.node)
-            return lambda world: look(world)[0]
-        value_of = self.build(node.node)
-        return lambda world: value_of(world) is None
 
-    def _guarded(self, node: nodes.Expr) -> Callable[[_World], tuple[bool, object]]:
-        root = node
-        while type(root).__name__ in ("Getattr", "Getitem"):
-            root = root.node  # type: ignore[attr-defined]
-        if type(root).__name__ == "Name":
-            return self._chain(node).guarded
-        run = self.build(node)
-        return lambda world: (True, run(world))
+    def _chain(self, whole: nodes.Node) -> None:
+        parts: list[Any] = []
+        node: Any = whole
+        while type(node).__name__ in ("Getattr", "Getitem"):
+            parts.append(node)
+            node = node.node
+        if type(node).__name__ != "Name":
+            root = self._later(node)
+            self._chains[whole] = _Chain(tuple(map(self._link, reversed(parts))), root)
+            return
+        name: str = node.name
+        if name.startswith("_"):
+            raise TemplateError(f"`{name}`: no name begins with an underscore", node.lineno, len(name))
+        chain = self._chains[whole] = _Chain((_Link(name, node.lineno, len(name)), *map(self._link, reversed(parts))))
+        self.references.append(chain.reference())
 
-    def on_call(self, node: nodes.Call) -> _Run:
-        raise TemplateError("a template cannot call anything", node.lineno, 1, f"there are filters, written `value | name`: {', '.join(FILTERS)}")
+    def _link(self, node: Any) -> _Link:
+        at, word = self._after(node.lineno)
+        if type(node).__name__ == "Getattr":
+            if word.startswith("_"):
+                raise TemplateError(f"`.{word}`: no name begins with an underscore", at, len(word))
+            return _Link(word, at, len(word))
+        key = node.arg
+        kind = type(key).__name__
+        if kind == "Const" and isinstance(key.value, (str, int)) and not isinstance(key.value, bool):
+            opened = self._word(node.lineno) == "["
+            close = self._close(node.lineno) if opened else at + len(word)
+            start = node.lineno if opened else at
+            return _Link(key.value, start, close - start)
+        if kind == "Slice":
+            parts = [each and self._later(each) for each in (key.start, key.stop, key.step)]
+            return _Link(_Slice(*parts), node.lineno, self._close(node.lineno) - node.lineno)
+        return _Link(self._later(key), at, self._close(node.lineno) - at - 1)
 
+    def _later(self, node: nodes.Expr) -> _Run:
+        self._check(node)
+        return partial(self.value, node)
+
+    def _close(self, offset: int) -> int:
+        """Just behind the `]` that closes the `[` at `offset`."""
+        depth = 0
+        for position, raw in islice(self._tokens, self._indices[offset], None):
+            depth += {"[": 1, "]": -1}.get(raw, 0)
+            if not depth:
+                return position + 1
+        raise AssertionError("BUG: jinja2 let an open bracket pass")
+
+    # -- what it is worth --
+
+    def value(self, node: nodes.Node, world: _World) -> object:
+        return _VALUES[type(node).__name__](self, node, world)
+
+    def _dict(self, node: nodes.Dict, world: _World) -> object:
+        made: dict[str, object] = {}
+        for pair in node.items:
+            key = self.value(pair.key, world)
+            if not isinstance(key, str):
+                raise TemplateError(f"the key of a mapping is text, not {_kind(key)}", pair.lineno)
+            made[key] = self.value(pair.value, world)
+        return made
+
+    def _read(self, node: nodes.Expr, world: _World) -> object:
+        return self._chains[node].read(world)
+
+    def _guarded(self, node: nodes.Expr, world: _World) -> tuple[bool, object]:
+        chain = self._chains.get(node)
+        return (True, self.value(node, world)) if chain is None or chain.root else chain.guarded(world)
+
+    def _choice(self, node: nodes.CondExpr, world: _World) -> object:
+        if self.value(node.test, world):
+            return self.value(node.expr1, world)
+        return self.value(node.expr2, world) if node.expr2 is not None else None
+
+    def _compare(self, node: nodes.Compare, world: _World) -> object:
+        left = self.value(node.expr, world)
+        for each in node.ops:
+            right = self.value(each.expr, world)
+            try:
+                if not _COMPARE[each.op](left, right):
+                    return False
+            except TypeError:
+                raise TemplateError(f"{_kind(left)} and {_kind(right)} cannot be compared like this", node.lineno) from None
+            left = right
+        return True
+
+    def _sign(self, node: nodes.UnaryExpr, world: _World) -> object:
+        value = self.value(node.node, world)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TemplateError(f"{_kind(value)} has no sign", node.lineno)
+        return -value if node.operator == "-" else +value
+
+    def _binary(self, node: nodes.BinExpr, world: _World) -> object:
+        """Numbers with numbers; `+` also text with text and lists with lists: nothing is repeated or formatted."""
+        left, right, at = self.value(node.left, world), self.value(node.right, world), node.lineno
+        apply = _ARITHMETIC[node.operator]
+        if node.operator == "+" and ((isinstance(left, str) and isinstance(right, str)) or (isinstance(left, list) and isinstance(right, list))):
+            if len(left) + len(right) > LONGEST_TEXT:
+                raise _too_long(at, 1)
+            return apply(left, right)
+        for value in (left, right):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TemplateError(f"`{node.operator}` does not work on {_kind(left)} and {_kind(right)}", at, 1, "join text with `~`")
+        try:
+            return _number(apply(left, right), at)
+        except ZeroDivisionError:
+            raise TemplateError("division by zero", at) from None
+        except OverflowError:
+            raise TemplateError("this number is too large", at) from None
+
+    def _concat(self, node: nodes.Concat, world: _World) -> object:
+        texts: list[str] = []
+        size = 0
+        for each in node.nodes:
+            texts.append(_text_at(self.value(each, world), each.lineno))
+            size += len(texts[-1])
+            if size > LONGEST_TEXT:
+                raise _too_long(each.lineno, 1)
+        return "".join(texts)
+
+    def _filter(self, node: nodes.Filter, world: _World) -> object:
+        name, at, inner = node.name, node.lineno, cast("nodes.Expr", node.node)
+        if name == "default":  # absent or null: an input that may be left out is null, so that is what a default is for
+            value = self._guarded(inner, world)[1]
+            return self.value(node.args[0], world) if value is None else value
+        value = self.value(inner, world)
+        if name == "join":
+            return _join(value, self.value(node.args[0], world) if node.args else "", at)
+        if name == "tojson":
+            return _json(value, at)
+        if not isinstance(value, str):
+            raise TemplateError(f"`{name}` works on a path, not on {_kind(value)}", at, len(name))
+        return _PATHS[name](value)
+
+    def _test(self, node: nodes.Test, world: _World) -> object:
+        return self._guarded(node.node, world)[0] if node.name == "defined" else self.value(node.node, world) is None
+
+
+_VALUES: dict[str, Callable[[_Tree, Any, _World], object]] = {
+    "Const": lambda tree, node, world: node.value,
+    "List": lambda tree, node, world: [tree.value(each, world) for each in node.items],
+    "Tuple": lambda tree, node, world: [tree.value(each, world) for each in node.items],
+    "Dict": _Tree._dict,
+    **dict.fromkeys(("Name", "Getattr", "Getitem"), _Tree._read),
+    "CondExpr": _Tree._choice,
+    "And": lambda tree, node, world: tree.value(node.left, world) and tree.value(node.right, world),
+    "Or": lambda tree, node, world: tree.value(node.left, world) or tree.value(node.right, world),
+    "Not": lambda tree, node, world: not tree.value(node.node, world),
+    "Compare": _Tree._compare,
+    **dict.fromkeys(("Neg", "Pos"), _Tree._sign),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"), _Tree._binary),
+    "Concat": _Tree._concat,
+    "Filter": _Tree._filter,
+    "Test": _Tree._test,
+}
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
 
 _COMPARE: dict[str, Callable[[object, object], object]] = {
     "eq": operator.eq,
@@ -810,14 +748,6 @@ _COMPARE: dict[str, Callable[[object, object], object]] = {
     "in": lambda left, right: operator.contains(right, left),  # type: ignore[arg-type]
     "notin": lambda left, right: not operator.contains(right, left),  # type: ignore[arg-type]
 }
-
-
-def _null(world: _World) -> object:
-    return None
-
-
-def _empty(world: _World) -> object:
-    return ""
 
 
 def _number(value: object, at: int) -> object:

@@ -81,6 +81,23 @@ def test_an_alias_is_a_copy_and_is_located_where_its_text_is() -> None:
     assert document.locate(("b",)).line == 2
 
 
+def test_an_alias_means_the_last_anchor_of_its_name_that_began_before_it() -> None:
+    document = parse("a: &x 1\nb: *x\nc: &x [&x 2]\nd: *x\n", "r.yaml")
+    assert document.value == {"a": 1, "b": 1, "c": [2], "d": 2}
+    assert document.locate(("d",)).line == 4
+
+
+def test_a_list_of_lists_may_not_be_longer_than_a_list_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.language.document.MAX_WIDTH", 2)
+    for text in ("[a, b, c]", "[[], [], []]", "{a: 1, b: 2, c: 3}", "{a: [], b: [], c: {}}", "[&a x, *a, *a]"):
+        (problem,) = problems(text)
+        assert "more than 2 entries" in problem.message and problem.where is not None
+
+
+def test_a_key_that_is_refused_is_one_problem_whatever_is_in_it() -> None:
+    assert [p.code for p in problems("? [!!x a, *b, {c: 1, c: 2}]\n: 1\n? \n*b : 1\n")] == ["key", "key", "alias"]
+
+
 def test_a_missing_part_is_reported_at_the_deepest_part_there_is() -> None:
     document = parse("steps:\n  train:\n    run: x\n  list: [1]\n", "r.yaml")
     assert document.locate(("steps", "train", "outputs", "lora")) == document.locate(("steps", "train"), key=True)

@@ -203,6 +203,16 @@ def test_a_mistake_is_underlined_and_answered(text: str, underlined: str, says: 
     assert says in error.fix
 
 
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("{{ inputs.s | stme | default(f()) }}", "stme"), ("{{ (1 is nne)[2 ** 3] }}", "nne"), ("{{ inputs._a._b }}", "_a")],
+)
+def test_the_leftmost_of_several_mistakes_is_reported(text: str, first: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        expressions(text)
+    assert text[caught.value.offset : caught.value.offset + caught.value.length] == first
+
+
 # ---- nothing to escape to ----
 
 ESCAPES = [
