@@ -524,7 +524,7 @@ def test_a_store_says_what_it_is(raw: Raw, remote: Remote, other: Remote) -> Non
     remote.mark()
     other.mark()
     assert json.loads(raw.get("recipe-store.json")) == {"recipe-store": 1}
-    other.database.check()
+    other.check()
 
 
 def test_a_full_disk_here_is_told_and_leaves_nothing(remote: Remote, here: Objects, tmp_path: Path) -> None:
