@@ -97,7 +97,10 @@ class Ceph:
 
     def _do(self, *argv: str) -> bytes:
         config = () if argv[0] == "monmaptool" else ("-c", str(self._conf))
-        done = subprocess.run([argv[0], *config, *argv[1:]], capture_output=True, timeout=180)
+        for _ in range(5):
+            done = subprocess.run([argv[0], *config, *argv[1:]], capture_output=True, timeout=180)
+            if b"problem getting command descriptions" not in done.stderr:  # on a busy machine the monitor may not know its commands yet
+                break
         assert done.returncode == 0, (argv, done.stderr[-2000:])
         return done.stdout
 
