@@ -41,7 +41,7 @@ Peak = Callable[..., tuple[int, int]]
 # The part that learns and its config, the text that it is told, the channels of its latents.
 SHAPES: dict[str, Any] = {
     "flux": ("transformer", FLUX, {"prompt": (512, 4096), "pooled": (768,)}, 16),
-    "sdxl": ("unet", SDXL, {"prompt": (77, 2048), "pooled": (1280,)}, 4),
+    "sdxl": ("unet", SDXL, {"prompt": (77, 2048), "pooled": (1280,), "sizes": (6,)}, 4),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("images")]

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
+from runner.execution.session import Settings
 from tests.library.smoke import smoke
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +137,9 @@ def test_the_guard_lets_pass_what_is_right(guard: ModuleType, good: dict[str, An
 
 def test_every_fault_is_told_at_once_and_nothing_is_trained(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text("wandb = {project = 'x'}\nseqlen = 1\nmax_steps = 7\n[model]\nname = 'other/model'\n")
-    summary = runner.run("prime-rl@1", {"config": str(tmp_path / "rl.toml")}, preset="smoke", python="current", workspace=tmp_path)
+    past_preflight = Settings(allow=("prime-rl-unknown-section",))
+    config = {"config": str(tmp_path / "rl.toml")}
+    summary = runner.run("prime-rl@1", config, preset="smoke", python="current", workspace=tmp_path, settings=past_preflight)
     assert summary.state == "FAILED" and summary.counts.get("SUCCEEDED", 0) == 0
     said = summary.failed[0].tail.decode()
     assert "guard: 3 things to put right before anything is rented or trained" in said
