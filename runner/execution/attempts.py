@@ -103,7 +103,7 @@ class Attempts:
 
     def hooks_of(self, site: Site) -> Hooks:
         if site.name not in self._hooks:
-            self._hooks[site.name] = Hooks(site, self.commits.run, self.survey.plan.settings, self.survey.plan.inputs)
+            self._hooks[site.name] = Hooks(site, self.commits.run, self.commits.fence, self.survey.plan.settings, self.survey.plan.inputs)
         return self._hooks[site.name]
 
     def image(self, spec: StepSpec) -> str:

@@ -20,7 +20,7 @@ from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
 GRACE = timedelta(seconds=10)
-_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
+_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|(?:[a-z]+-)?\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
 """What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
 

@@ -32,10 +32,10 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Hooks:
-    """The hooks of one run on one host."""
+    """The hooks of one run on one host.  `fence` is its worker's: what an earlier one began has other names."""
 
-    def __init__(self, site: Site, run: str, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
-        self.site, self._run, self._settings = site, run, settings
+    def __init__(self, site: Site, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
+        self.site, self._run, self._fence, self._settings = site, run, fence, settings
         self._scope = {"inputs": inputs, "host": site.seen(None)}
         self._doing: dict[str, Job] = {}
         self._stopped: set[str] = set()
@@ -99,7 +99,7 @@ class Hooks:
     ) -> tuple[Exit, str]:
         """Run one command to its end: how it ended, and the last of what it printed, indented.  `hear` is told each line soon after it is printed."""
         self._count += 1
-        name = f"{kind}-{self._run}-{self._count}"
+        name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
         paths = await self.site.scratch(name, files, script)

@@ -172,8 +172,8 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
 
     def taken_over() -> bool:
         with Workspace.open(space.root, read_only=True) as ws:
-            rows = ws.store.runs.latest()
-            return len(rows) == 2 and any(event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id))
+            (row,) = ws.store.runs.latest()
+            return row.fence == 2 and [event.after for event in ws.store.runs.events(row.id)].count("RUNNING") == 2
 
     until(taken_over)
     follower = followed(space, "logs", "last/talk", "-f", env={})

@@ -82,8 +82,8 @@ def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(sp
     killed_at_work(space, index)
     second = space.start("run", env=index.environ)
     assert second.stderr is not None
-    said = [second.stderr.readline(), second.stderr.readline()]
-    assert "another run is installing them; this one waits" in said[1]
+    said = [second.stderr.readline() for _ in range(3)]
+    assert "resuming run" in said[0] and "another run is installing them; this one waits" in said[2]
     index.gate.set()
     _, err = second.communicate(timeout=60)
     assert second.returncode == 0, err
