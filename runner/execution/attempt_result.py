@@ -111,12 +111,22 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if not masker and size <= LOG_CAP:
         try:
-            os.link(source, target)
+            _link(source, target)
             return
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 raise
+    with contextlib.suppress(FileNotFoundError):  # it may be the source, linked by a worker that was killed
+        os.unlink(target)
     _copy_masked(source, target, masker, size)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:  # a worker of this run that was killed had kept it, and stored nothing of it
+        os.unlink(target)
+        os.link(source, target)
 
 
 def image(spec: StepSpec, world: World) -> dict[str, object]:

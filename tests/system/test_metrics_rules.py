@@ -125,11 +125,11 @@ def test_a_result_that_was_stored_while_the_rule_was_part_of_the_key_is_fresh(sp
     with Workspace.open(space.root) as ws:  # as the program before stored it
         trace = ws.store.index.trace(key)
         assert trace is not None
-        ws.store.forget(traces=[key])
+        ws.store.index.forget(traces=[key])
         ws.store.index.learn([trace._replace(key=former, metrics_json=json.dumps({"loss": 0.6}), measured_json="{}")])
     for log in logs(space):
         log.unlink()
     assert space.run() == [] and space.key("train[lr=6]") == key and numbers(space, "train[lr=6]") == {"loss": 0.6}
     with Workspace.open(space.root) as ws:
-        ws.store.forget(traces=[former])
+        ws.store.index.forget(traces=[former])
     assert space.run() == []
