@@ -19,8 +19,7 @@ import pytest
 import runner
 from runner.errors import CannotRun
 from runner.execution.session import Choice, Settings
-from runner.storage import objects
-from runner.storage import store as store_module
+from runner.storage import database, objects
 from runner.storage.store import Store
 from tests.support import Space, until
 
@@ -109,7 +108,7 @@ def test_a_client_killed_while_a_step_runs_finds_its_result_again(space: Space, 
     process.kill()
     process.wait()
     again = space.start("run")
-    until(lambda: len(store(space).runs()) == 2)
+    until(lambda: store(space).runs.latest()[0].fence == 2)
     gate.open()
     said = again.communicate(timeout=30)
     assert again.returncode == 0, said
@@ -129,7 +128,7 @@ def test_ctrl_c_through_a_pipe_still_cleans_up(space: Space, gate: Gate) -> None
         until(lambda word=word: word in said.read_text())
     assert process.wait(timeout=30) == 130
     with store(space) as history:
-        assert [row.state for row in history.runs()] == ["CANCELLED"]
+        assert [row.state for row in history.runs.latest()] == ["CANCELLED"]
     with pytest.raises(OSError, match="No such device"):
         os.close(os.open(gate.gate, os.O_WRONLY | os.O_NONBLOCK))  # nobody reads it any more: the step is gone
     assert not (space.root / "out.txt").exists()
@@ -142,7 +141,7 @@ def test_two_runs_at_once_do_the_work_once(space: Space, gate: Gate) -> None:
     one = space.start("run")
     gate.reached()
     two = space.start("run")
-    until(lambda: len(store(space).runs()) == 2)
+    until(lambda: len(store(space).runs.latest()) == 2)
     gate.open()
     assert (one.wait(timeout=30), two.wait(timeout=30)) == (0, 0), (one.communicate(), two.communicate())
     assert sorted(gate.ran()) == ["after", "gated"]
@@ -155,10 +154,10 @@ def test_history_is_read_while_a_run_is_in_progress(space: Space, gate: Gate) ->
     process = space.start("run")
     gate.reached()
     with store(space) as history:
-        until(lambda: [row.state for row in history.runs()] == ["ACTIVE"])  # moves are stored in groups, a little later
-        (row,) = history.runs()
-        assert history.live(row.id) and history.check() == ""
-        until(lambda: any(event.id == "gated" and event.after == "RUNNING" for event in history.events(row.id)))
+        until(lambda: [row.state for row in history.runs.latest()] == ["ACTIVE"])  # moves are stored in groups, a little later
+        (row,) = history.runs.latest()
+        assert history.runs.live(row.id) and history.database.check() == ""
+        until(lambda: any(event.id == "gated" and event.after == "RUNNING" for event in history.runs.events(row.id)))
     gate.open()
     assert process.wait(timeout=30) == 0
     process.communicate()
@@ -375,14 +374,14 @@ steps:
 
 def test_what_is_written_to_the_database_is_constant_for_each_step(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
-    plain = store_module._connect
+    plain = database._connect
 
     def watched(*words: Any, **more: Any) -> sqlite3.Connection:
         db = plain(*words, **more)
         db.set_trace_callback(counted.append)
         return db
 
-    monkeypatch.setattr(store_module, "_connect", watched)
+    monkeypatch.setattr(database, "_connect", watched)
 
     def cost(steps: int) -> tuple[int, int]:
         counted.clear()
