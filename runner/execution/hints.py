@@ -66,10 +66,10 @@ def unset(name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collect
     line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
     if not secret:
         line = f"`pass_env: [{name}]` to {spec.step}"
-    if name in dotenv and ".env" not in spec.env_files:
-        return f"{name} is in .env: add `env_file: .env` to {spec.step}, or to the whole recipe"
     if name in environ:
         return f"{name} is set in your shell but not in the step: add {line}"
+    if name in dotenv and ".env" not in spec.env_files:
+        return f"{name} is in .env: add `env_file: .env` to {spec.step}, or to the whole recipe"
     if name in spec.pass_env:
         return f"{name} is in `pass_env` but not set in your shell: export it"
     if spec.env_files:
