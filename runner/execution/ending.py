@@ -102,7 +102,7 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
     if end.reason == "stopped" and end.detail and not work.control.interrupts:
         return _Why("lost", f"{running.site.name} ended it: {end.detail}")
     if running.taken_up and end.reason == "stopped" and not work.control.interrupts:
-        return _Why("lost", "an earlier run, which is gone, had told it to stop")
+        return _Why("lost", "an earlier run, which is gone, had asked it to stop")
     if end.code == 0 and end.reason == "exit":
         return None
     return await _exit(work, id, running, spec, end)
