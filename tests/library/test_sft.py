@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -34,11 +35,14 @@ def test_every_step_tells_its_speed_its_memory_and_where_its_time_went(results: 
     (file,) = (workspace / ".recipe" / "runs").glob("*/train.1.metrics")
     told = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, 61))
+    named = []
     for line in told:
         assert line["grad_norm"] > 0 and line["lr"] > 0 and 0.1 < line["memory_gb"] < 4
         assert line["samples_per_second"] == pytest.approx(16 / line["time_step"], rel=0.01)
         parts = sum(seconds for name, seconds in line.items() if name.startswith("time_") and name != "time_step")
-        assert 0.9 * line["time_step"] < parts <= line["time_step"] * 1.001
+        assert parts <= line["time_step"] * 1.001
+        named.append(parts / line["time_step"])
+    assert median(named) > 0.9  # a process that has to wait for a processor between two parts loses that time of one step
     assert [line["step"] for line in told if "time_checkpoint" in line] == [21, 41]
 
 

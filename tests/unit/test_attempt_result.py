@@ -12,7 +12,7 @@ import pytest
 from runner.execution import attempt_result
 from runner.secrets import Masker, Secret
 
-SCRIPT = "import sys\nprint('first', flush=True)\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
+SCRIPT = "import os, sys\nos.write(1, b'first\\n')\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
 
 
 @pytest.mark.slow
