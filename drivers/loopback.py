@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from . import calls, machine
-from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled, Traits, Unreachable
+from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Traits, Unreachable, Wish
 from .shell import ROOT, ShellHost, file_name
 
 
@@ -98,7 +98,7 @@ class Loopback:
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._made: dict[str, ShellHost] = {}
 
-    async def offers(self, need: Resources) -> Sequence[Offer]:
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines, those with a free place first.  All of them have what this one has."""
         if self._count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
@@ -106,7 +106,7 @@ class Loopback:
             self._root.mkdir(parents=True, exist_ok=True)
         question = calls.call(machine.question(str(self._root)), NOTHING, _environment(self._root), self._root)
         have = machine.resources(machine.facts(b"".join([data async for data in question])))
-        if not machine.enough(have, need):
+        if not machine.enough(have, wish):
             return ()
         taken = [lease.data["host"] for lease in self._leases()]
         free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)

@@ -29,8 +29,8 @@ from drivers.base import (
     Offer,
     Order,
     Rejected,
-    Resources,
     Skipping,
+    Wish,
 )
 from drivers.devices import Card
 
@@ -47,9 +47,6 @@ from .sites import Away, Site, throttled
 if TYPE_CHECKING:
     from .wire import Progress
 
-COMING_UP = 900.0
-"""Seconds in which a machine that was asked for has to be there."""
-LOOK = 0.5
 TERM = timedelta(days=1)
 """For which a lease is asked, and asked again every `RENEW`: how long a place stays taken when a worker and its workspace are gone for good."""
 RENEW = 3600.0
@@ -222,7 +219,7 @@ class HostPool:
 
     async def _offers(self) -> Sequence[Offer]:
         driver = self._of()
-        offers = await driver.offers(Resources())
+        offers = await driver.offers(Wish())
         if isinstance(driver, Skipping):
             for host, why in driver.left_out.items():
                 self.say(f"{host} is left out: {why}")
@@ -264,14 +261,15 @@ class HostPool:
         return site
 
     async def _up(self, lease: Lease) -> Host:
-        deadline = asyncio.get_running_loop().time() + COMING_UP
+        traits = self._of().traits
+        deadline = asyncio.get_running_loop().time() + traits.comes_up.total_seconds()
         while True:
             hosts = await self._of().hosts(lease)
             if hosts:
                 return hosts[0]
             if asyncio.get_running_loop().time() > deadline:
-                raise HostLost(f"it did not come up within {COMING_UP / 60:.0f} minutes")
-            await asyncio.sleep(LOOK)
+                raise HostLost(f"it did not come up within {traits.comes_up.total_seconds() / 60:.0f} minutes")
+            await asyncio.sleep(traits.poll.total_seconds())
 
     async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
         have = offer.resources

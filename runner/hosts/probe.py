@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from drivers import devices, load, machine
-from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Rooted, Unreachable, Visiting
+from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Rooted, Unreachable, Visiting, Wish
 from drivers.devices import Device
 
 from .. import extensions
@@ -139,7 +139,7 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
         async for name, host in driver.visit():
             yield name, host
         return
-    for offer in await driver.offers(Resources()):
+    for offer in await driver.offers(Wish()):
         lease = await driver.acquire(Order(offer, f"doctor {offer.id} {os.getpid()}", datetime.now(UTC) + timedelta(minutes=10)))
         try:
             for host in await driver.hosts(lease) or ():
