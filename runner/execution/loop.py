@@ -94,7 +94,7 @@ async def _close(work: Work) -> None:
                 work.commits.say(problem)
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
-    await work.host_pool.close()
+    await work.host_pool.close(leave=work.control.abandoned)
     work.scrap.clear()
 
 

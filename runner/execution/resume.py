@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..digest import of_value
 from ..planning.schedule import FINAL, Move, Spent, State, spent
-from ..storage.runs import RunRow
+from ..storage.runs import WORKER_GONE, RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 
@@ -52,8 +52,8 @@ def take_over(ws: Workspace, found: Survey, digest: str) -> Claimed | None:
             continue
         if taken is None and row.data.get("digest") == digest and (taken := _as_it_stood(ws, found, row, fence)) is not None:
             continue
-        reason = "its worker is gone"
-        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
+        over = Move("run", row.id, row.state, "FAILED", WORKER_GONE)
+        ws.store.runs.group(row.id, fence, [over], run_state=("FAILED", WORKER_GONE), answers=row.request)
     return taken
 
 

@@ -26,7 +26,7 @@ from ..survey.env_files import EnvFiles
 from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
-    from ..hosts.leases import HostPool
+    from ..hosts.pool import HostPool
     from ..storage.runs import Event
     from .commit import GroupCommit
     from .loop import Report
@@ -194,7 +194,7 @@ def _work(
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
     from ..hosts.interpreters import CURRENT
-    from ..hosts.leases import HostPool
+    from ..hosts.pool import HostPool
     from ..planning.schedule import Move
     from . import loop, resume
     from .work import Options, Work

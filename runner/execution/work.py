@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from drivers.base import DriverError, Exit, NearHost
 
 from ..errors import RecipeError
-from ..hosts.leases import HostPool
+from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
 from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
 from ..planning.step import StateSpec, StepSpec

@@ -13,6 +13,8 @@ from .database import Data, Json
 from .index import NOTHING, Changes
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+WORKER_GONE: Final = "its worker is gone"
+"""Why a run is FAILED that nobody resumed: what it began may go on."""
 
 
 class Stale(Busy):

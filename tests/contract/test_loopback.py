@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ENV, LONG, SH, RootedContract, gathered, heard, over, reading
+from driver_contract import ENV, LONG, SH, RootedContract, VisitingContract, gathered, heard, over, reading
 
 from drivers.base import Command, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
 from drivers.loopback import Faults, Loopback
@@ -18,7 +18,7 @@ from drivers.shell import ShellHost
 from tests.tools import needs
 
 
-class TestLoopback(RootedContract):
+class TestLoopback(RootedContract, VisitingContract):
     measures_memory = False
     tick = 1.0  # busybox and others count whole seconds
 
