@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 
 from ..errors import CannotRun, Infrastructure
 from ..hosts.sites import Away, Site
-from ..planning.plan import LOCAL, STATEFUL
-from ..planning.step import TEMPORARY
-from ..storage.files import Content
+from ..planning.plan import STATEFUL
 from .attempts import clear_up
 from .control import GRACE, interrupt, stop, terminate, time_is_up
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
 from .looking_ahead import look_ahead
+from .renting import note, rent
 from .signals import signals
 from .starting import start_ready
 from .watches import care, watch
@@ -71,6 +70,7 @@ async def _turn(work: Work) -> None:
             await end(work, *work.ended.popleft())
         if work.successors is not None:
             work.successors.take_back(work.running, all=work.scheduler.held or work.scheduler.room > 0)
+        rent(work)
         if not (judge_ready(work) | await start_ready(work) | await look_ahead(work) | moved | bool(work.ended)):
             await work.rest()
         if work.groups.landed:
@@ -95,32 +95,21 @@ async def _close(work: Work) -> None:
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
     await work.host_pool.close(leave=work.control.abandoned)
+    note(work)
     work.scrap.clear()
 
 
 async def _set_up(work: Work) -> None:
     """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
-    here = {bool(work.plan.nodes[work.plan.index[id]].flags & LOCAL) or not work.host_pool.away for id in work.todo}
+    here = {work.stays(id) for id in work.todo}
     sites = [*(work.host_pool.sites if work.host_pool.away and False in here else ()), *([work.host_pool.here] if True in here else ())]
     try:
         await asyncio.gather(*(work.attempts.hooks_of(site).setup() for site in sites))
     except CannotRun:
         if not work.control.stopping:
             raise
-    if stayed := _stayed(work):
+    if stayed := work.stayed():
         await asyncio.gather(*(site.look_for(stayed) for site in sites if isinstance(site, Away)))
-
-
-def _stayed(work: Work) -> set[str]:
-    """`temporary` outputs of earlier runs that are not here: a host may have them still."""
-    found: set[str] = set()
-    for node in [work.plan.nodes[work.plan.index[id]] for id in work.todo]:
-        names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
-        key = work.verdicts[node.id].key
-        trace = work.facts.traces.get(key) if names and key is not None else None
-        if trace is not None:
-            found |= {content for name, _, content in trace.outputs if name in names and not work.ws.objects.has(Content(content))}
-    return found
 
 
 @contextlib.contextmanager

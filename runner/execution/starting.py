@@ -100,7 +100,7 @@ async def _start(work: Work, id: str) -> bool:
     site = _site_for(work, node, wants)
     if site is None:
         work.resting[id] = time.monotonic() + NO_ROOM
-        return _without_room(work, id, node, wants)
+        return _without_room(work, id, node)
     gpus: tuple[Device, ...] = ()
     if wants.get("gpus") and not (key is not None and key[:24] in work.orphans):  # what an earlier worker left may hold its own
         try:
@@ -380,7 +380,8 @@ def _site_for(work: Work, node: Node, wants: Mapping[str, float]) -> Site | None
     if not work.host_pool.away or node.flags & LOCAL:
         return work.host_pool.here
     absent = _absent(work, node)
-    sites = [site for site in work.host_pool.sites if site.has_room(wants) and all(holds(site, content) for content in absent)]
+    places = work.host_pool.sites if absent else work.host_pool.candidates(work.spec(node.id).resources)
+    sites = [site for site in places if site.has_room(wants) and all(holds(site, content) for content in absent)]
     return next((site for site in sites if not site.silent), sites[0] if sites else None)
 
 
@@ -390,7 +391,7 @@ def _absent(work: Work, node: Node) -> list[str]:
     return [content for content in found if content is not None and not work.ws.objects.has(Content(content))]
 
 
-def _without_room(work: Work, id: str, node: Node, wants: Mapping[str, float]) -> bool:
+def _without_room(work: Work, id: str, node: Node) -> bool:
     """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
     live = [site for site in work.host_pool.sites if not site.lost]
     for content in _absent(work, node):
@@ -400,7 +401,7 @@ def _without_room(work: Work, id: str, node: Node, wants: Mapping[str, float]) -
             work.made.pop(producer)
             work.groups.record(work.scheduler.gone(name, "its output stayed on a host that is lost"))
             return True
-    if work.replacing or any(site.could(wants) for site in live):
+    if work.replacing or work.host_pool.hopes(work.spec(id).resources):
         return False
     fail_unstarted(work, id, "error", f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}")
     return True

@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -200,48 +200,67 @@ class HostPool:
         for words in await reaper.tidy(self._of()):
             self.say(words)
 
-    async def largest(self, needs: Iterable[Need]) -> dict[Need, bool]:
-        """For each need, whether a machine that does for it is offered.  Rents nothing.  Raises DriverError."""
-        return {need: any(covers(used.offer, need) for used in self._used) or bool(await self._offers(Wish(need))) for need in set(needs)}
+    async def offered(self, needs: Iterable[Need]) -> set[Need]:
+        """Those needs for which a machine is there or is offered.  Rents nothing.  Raises DriverError."""
+        return {need for need in needs if self.machines(need) or await self._offers(Wish(need))}
 
-    async def rent(self, need: Need) -> Site | None:
-        """A machine for this need, up.  None when there is none any more: `refused` says why.  Raises CannotRun, DriverError."""
-        self.coming.append(need)
-        try:
-            for offer in await self._offers(Wish(need)):
-                self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
-                began = time.monotonic()
-                if (found := await self._take(offer, 1, need)) is not None:
-                    self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
-                    return found
-            self.refused[need] = f"{self.name} has no machine left that does for it"
-        finally:
-            self.coming.remove(need)
+    async def rent(self, need: Need, stayed: Collection[str]) -> Site | None:
+        """A machine for this need, up, and asked which outputs that `stayed` somewhere it has.  None when there is none any more.
+
+        Raises CannotRun, DriverError.
+        """
+        for offer in await self._offers(Wish(need)):
+            self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
+            began = time.monotonic()
+            if (found := await self._take(offer, 1, need)) is not None:
+                self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
+                if stayed and isinstance(found, Away):
+                    await found.look_for(stayed)
+                return found
+        self.refuse(need, f"{self.name} has no machine left that does for it")
         return None
+
+    def refuse(self, need: Need, why: str) -> None:
+        """Ask for no machine of this need any more."""
+        self.refused[need] = why
+        self.lost.append(why)
+
+    def hopes(self, wants: ResourceSpec) -> bool:
+        """Whether there is a place where such a step could run, or may be one yet."""
+        if any(site.could(wants.room) for site in self.candidates(wants) if not site.lost):
+            return True
+        return self.priced and not self.stays(wants) and need_for(wants) not in self.refused
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
         return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost for used in self._used)
 
-    def spare(self, needs: Iterable[Need]) -> list[Site]:
-        """Rented machines that none of these needs has any use for, or that had nothing to do for a while."""
+    def spare(self, needs: Mapping[Need, int]) -> list[tuple[Site, str]]:
+        """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
+
+        `needs` are those of unfinished steps, with how many of these are QUEUED.
+        """
         now, found = time.monotonic(), []
         for used in self._used:
-            if used.site.busy:
+            served = [count for need, count in needs.items() if covers(used.offer, need)]
+            if used.site.busy or any(served):
                 used.idle_since = now
-            elif now - used.idle_since >= self._idle or not any(covers(used.offer, need) for need in needs):
-                found.append(used.site)
+            elif not served:
+                found.append((used.site, "no unfinished step needs it"))
+            elif now - used.idle_since >= self._idle:
+                found.append((used.site, f"it had nothing to do for {self._idle:g} s"))
         return found
 
-    async def give_back(self, site: Site, reason: str) -> None:
-        """End the leases of a place: nothing starts there any more.  Raises DriverError."""
-        assert self.leases is not None
+    async def give_back(self, site: Site, reason: str) -> bool:
+        """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""
         if site in self.sites:
             self.sites.remove(site)
+        gone = True
         for used in [used for used in self._used if used.site is site]:
             self._used.remove(used)
             for row in used.leases:
-                await self.leases.release(row, reason)
+                gone &= await self._of().release(row, reason)
+        return gone
 
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any.  One that costs money is asked for again when a step needs it."""

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from drivers.base import DriverError
 
@@ -22,6 +22,8 @@ from .leases import Leases
 
 Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 """Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
+
+AT_WORK: Final = "its run is at work"
 
 
 class Fate(NamedTuple):
@@ -36,7 +38,7 @@ def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
     if row.until <= now:
         return Fate(True, "its time is over")
     if standing == "live":
-        return Fate(False, "its run is at work")
+        return Fate(False, AT_WORK)
     if row.state == "RELEASING":
         return Fate(True, "it was being given back")
     if standing == "over":
@@ -87,7 +89,7 @@ async def tidy(leases: Leases) -> list[str]:
         if ends and row.driver == leases.name:
             if left := await end(leases, row, why):
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
-        elif row.price and why != "its run is at work":
+        elif row.price and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
     return said
 
