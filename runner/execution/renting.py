@@ -22,8 +22,9 @@ LOOK: Final = 0.2
 
 def rent(work: Work) -> None:
     """Ask for what QUEUED steps need, beside the loop, and give back what nobody needs."""
-    note(work)
     pool = work.host_pool
+    if pool.moves:
+        note(work)
     if not pool.priced or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
@@ -34,7 +35,7 @@ def rent(work: Work) -> None:
             queued.update({need: int(states[id] is State.QUEUED) for need in _needs(work, id)})
     for need, count in queued.items():
         wanted = min(count, max(1, work.options.machines))
-        while not work.scheduler.held and need not in pool.refused and pool.machines(need) < wanted:
+        while not work.scheduler.held and need not in pool.refused and not pool.full and pool.machines(need) < wanted:
             pool.coming.append(need)
             work.replacing += 1
             work.beside(_get(work, need))

@@ -226,7 +226,7 @@ def _work(
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
         except BaseException:
-            await host_pool.close()
+            await host_pool.close(leave=True)
             raise
         report = await loop.run(working)
         if report.state == "COMPLETED" and found.library:

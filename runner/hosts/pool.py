@@ -144,6 +144,12 @@ class HostPool:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
         return {} if self.priced else {name: sum(site.has(name) for site in self.sites) for name in names}
 
+    @property
+    def full(self) -> bool:
+        """Whether an account may have no more machines than this run has."""
+        most = self._of().driver.traits.hosts_at_once
+        return most is not None and len(self._used) + len(self.coming) >= most
+
     def stays(self, wants: ResourceSpec) -> bool:
         """Whether a step that says nothing of where it runs stays on this machine."""
         if not self.away or not self.priced or self.everything_there:

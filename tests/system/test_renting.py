@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 from runner.execution.session import Settings
+from runner.interface.cli.history import overview
+from runner.storage.ledger import LeaseRow, Ledger
+from runner.storage.runs import RunRow, StepRow
+from runner.storage.workspace import Workspace
 from tests.cloud import cloud, provider
 from tests.support import Space
 
@@ -71,6 +75,19 @@ def test_a_step_whose_machine_is_lost_runs_on_another(space: Space) -> None:
     space.recipe("steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2
+
+
+def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
+    row = LeaseRow("k", "loopback", "r", str(space.root), {}, "me", "ASKED", {}, until=9e9, price=1.2)
+    with Workspace.open(space.root) as ws, Ledger.open(Path(os.environ["RECIPE_LEDGER"])) as ledger:
+        ws.store.runs.submit(RunRow("r", "t@1", "p", {}, str(space.root)))
+        fence = ws.store.runs.claim("r", "w")
+        assert fence is not None
+        ws.store.runs.group("r", fence, steps=[StepRow("r", "s", "QUEUED")], run_state=("ACTIVE", ""))
+        words = [overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"]]
+        ledger.ask(row)
+        words.append(overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"])
+    assert words == ["EXECUTING", "PROVISIONING"]
 
 
 def test_a_local_run_writes_no_ledger(space: Space) -> None:

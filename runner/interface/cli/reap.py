@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         elif each in ends:
             print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
         elif not args.quiet:
-            print(f"{'kept':11}  {words}")
+            print(f"{'kept':11}  {words}" + ("" if each.fate.why == reaper.AT_WORK else f"; `recipe reap {each.row.key}` ends it"))
     return 5 if left else 0
 
 
