@@ -163,6 +163,11 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     if not todo:
         listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
         _tell(ws, listener)
+        if settings.driver != "local":
+            from ..hosts import reaper
+
+            for words in reaper.settle(settings.driver, settings.hosts, ws):
+                listener.say(words)
         summary = Summary("COMPLETED", {"FRESH": fresh}, time.monotonic() - begun, results=results(ws, found))
         listener.end(summary)
         return summary

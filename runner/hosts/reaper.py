@@ -6,19 +6,21 @@ run had: giving that back ends no job.  A machine that costs money and was a dea
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from drivers.base import DriverError
+from drivers.base import Closing, DriverError
 
 from ..errors import RecipeError
-from ..storage.ledger import LeaseRow, NotOurs
-from ..storage.runs import FINAL, WORKER_GONE
+from ..storage.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
+from ..storage.runs import is_over
 from ..storage.store import Store, home
-from .leases import Leases
+from ..storage.workspace import Workspace
+from .leases import Leases, driver_of
 
 Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 """Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
@@ -56,11 +58,9 @@ def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
             found = [run for run in store.runs.latest() if run.id == row.run]
             if store.runs.live(row.run):
                 return "live"
+            return "over" if found and is_over(found[0], store.runs.tallies([row.run])[row.run]) else "dead" if found else "gone"
     except RecipeError:
         return "gone"
-    if not found:
-        return "gone"
-    return "over" if found[0].state in FINAL and found[0].reason != WORKER_GONE else "dead"
 
 
 def judged(rows: Iterable[LeaseRow], environ: Mapping[str, str]) -> list[tuple[LeaseRow, Fate]]:
@@ -92,6 +92,27 @@ async def tidy(leases: Leases) -> list[str]:
         elif row.price and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
     return said
+
+
+def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:
+    """`tidy` for a run that has nothing to do.  No driver is made where no lease is known."""
+    said: list[str] = []
+    for path in (of_user(os.environ), of_workspace(ws.home)):
+        with Ledger.open(path, read_only=True) as ledger:
+            known = ledger.living(name)
+        if known:
+            driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
+            with Ledger.open(path) as ledger:
+                said += asyncio.run(_closed(Leases(driver, name, ledger, "", str(ws.root))))
+    return said
+
+
+async def _closed(leases: Leases) -> list[str]:
+    try:
+        return await tidy(leases)
+    finally:
+        if isinstance(leases.driver, Closing):
+            await leases.driver.aclose()
 
 
 def described(row: LeaseRow, now: float) -> str:

@@ -9,6 +9,8 @@ import signal
 
 import pytest
 
+from runner.execution.session import Settings
+from runner.storage.runs import WORKER_GONE, RunRow, is_over
 from tests.cloud import cloud, provider
 from tests.support import Space, until
 
@@ -93,3 +95,21 @@ def test_what_was_being_given_back_when_the_worker_died_is_ended_by_reap_itself(
     assert code == -signal.SIGKILL and provider(space) == ["created"], said
     code, out, _ = space.command("reap")
     assert code == 0 and "it was being given back" in out and provider(space) == ["created", "destroyed"]
+
+
+def test_a_machine_whose_worker_died_after_the_last_step_is_ended_by_the_next_run(space: Space) -> None:
+    """It would be fresh, and the machine would have gone on to cost money."""
+    cloud(space)
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    code, _, said = space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": "release-intended"})
+    assert code == -signal.SIGKILL and provider(space) == ["created"], said
+    assert space.run(settings=Settings(driver="loopback")) == [] and provider(space) == ["created", "destroyed"]
+
+
+@pytest.mark.parametrize(("tally", "over"), [({("DONE", ""): 2}, True), ({("DONE", ""): 1, ("RUNNING", ""): 1}, False), ({("DONE", ""): 1}, False)])
+def test_a_run_without_a_worker_is_over_when_every_step_is(tally: dict[tuple[str, str], int], over: bool) -> None:
+    row = RunRow("r", "t@1", "p", {}, "/ws", "ACTIVE", data={"total": 3, "fresh": 1})
+    assert is_over(row, tally) is over
+    assert is_over(row._replace(state="FAILED", reason="a step failed"), tally) and not is_over(
+        row._replace(state="FAILED", reason=WORKER_GONE), tally
+    )

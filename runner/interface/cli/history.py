@@ -135,9 +135,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(
-            begun, reason=row.reason, steps=phases, leases=_leases(row.id) if begun == "ACTIVE" else (), claimed=ws.store.runs.live(row.id)
-        ),
+        "state": word(begun, reason=row.reason, steps=phases, leases=leases, claimed=ws.store.runs.live(row.id)),
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),
