@@ -7,15 +7,12 @@ It outlives the worker that started it and serves whoever connects to its root n
     journal   one JSON line when a job begins and one when it is over, appended; a torn last line is ignored
     logs/     what jobs print, straight from their own file descriptors
 
-A client sends frames (4 bytes of length, little-endian, then fields joined by NUL: `start`, `follow`, `withdraw`, `stop`, `wait`) and reads lines: a
-greeting, then the JSON line of every job that ends.  Every client hears of every end.
-
-A job that is to follow another begins as soon as that one has ended well (exit 0, of itself), before anybody hears of it.  When it ends otherwise, or
-on request, the follower never begins: that is told as an end with the reason `withdrawn`, and forgotten, so that it may be started later.
+A client sends frames (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`) and reads lines: a greeting, then the
+JSON line of every job that ends.  Every client hears of every end.
 
 A job may have locks: names that one job of this login holds on this machine, whatever root its supervisor has.  They are taken before it begins and
 held until it is over.  The job inherits the descriptors: when this process is killed, they stay held while anything of the job lives.  Where another
-job holds one, this one does not begin: its end is `busy`, which is forgotten in the same way.
+job holds one, this one does not begin: its end is `busy`, which is forgotten, so that it may be started later.
 
 A job is over when its first process has ended and nothing of what it left behind is alive.  As a subreaper this process inherits every background
 process that a job leaves, also one that made a session of its own; the cookie in its environment (`RECIPE_JOB`), else its session, says whose it is.
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     import resource
     from collections.abc import Callable, Iterable
 
-GREETING = b'{"supervisor": 3}\n'
+GREETING = b'{"supervisor": 4}\n'
 LINGER = 2.0  # seconds without jobs or clients before the end
 STRAY_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what a job left behind
 GRACE = 10.0  # the same for a job that ran out of time, and for what a dead supervisor left
@@ -49,22 +46,19 @@ BACKLOG_LIMIT = 16 << 20  # bytes a client may leave unread
 SIGKILL, SIGTERM, SIGCONT = 9, 15, 18
 RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by whoever began us, but not in jobs
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-_WELL = b'", "code": 0, "signal": null, "reason": "exit", '  # in the line of a job that ended well
 
 
 class _Job:
     """One job that is not over yet."""
 
     __slots__ = (
-        *("ahead", "code", "cpu", "deadline", "ended", "follower", "held", "idle", "idle_at", "kill_at", "killed", "log", "name"),
+        *("code", "cpu", "deadline", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name"),
         *("orphaned", "peak", "pid", "reason", "session", "signal", "started", "strays", "termed"),
     )
 
     def __init__(self, name: bytes, log: bytes) -> None:
         self.name = name
         self.log = log
-        self.ahead: _Job | None = None  # the job that it is to follow
-        self.follower: list[bytes] | None = None  # the frame of the one that is to follow it
         self.pid = 0  # 0: its first process is gone, or never was ours
         self.session = 0
         self.termed = False  # its group has been asked to end
@@ -101,7 +95,6 @@ class Supervisor:
         self._tolerated: dict[int, _Job | None] = {}  # background processes that belong, or may belong, to a running job
         self._stirred = False  # a process that we watch has ended
         self._timed: set[_Job] = set()  # jobs with any deadline
-        self._due: list[list[bytes]] = []  # frames of those whose turn has come
         self._over: dict[bytes, bytes] = {}
         self._lines: list[bytes] = []  # ends to be written and told
         self._unwritten = b""
@@ -128,9 +121,6 @@ class Supervisor:
             self._reap()
             if self._timed:
                 self._keep_time()
-            if self._due:
-                due, self._due = self._due, []
-                self._launch(due)
             if self._lines or self._unwritten:
                 self._publish()
             if self._jobs or self._inputs:
@@ -223,15 +213,9 @@ class Supervisor:
                 continue
             self._begin(starts)
             starts = []
-            if fields[0] == b"follow":
-                self._queue(fields[1], fields[1:])
-            elif fields[0] == b"withdraw":
-                self._withdraw(fields[1])
-            elif fields[0] == b"stop":
+            if fields[0] == b"stop":
                 job = self._jobs.get(fields[1])
-                if job is not None and job.ahead is not None:
-                    self._withdraw(job.name)
-                elif job is not None:
+                if job is not None:
                     self._end(job, b"stopped", float(fields[2]))
             else:
                 self._answer(fd, fields[1])
@@ -283,42 +267,6 @@ class Supervisor:
         self._write(b"".join([b'{"job": "%s", "began": %.3f}\n' % (fields[1], now) for fields in frames]))
         for fields in frames:
             self._spawn(fields)
-
-    def _queue(self, after: bytes, fields: list[bytes]) -> None:
-        """Let a job begin when the one called `after` has ended well: now, if it has."""
-        name = fields[1]
-        ahead = self._jobs.get(after)
-        if name in self._over or name in self._jobs:
-            self._begin([fields])
-        elif fields[6]:
-            self._lines.append(_never(name, b"withdrawn"))
-        elif ahead is not None and ahead.follower is None:
-            self._jobs[name] = job = _Job(name, fields[3])
-            job.ahead = ahead
-            ahead.follower = fields
-        elif ahead is None and _WELL in self._over.get(after, b""):
-            self._begin([fields])
-        else:
-            self._lines.append(_never(name, b"withdrawn"))
-
-    def _withdraw(self, name: bytes) -> None:
-        """A job that waits for another never begins; one that has begun goes on."""
-        job = self._jobs.get(name)
-        if job is not None and job.ahead is not None:
-            job.ahead.follower = None
-            self._succeed(job)
-            del self._jobs[name]
-            self._lines.append(_never(name, b"withdrawn"))
-
-    def _succeed(self, job: _Job) -> None:
-        """What follows a job that is over begins in this turn of the loop, or never."""
-        if job.follower is not None:
-            name = job.follower[1]
-            if job.code == 0 and job.reason == b"exit":
-                self._jobs[name].ahead = None
-                self._due.append(job.follower)
-            else:
-                self._withdraw(name)
 
     def _spawn(self, fields: list[bytes]) -> None:
         _, name, cwd, log, timeout, idle, _, count, *rest = fields
@@ -615,7 +563,6 @@ class Supervisor:
         self._timed.discard(job)
         while job.held:
             os.close(job.held.pop())
-        self._succeed(job)
 
     def _settle(self, name: bytes, line: bytes) -> None:
         self._over[name] = line

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand,
 REMEMBERED = 10_000
 PATIENCE = 10.0  # seconds in which a supervisor must have greeted us
 RETRY = 0.01  # between attempts to reach one that is just leaving
-GREETING = b'{"supervisor": 3}'
+GREETING = b'{"supervisor": 4}'
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); import _supervisor as s; s.main(sys.argv[1], *map(int, sys.argv[2:]))"
 
@@ -92,7 +92,6 @@ class LocalHost:
         self._going: set[str] = set()
         self._over: dict[str, Exit] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._heard: dict[str, Callable[[Exit | DriverError], None]] = {}
 
     def wake(self) -> None:
         if self._awake is None and self._socket is None:
@@ -100,7 +99,16 @@ class LocalHost:
                 self._awake = _reach(self._root)
 
     async def start(self, command: Command, key: str) -> Job:
-        return self._ask(("start",), command, key)
+        name = _name(key)
+        job = Job(key, {"log": command.log or str(self._root / "logs" / name)})
+        if name not in self._over or self._over[name].reason == "busy":
+            self._over.pop(name, None)
+            limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
+            env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
+            locks = " ".join(command.locks)
+            self._send(_frame("start", name, command.cwd, job.data["log"], *limits, locks, f"{len(command.argv)}", *command.argv, *env))
+            self._going.add(name)
+        return job
 
     async def free(self, locks: Sequence[str]) -> Sequence[str]:
         from . import _supervisor
@@ -109,24 +117,6 @@ class LocalHost:
             return _supervisor.free_locks(locks)
         except OSError as error:
             raise Denied(f"no lock can be held: {error.filename}: {error.strerror}") from error
-
-    async def follow(self, command: Command, key: str, ahead: Job) -> Job:
-        return self._ask(("follow", _name(ahead.key)), command, key)
-
-    def withdraw(self, job: Job) -> None:
-        self._send(_frame("withdraw", _name(job.key)))
-
-    def _ask(self, how: tuple[str, ...], command: Command, key: str) -> Job:
-        name = _name(key)
-        job = Job(key, {"log": command.log or str(self._root / "logs" / name)})
-        if name not in self._over or self._over[name].reason == "busy":
-            self._over.pop(name, None)
-            limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
-            env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
-            locks = " ".join(command.locks)
-            self._send(_frame(*how, name, command.cwd, job.data["log"], *limits, locks, f"{len(command.argv)}", *command.argv, *env))
-            self._going.add(name)
-        return job
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         name = _name(job.key)
@@ -152,16 +142,6 @@ class LocalHost:
                     if not waiting:
                         del self._waiting[name]
         return over
-
-    def hear(self, job: Job, heard: Callable[[Exit | DriverError], None]) -> None:
-        # The same as waiting for it, without a task that waits: most of what a short job would cost its worker.
-        name = _name(job.key)
-        if (over := self._over.get(name)) is not None:
-            asyncio.get_running_loop().call_soon(heard, over)
-            return
-        self._heard[name] = heard
-        if name not in self._going:
-            self._send(_frame("wait", name))
 
     async def log(self, job: Job, offset: int) -> bytes:
         try:
@@ -194,7 +174,6 @@ class LocalHost:
             self._awake = None
         self._until_greeted.clear()
         self._going.clear()
-        self._heard.clear()
 
     # --- the connection
 
@@ -204,7 +183,6 @@ class LocalHost:
             self._disconnect()
             self._until_greeted.clear()
             self._going.clear()
-            self._heard.clear()
             self._loop = loop
         if self._socket is None and self._retry is None:
             self._give_up_at = loop.time() + PATIENCE
@@ -272,13 +250,10 @@ class LocalHost:
 
     def _fail(self, error: DriverError) -> None:
         waiting, self._waiting = self._waiting, {}
-        listening, self._heard = self._heard, {}
         self._going.clear()
         for told in (told for several in waiting.values() for told in several):
             if not told.done():
                 told.set_exception(error)
-        for heard in listening.values():
-            heard(error)
 
     def _disconnect(self) -> None:
         if self._retry is not None:
@@ -327,7 +302,7 @@ class LocalHost:
         if greeted:
             self._give_up_at = self._loop.time() + PATIENCE
             self._going.clear()
-            for name in {**self._waiting, **self._heard}:
+            for name in self._waiting:
                 self._until_greeted += _frame("wait", name)
         if self._until_greeted:
             self._again()
@@ -337,12 +312,9 @@ class LocalHost:
         if "code" in told:
             self._going.discard(name)
             exit = Exit(**told)  # type: ignore[arg-type]  # our own supervisor's words
-            if exit.reason != "withdrawn":
-                self._over[name] = exit
+            self._over[name] = exit
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
-            if (heard := self._heard.pop(name, None)) is not None:
-                heard(exit)
         else:
             self._going.add(name)
         for waiting in self._waiting.pop(name, ()):

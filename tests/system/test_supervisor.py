@@ -12,11 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from drivers import _supervisor
-from drivers.base import Command, Denied, DriverError, Exit, Job, Rejected
+from drivers.base import Command, Denied, Exit, Job, Rejected
 from drivers.local import LocalHost
 
 LONG = timedelta(seconds=20)
@@ -283,87 +281,6 @@ def test_a_nul_in_a_command_is_rejected(root: Path) -> None:
             await begin(host, root, "echo a\0b")
 
     on(root, act)
-
-
-async def follow(host: LocalHost, root: Path, script: str, key: str, ahead: Job, heard: Callable[[Exit | DriverError], None]) -> Job:
-    job = await host.follow(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV), key, ahead)
-    host.hear(job, heard)
-    return job
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ends=st.lists(st.sampled_from(["exit 0", "exit 0", "exit 0", "exit 3", "kill -9 $$"]), min_size=1, max_size=6))
-def test_a_chain_goes_as_far_as_all_ends_well_one_at_a_time(tmp_path_factory: pytest.TempPathFactory, ends: list[str]) -> None:
-    root = tmp_path_factory.mktemp("chain") / "root"
-
-    async def act(host: LocalHost) -> None:
-        told: asyncio.Queue[tuple[int, Exit | DriverError]] = asyncio.Queue()
-        job = await begin(host, root, "echo + >> notes; echo - >> notes", "first")
-        for n, end in enumerate(ends):
-            job = await follow(host, root, f"echo + >> notes; echo - >> notes; {end}", f"job-{n}", job, lambda end, n=n: told.put_nowait((n, end)))
-        heard = dict([await told.get() for _ in ends])
-        far = next((n for n, end in enumerate(ends) if end != "exit 0"), len(ends))
-        reasons = [end.reason for _, end in sorted(heard.items()) if isinstance(end, Exit)]
-        assert reasons[:far] == ["exit"] * far and set(reasons[far + 1 :]) <= {"withdrawn"} and len(reasons) == len(ends)
-        assert (root.parent / "notes").read_text() == "+\n-\n" * (1 + min(far + 1, len(ends)))
-        if far + 1 < len(ends):  # what was withdrawn is not remembered: it may be begun after all
-            assert (await over(host, await begin(host, root, "exit 7", f"job-{len(ends) - 1}"))).code == 7
-
-    on(root, act)
-
-
-@pytest.mark.parametrize("how", ["withdrawn", "stopped", "ahead stopped", "no program"])
-def test_what_waits_for_another_never_begins_when_that_is_wanted_or_all_is_not_well(root: Path, how: str) -> None:
-    async def act(host: LocalHost) -> None:
-        told: asyncio.Queue[Exit | DriverError] = asyncio.Queue()
-        script = "read line < gate"
-        ahead = (
-            await begin(host, root, script) if how != "no program" else await host.start(Command(("nowhere",), cwd=str(root.parent), env=ENV), "job")
-        )
-        job = await follow(host, root, "touch begun", "next", ahead, told.put_nowait)
-        if how == "withdrawn":
-            host.withdraw(job)
-        elif how == "stopped":
-            await host.stop(job, LONG)
-        elif how == "ahead stopped":
-            await host.stop(ahead, LONG)
-        end = await told.get()
-        assert isinstance(end, Exit) and (end.code, end.reason) == (None, "withdrawn")
-        if how in ("withdrawn", "stopped"):
-            await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
-        await over(host, ahead)
-        assert not (root.parent / "begun").exists()
-
-    on(root, act)
-
-
-def test_what_has_begun_is_not_withdrawn_and_what_follows_the_past_begins_at_once(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
-        told: asyncio.Queue[Exit | DriverError] = asyncio.Queue()
-        ahead = await begin(host, root, "exit 0")
-        await over(host, ahead)
-        job = await follow(host, root, "read line < gate; exit 4", "next", ahead, told.put_nowait)
-        host.withdraw(job)
-        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
-        end = await told.get()
-        assert isinstance(end, Exit) and (end.code, end.reason) == (4, "exit")
-
-    on(root, act)
-
-
-def test_what_waits_begins_though_its_client_is_gone_and_the_next_client_hears_of_it(root: Path) -> None:
-    async def leave(host: LocalHost) -> None:
-        ahead = await begin(host, root, "read line < gate")
-        await follow(host, root, "exit 5", "next", ahead, lambda _: None)
-        assert await host.wait(ahead, timedelta(0)) is None
-
-    async def come_back(host: LocalHost) -> None:
-        assert await host.wait(Job("next"), timedelta(0)) is None
-        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
-        assert (await over(host, Job("next"))).code == 5
-
-    on(root, leave)
-    on(root, come_back)
 
 
 def test_a_lock_stays_held_by_a_job_whose_supervisor_was_killed(root: Path) -> None:
