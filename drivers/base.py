@@ -86,6 +86,7 @@ class Command:
     idle_timeout: float | None = None  # seconds without a byte of log
     log: str | None = None  # a path on the host for stdout and stderr; None: the host chooses
     locks: tuple[str, ...] = ()  # names, per machine and login, that the job holds while any process of it lives
+    outlives: bool = False  # its end is to be known even if whoever supervises it is killed meanwhile, at the price of a shell above it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from drivers.base import Command, DriverError
 
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from ..hosts.checkpoint_sync import Round
     from ..hosts.containers import Containers
     from ..storage import checkpoints
+
+
+LONG: Final = 60.0
+"""Seconds from which on a step is worth a shell that knows its end should the agent be killed.  One that never ran may take longer."""
 
 
 @dataclass(slots=True)
@@ -241,7 +245,8 @@ class Attempts:
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, os.environ))}
         locks = tuple(device.lock for device in running.devices)
-        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks)
+        short = self.commits.expected.get(node.id, LONG) < LONG
+        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks, outlives=not short)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.login
             held = running.devices if gpus is not None else site.devices if limited else None
