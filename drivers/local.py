@@ -93,6 +93,8 @@ class LocalHost:
         self._unsent = bytearray()
         self._until_greeted = bytearray()  # what a agent that was just leaving may never have read
         self._going: set[str] = set()
+        self._starts: dict[str, bytes] = {}  # of jobs that are not over: an agent that was killed may never have read it
+        self._stops: dict[str, bytes] = {}
         self._over: dict[str, Exit] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._questions = 0
@@ -111,7 +113,8 @@ class LocalHost:
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
             env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
             how = (" ".join(command.locks), "1" if command.outlives else "", f"{len(command.argv)}")
-            self._send(_frame("start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env))
+            self._starts[name] = _frame("start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env)
+            self._send(self._starts[name])
             self._going.add(name)
         return job
 
@@ -170,7 +173,8 @@ class LocalHost:
     async def stop(self, job: Job, grace: timedelta) -> None:
         name = _name(job.key)
         if name not in self._over:
-            self._send(_frame("stop", name, f"{grace.total_seconds()}"))
+            self._stops[name] = _frame("stop", name, f"{grace.total_seconds()}")
+            self._send(self._stops[name])
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         from . import calls
@@ -182,17 +186,19 @@ class LocalHost:
         if self._awake is not None:
             self._awake.close()
             self._awake = None
-        self._until_greeted.clear()
-        self._going.clear()
+        self._forget()
 
     # --- the connection
+
+    def _forget(self) -> None:
+        for of_this_loop in (self._until_greeted, self._going, self._starts, self._stops):
+            of_this_loop.clear()
 
     def _send(self, frame: bytes) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._disconnect()
-            self._until_greeted.clear()
-            self._going.clear()
+            self._forget()
             self._loop = loop
         if self._socket is None and self._retry is None:
             self._give_up_at = loop.time() + PATIENCE
@@ -261,6 +267,7 @@ class LocalHost:
     def _fail(self, error: DriverError) -> None:
         waiting, self._waiting = self._waiting, {}
         self._going.clear()
+        self._starts.clear()
         asked, self._asked = self._asked, {}
         futures: list[asyncio.Future[Any]] = [told for several in waiting.values() for told in several]
         for told in (*futures, *asked.values()):
@@ -307,7 +314,7 @@ class LocalHost:
                 return
 
     def _lost_agent(self) -> None:
-        """It was killed, or was just leaving as we came.  Whoever takes its place knows, or decides, what became of our jobs."""
+        """It was killed, or was just leaving as we came.  The next one knows what became of our jobs, and begins those that never began."""
         assert self._loop is not None
         greeted = self._greeted
         self._disconnect()
@@ -317,8 +324,12 @@ class LocalHost:
             for told in self._asked.values():
                 if not told.done():
                     told.set_exception(Unreachable("the agent was killed"))
-            for name in self._waiting:
+            for frame in self._starts.values():
+                self._until_greeted += frame
+            for name in self._waiting.keys() - self._starts.keys():
                 self._until_greeted += _frame("wait", name)
+            for frame in self._stops.values():
+                self._until_greeted += frame
         if self._until_greeted:
             self._again()
 
@@ -330,6 +341,8 @@ class LocalHost:
         name = str(told.pop("job"))
         if "code" in told:
             self._going.discard(name)
+            self._starts.pop(name, None)
+            self._stops.pop(name, None)
             exit = Exit(**told)  # our own agent's words
             self._over[name] = exit
             if len(self._over) > REMEMBERED:

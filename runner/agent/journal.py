@@ -52,9 +52,9 @@ def escaped(text: bytes) -> bytes:
     return "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\u{ord(c):04x}" for c in plain).encode()
 
 
-def began(now: float, name: bytes, slot: int, outlives: bool, log: bytes, timeout: bytes, idle: bytes) -> bytes:
-    """A job begins.  What the next agent needs to wait for it stands there only if it is to outlive this one."""
-    more = b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"' % (slot, escaped(log), timeout, idle) if outlives else b""
+def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes) -> bytes:
+    """A job begins.  One that has a slot outlives this agent: what the next one needs to wait for it stands there, too."""
+    more = b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"' % (slot, escaped(log), timeout, idle) if slot >= 0 else b""
     return b'{"job": "%s", "began": %.3f%s}\n' % (name, now, more)
 
 

@@ -17,10 +17,9 @@ its end is `busy`, which is forgotten, so that it may be started later.
 A job is over when its first process has ended and nothing of what it left behind is alive.  As a subreaper this process inherits every background
 process that a job leaves, also one that made a session of its own; the cookie in its environment (`RECIPE_JOB`), else its session, says whose it is.
 
-This process may be killed at any moment, by the order of its writes: a job's slot is locked, then `began` is in the journal, then the process is
-there; its end is in the journal before anybody hears of it, and only then its slot is used again.  The next agent in this root waits for the jobs that
-were to outlive an agent, and learns their exits from their slots.  What is left of any other job it ends (SIGTERM, then SIGKILL), and writes it down
-as lost.
+This process may be killed at any moment, by the order of its writes: a job's slot is locked, then `began` is in the journal, then the process
+is there; its end is in the journal before anybody hears of it, and only then its slot is used again.  The next agent in this root waits for jobs
+that were to outlive an agent, and learns their exits from their slots.  What is left of any other it ends (SIGTERM, then SIGKILL): it is lost.
 
 Only the standard library, and little of it (no signal, socket, pathlib, json or re unless needed): start-up is part of every run.
 """
@@ -280,7 +279,7 @@ class Agent:
         """Whether it has all its locks now; else its end is on its way."""
         try:
             held = take_locks(locks)
-            if held is not None:
+            if held is not None and job.outlives:
                 job.slot, fd = self._slots.take()
                 held.append(fd)
         except OSError as error:
@@ -297,7 +296,7 @@ class Agent:
     def _launch(self, frames: list[list[bytes]]) -> None:
         now = time.time()
         jobs = [self._jobs[fields[1]] for fields in frames]
-        self._write(b"".join([began(now, job.name, job.slot, job.outlives, *fields[3:6]) for job, fields in zip(jobs, frames, strict=True)]))
+        self._write(b"".join([began(now, job.name, job.slot, *fields[3:6]) for job, fields in zip(jobs, frames, strict=True)]))
         for fields in frames:
             self._spawn(fields)
 

@@ -1,8 +1,7 @@
 """What is known of a job when its agent was killed: whether anything of it lives, and the exit of its command.
 
-A job has a slot while it lives: a file, locked (flock) through a descriptor that the agent opened and the job inherits.  By the lock a restarted
-agent sees whether anything of the job lives.  A job that is to outlive its agent runs below a shell that writes the command's exit into the slot's
-file.
+A job that is to outlive its agent has a slot: a file, locked (flock) through a descriptor that the agent opened and the job inherits.  By the lock a
+restarted agent sees whether anything of the job lives.  It runs below a shell that writes the command's exit into the file.  Others have none.
 Slots are used again: a new file costs more than all of this.
 """
 
