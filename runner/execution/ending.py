@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     pass
 
 UNWATCHED: Final = 3
-"""Times that a step's supervisor here is killed in one run before that counts as the step's failure."""
+"""Times that the agent here is killed under a step in one run before that counts as the step's failure."""
 
 _log: Final = Log("loop")
 
@@ -126,7 +126,7 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
         # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
         work.unwatched[id] += 1
         if work.unwatched[id] >= UNWATCHED:
-            return _Why("unwatched", f"the process that watches steps was killed {UNWATCHED} times while it ran")
+            return _Why("unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran")
     if reason == "exit":
         if where and exit.code == 127 and not image:
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"

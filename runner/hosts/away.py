@@ -178,6 +178,7 @@ class Away(Site):
             if exit.reason not in ("stopped", "busy"):
                 await self._bring_remains(errand, paths)
             return Brought(exit)
+        crashpoint("job-over")
         if errand.metrics is not None and errand.metrics[0]:
             await rest  # before outputs are moved there: they may be what metrics are read from
             brought = await self.insist(lambda: self._bring(errand, exit, paths))
