@@ -296,7 +296,7 @@ class Agent:
     def _launch(self, frames: list[list[bytes]]) -> None:
         now = time.time()
         jobs = [self._jobs[fields[1]] for fields in frames]
-        self._write(b"".join([began(now, job.name, job.slot, *fields[3:6]) for job, fields in zip(jobs, frames, strict=True)]))
+        self._write(b"".join([began(now, job.name, job.slot, *fields[3:6]) for job, fields in zip(jobs, frames)]))
         for fields in frames:
             self._spawn(fields)
 
@@ -304,7 +304,7 @@ class Agent:
         _, name, cwd, log, timeout, idle, _, _, count, *rest = fields
         argv = rest[: int(count)]
         pairs = iter(rest[int(count) :])
-        env = dict(zip(pairs, pairs, strict=True))
+        env = dict(zip(pairs, pairs))
         env[b"RECIPE_JOB"] = name + self._mark
         job = self._jobs[name]
         job.started = time.time()
@@ -726,7 +726,7 @@ def main(root: str, lock: int, listener: int, first: int) -> None:
     """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us."""
     # Whatever else the client held open (a pipe somebody reads to its end, a jobserver) would be held by us, and by every job.
     kept = sorted((2, lock, listener, first))
-    for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+    for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")]):
         os.closerange(below + 1, above)
     for fd in kept[1:]:
         os.set_inheritable(fd, False)

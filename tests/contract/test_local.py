@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from driver_contract import WakingContract
 
 import drivers
+from drivers import local
 from drivers.base import Command, Rejected
 from drivers.local import Local
+
+
+def _old() -> str | None:
+    """A Python 3.9, the oldest that the agent runs on."""
+    for name in ("python3.9", "pypy3.9"):
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run([name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True).stdout.strip()
+    return None
+
+
+OLD = _old()
 
 
 class TestLocal(WakingContract):
@@ -23,6 +38,13 @@ class TestLocalOutlivingItsAgent(TestLocal):
 
     def command(self, script: str, place: Path, **others: object) -> Command:
         return replace(super().command(script, place, **others), outlives=True)
+
+
+@pytest.mark.skipif(OLD is None, reason="there is no Python 3.9 here")
+class TestLocalWithAnAgentOfPython39(TestLocal):
+    @pytest.fixture(autouse=True)
+    def old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "sys", SimpleNamespace(executable=OLD))
 
 
 def test_a_driver_is_loaded_by_its_name() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from drivers.base import Exit, Job
 from runner.execution.session import Choice, Settings
-from runner.hosts import away, sites
+from runner.hosts import away
 from runner.hosts.checkpoint_sync import CheckpointSync
+from runner.hosts.sites import Errand, Paths
 from runner.storage.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
@@ -64,7 +65,7 @@ def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in
     chain(space, slow="sleep 60;")
     whole = away.Away._watch
 
-    async def broken(site: away.Away, errand: sites.Errand, job: Job, paths: sites.Paths, checkpoints: CheckpointSync | None) -> Exit:
+    async def broken(site: away.Away, errand: Errand, job: Job, paths: Paths, checkpoints: CheckpointSync | None) -> Exit:
         if errand.outputs[0].path == "b":
             raise KeyError("injected")
         return await whole(site, errand, job, paths, checkpoints)
