@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from drivers.base import DriverError, Exit, NearHost
+from drivers.base import DriverError, Exit
 
 from ..errors import RecipeError
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
 from ..planning.plan import LOCAL
 from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
-from ..planning.step import TEMPORARY, StateSpec, StepSpec
+from ..planning.step import TEMPORARY, StepSpec
 from ..storage.files import Content
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
@@ -26,7 +26,6 @@ from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
 from .resume import Claimed
-from .successors import Successors
 from .tasks import tasks_of
 from .tidying import Tidying
 
@@ -118,8 +117,6 @@ class Work:
         self._beside: set[asyncio.Task[None]] = set()
         self._consumers: dict[int, list[str]] | None = None
 
-        host = host_pool.here.host
-        self.successors = Successors(host) if isinstance(host, NearHost) else None
         self.orphans = Orphans(ws, commits, host_pool)
         self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
@@ -165,9 +162,6 @@ class Work:
             if trace is not None:
                 found |= {content for name, _, content in trace.outputs if name in names and not self.ws.objects.has(Content(content))}
         return found
-
-    def states(self, running: Running) -> Sequence[StateSpec]:
-        return self.spec(running.node.id).state
 
     def consumers(self, n: int) -> Sequence[str]:
         """The steps of this run that need step `n`."""

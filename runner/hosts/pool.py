@@ -43,8 +43,9 @@ from ..storage import ledger
 from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
+from .away import Away
 from .leases import RENEW, Leases, driver_of, lease_of, offer_of
-from .sites import Away, Site
+from .sites import Site
 
 if TYPE_CHECKING:
     from .wire import Progress
@@ -156,12 +157,12 @@ class HostPool:
             return not self.away
         return not wants.gpus and self.here.could(wants.room)
 
-    def candidates(self, wants: ResourceSpec) -> list[Site]:
-        """The places where such a step may run."""
+    def sites_of(self, wants: ResourceSpec, *, local: bool) -> Sequence[Site]:
+        """Where a step that asks for this may run: a local one on this machine only."""
+        if local or (self.priced and self.stays(wants)):
+            return [self.here]
         if not self.priced:
             return self.sites
-        if self.stays(wants):
-            return [self.here]
         need = need_for(wants)
         return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost]
 
@@ -220,7 +221,7 @@ class HostPool:
             began = time.monotonic()
             if (found := await self._take(offer, 1, need)) is not None:
                 self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
-                if stayed and isinstance(found, Away):
+                if stayed:
                     await found.look_for(stayed)
                 return found
         self.refuse(need, f"{self.name} has no machine left that does for it")
@@ -233,7 +234,7 @@ class HostPool:
 
     def hopes(self, wants: ResourceSpec) -> bool:
         """Whether there is a place where such a step could run, or may be one yet."""
-        if any(site.could(wants.room) for site in self.candidates(wants) if not site.lost):
+        if any(site.could(wants.room) for site in self.sites_of(wants, local=False) if not site.lost):
             return True
         return self.priced and not self.stays(wants) and need_for(wants) not in self.refused
 
