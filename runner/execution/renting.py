@@ -66,14 +66,20 @@ def _needs(work: Work, id: str) -> Iterator[Need]:
 
 async def _get(work: Work, need: Need) -> None:
     pool = work.host_pool
+
+    async def ready(site: Site) -> None:
+        await work.attempts.hooks_of(site).setup()
+        if work.survey.request.current_python:
+            await pool.match([site])
+        if stayed := work.stayed():
+            await site.look_for(stayed)
+
     try:
-        site = await pool.rent(need, work.stayed())
-        if site is not None:
-            await work.attempts.hooks_of(site).setup()
-            if work.survey.request.current_python:
-                await pool.match()
+        await pool.rent(need, ready)
     except (RecipeError, DriverError) as error:
         pool.refuse(need, str(error))
+    except Exception as error:  # whatever it was: another try would rent another machine
+        pool.refuse(need, f"internal error of recipe: {type(error).__name__}: {error}")
     finally:
         pool.coming.remove(need)
         work.replacing -= 1

@@ -222,7 +222,7 @@ def _work(
             needs = {need_for(spec.resources) for spec in _sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
-                await host_pool.match()
+                await host_pool.match(host_pool.sites)
             jobs = settings.jobs or _at_once(found, host_pool)
             begins = taken or _submitted(ws, found, id, digest, total, fresh)
             fence = begins.fence

@@ -111,7 +111,7 @@ class Leases:
         self.heard("", row)
         lease: Lease | None
         try:
-            lease = await self._call(partial(self.driver.acquire, Order(offer, row.key, until)), LONG)
+            lease = await retry_async(partial(self.driver.acquire, Order(offer, row.key, until)), patient(LONG))
         except NoCapacity as error:
             self._move(row, "GONE", reason=str(error))
             return None
@@ -229,7 +229,17 @@ class Leases:
         return moved
 
     async def _call(self, ask: Callable[[], Awaitable[_T]], tries: int) -> _T:
-        return await retry_async(ask, patient(tries))
+        """The answer of a driver.  One that cannot be read is no answer: it is asked again, like a driver that cannot be reached."""
+
+        async def readable() -> _T:
+            try:
+                return await ask()
+            except DriverError:
+                raise
+            except Exception as error:
+                raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
+
+        return await retry_async(readable, patient(tries))
 
 
 def plain(value: Need | Offer | Lease) -> dict[str, object]:

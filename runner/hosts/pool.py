@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -211,18 +211,16 @@ class HostPool:
         """Those needs for which a machine is there or is offered.  Rents nothing.  Raises DriverError."""
         return {need for need in needs if self.machines(need) or await self._offers(Wish(need))}
 
-    async def rent(self, need: Need, stayed: Collection[str]) -> Site | None:
-        """A machine for this need, up, and asked which outputs that `stayed` somewhere it has.  None when there is none any more.
+    async def rent(self, need: Need, ready: Callable[[Site], Awaitable[object]]) -> Site | None:
+        """A machine for this need, up and made `ready`; None when there is none any more.  What cannot be made ready is given back.
 
-        Raises CannotRun, DriverError.
+        Raises CannotRun, DriverError, and what `ready` raises.
         """
         for offer in await self._offers(Wish(need)):
             self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
-            if (found := await self._take(offer, 1, need)) is not None:
+            if (found := await self._take(offer, 1, need, ready=ready)) is not None:
                 self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
-                if stayed:
-                    await found.look_for(stayed)
                 return found
         self.refuse(need, f"{self.name} has no machine left that does for it")
         return None
@@ -338,16 +336,22 @@ class HostPool:
             raise Infrastructure(f"the driver {self.name} offers no host", fix=f"`recipe doctor --driver {self.name}` says what there is")
         return offers
 
-    async def _take(self, offer: Offer, want: int, need: Need, kept: Sequence[LeaseRow] = ()) -> Site | None:
+    async def _take(
+        self, offer: Offer, want: int, need: Need, kept: Sequence[LeaseRow] = (), ready: Callable[[Site], Awaitable[object]] | None = None
+    ) -> Site | None:
         """As many places on one machine as are free and wanted, beside those `kept`; None when there is none.
 
         Raises CannotRun when it lets us in and can do nothing for us.
         """
-        taken = [*kept]
-        with self._usable(offer):
-            while len(taken) < want and (row := await self._of().ask(need, offer)) is not None:
-                taken.append(row)
-        return await self._enter(offer, taken) if taken else None
+        taken: list[LeaseRow] = []
+        try:
+            with self._usable(offer):
+                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer)) is not None:
+                    taken.append(row)
+            return await self._enter(offer, [*kept, *taken], ready) if kept or taken else None
+        except Exception as error:
+            await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
+            raise
 
     @contextlib.contextmanager
     def _usable(self, offer: Offer) -> Iterator[None]:
@@ -358,7 +362,7 @@ class HostPool:
             fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
             raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
 
-    async def _enter(self, offer: Offer, rows: Sequence[LeaseRow]) -> Site | None:
+    async def _enter(self, offer: Offer, rows: Sequence[LeaseRow], ready: Callable[[Site], Awaitable[object]] | None = None) -> Site | None:
         """The place that these leases on one machine give us, when it is up; None when it is gone, and they are given back.  Raises CannotRun."""
         try:
             with self._usable(offer):
@@ -369,6 +373,8 @@ class HostPool:
             self.say(f"{self.name} {offer.id}: {error}")
             await self._of().close({row.key for row in rows}, str(error))
             return None
+        if ready is not None:
+            await ready(site)  # before any step can be started there
         self._used.append(_Used(site, offer, list(rows), time.monotonic()))
         self.sites.append(site)
         return site
@@ -437,9 +443,9 @@ class HostPool:
 
         return self.ws.objects.entries(Content(content)) if self.ws.objects.has(Content(content)) else None
 
-    async def match(self) -> None:
-        """See to it that the Python of every host has the packages of ours, which stand in keys.  Raises CannotRun."""
-        for site in self.sites:
+    async def match(self, sites: Sequence[Site]) -> None:
+        """See to it that the Python of these hosts has the packages of ours, which stand in keys.  Raises CannotRun."""
+        for site in sites:
             if not isinstance(site, Away):
                 continue
             call = site.host.call((site.python, "-c", _PACKAGES))

@@ -77,6 +77,16 @@ def test_a_step_whose_machine_is_lost_runs_on_another(space: Space) -> None:
     assert provider(space) == ["created", "destroyed"] * 2
 
 
+def test_a_machine_that_cannot_be_set_up_is_given_back_and_no_other_is_rented(space: Space) -> None:
+    cloud(space)
+    space.recipe(
+        "setup: ['case $PWD in */cloud/*) echo no such disk; exit 3; esac']\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
+    )
+    space.attempt(settings=RENTED)
+    assert space.summary is not None and space.summary.state == "FAILED"
+    assert "no such disk" in space.summary.failed[0].reason and provider(space) == ["created", "destroyed"]
+
+
 def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
     row = LeaseRow("k", "loopback", "r", str(space.root), {}, "me", "ASKED", {}, until=9e9, price=1.2)
     with Workspace.open(space.root) as ws, Ledger.open(Path(os.environ["RECIPE_LEDGER"])) as ledger:

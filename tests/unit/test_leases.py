@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drivers.base import Denied, HostLost, Lease, Need, Wish
+from drivers.base import Denied, HostLost, Lease, Need, Unreachable, Wish
 from drivers.loopback import Loopback
 from runner.hosts import leases as module
 from runner.hosts.leases import Leases, lease_of, need_of, offer_of
@@ -140,7 +140,7 @@ def test_a_listing_that_cannot_be_read_creates_nothing_and_forgets_nothing(tmp_p
             raise ValueError("<html>")
 
         monkeypatch.setattr(leases.driver, "leases", broken)
-        with pytest.raises(ValueError):
+        with pytest.raises(Unreachable, match="cannot be read"):
             await rented(leases)
         assert states(leases) == ["ASKED"] and alive(tmp_path) == 1
         monkeypatch.undo()
