@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost
 
-from ..errors import Infrastructure, RecipeError
+from ..errors import Infrastructure, Invalid, RecipeError
 from ..hosts.sites import Away
 from ..hosts.staging import OutputProblem, undeclared
 from ..language.imports import started
@@ -137,7 +137,11 @@ async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit
     if isinstance(outputs, _Why):
         return _failed(work, id, running, spec, outputs)
     crashpoint("outputs-stored")
-    values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
+    try:
+        values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
+    except Invalid as error:  # what it made is good: a better pattern reads the numbers later
+        work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
+        values = {}
     if running.goes_on is not None:
         from ..storage import checkpoints
 
