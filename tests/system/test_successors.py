@@ -80,7 +80,7 @@ def test_a_step_that_takes_its_time_keeps_no_other_from_the_room_that_is_free(sp
     process = space.start("run", "-j2")
     until(lambda: sorted(starts(space)) == names(*range(FEW)))
     gate.write_text("go\n")
-    said = process.communicate(timeout=30)
+    said = process.communicate(timeout=60)
     assert process.returncode == 0, said
 
 
@@ -130,7 +130,7 @@ def test_an_interrupt_takes_back_what_was_prepared(space: Space, answers: list[s
         until(lambda answer=answer: answer in said.read_text())
     if len(answers) == 1:
         gate.write_text("go\n")
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     assert process.returncode == 130 and starts(space) == names(*range(7)) and not left(space)
 
 
