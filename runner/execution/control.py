@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the run's own limits: what they do to what waits and to what runs."""
+"""Ctrl-C, SIGTERM, the run's own limits and what is asked of it in the store: what they do to what waits and to what runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from drivers.base import DriverError
 
+from ..errors import Busy
 from ..hosts.hooks import INSTALL
 from ..planning.schedule import LIMIT
 from .attempts import Running
@@ -15,6 +16,8 @@ from .work import Work
 
 GRACE: Final = timedelta(seconds=10)
 """Between the request to end and the kill."""
+SAVING: Final = timedelta(seconds=30)
+"""The same for a step that is to save where it is: of a run that is paused or cancelled."""
 
 
 def interrupt(work: Work) -> None:
@@ -49,7 +52,37 @@ def time_is_up(work: Work, limit: float) -> None:
     work.commits.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
 
 
-async def stop(running: Running) -> None:
+def heed(work: Work) -> None:
+    """Look whether something was asked of the run, and begin to do it.  Costs one read of the file's change counter."""
+    control, store = work.control, work.ws.store
+    if work.commits.busy or (version := store.database.version()) == control.looked:
+        return
+    control.looked = version
+    try:
+        request = store.runs.requested(work.commits.run, work.commits.fence)
+    except Busy:
+        return  # the run is another worker's by now: the next group says so
+    if request == control.request or control.request == "cancel":
+        return
+    before, control.request = control.request, request
+    control.disturbed = True
+    work.commits.answers = request
+    if request == "cancel":
+        work.groups.record(work.scheduler.cancel("cancelled"))
+        work.commits.say(f"cancelled: stopping {len(work.running)} running step(s)")
+        _stop_all(work, SAVING)
+    elif request == "pause":
+        work.scheduler.pause()
+        work.commits.say(f"pausing: stopping {len(work.running)} running step(s)")
+        _stop_all(work, SAVING)
+    elif before == "pause":
+        work.scheduler.resume()
+        control.stopping = False
+        work.commits.say("the pause was taken back")
+    work.wake()
+
+
+async def stop(running: Running, grace: timedelta = GRACE) -> None:
     """End what runs; an attempt that has not begun yet on its host never does."""
     running.stopped = True
     job = running.errand.job
@@ -58,13 +91,13 @@ async def stop(running: Running) -> None:
             running.task.cancel()
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
-        await running.site.host.stop(job, GRACE)
+        await running.site.host.stop(job, grace)
 
 
-def _stop_all(work: Work) -> None:
+def _stop_all(work: Work, grace: timedelta = GRACE) -> None:
     work.control.stopping = work.control.disturbed = True
     for hooks in work.attempts.hooks:
         work.beside(hooks.stop())
     for running in work.running.values():
-        work.beside(stop(running))
+        work.beside(stop(running, grace))
     work.wake()

@@ -27,10 +27,11 @@ from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
     from ..hosts.leases import HostPool
-    from ..storage.runs import Event
+    from ..storage.runs import Event, RunRow
     from .commit import GroupCommit
     from .loop import Report
     from .resume import Claimed
+    from .unattended import END
     from .work import Failure
 
 
@@ -148,8 +149,11 @@ def demand(ws: Workspace, found: Survey) -> None:
                 found.made.pop(producer)
 
 
-def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
-    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
+def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener, resumed: str = "") -> Summary:
+    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary.
+
+    `resumed`: the run that goes on with it, paused or without a worker; by default one of the same request, else a new one.
+    """
     since = _Since(time.monotonic(), ws.store.database.version())
     found = look(ws, request, choice)
     todo = found.todo
@@ -163,7 +167,7 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         return summary
     preflight(ws, found, settings)
     _check(ws, found, settings, listener)
-    return _work(ws, found, choice, settings, listener, since)
+    return _work(ws, found, choice, settings, listener, since, resumed)
 
 
 class _Since(NamedTuple):
@@ -183,7 +187,7 @@ def _sizes(found: Survey) -> tuple[int, int]:
     return len(answers) - answers.count(SKIPPED), answers.count(FRESH)
 
 
-def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: _Since) -> Summary:
+def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: _Since, resumed: str) -> Summary:
     import asyncio
 
     from drivers import load
@@ -205,7 +209,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     total, fresh = _sizes(found)
     how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
     digest = resume.request_digest(ws, found, how)
-    taken = resume.take_over(ws, found, digest)
+    taken = resume.take_over(ws, found, digest, resumed)
     id = taken.id if taken is not None else new_id()
     fence = taken.fence if taken is not None else 0
     commits: GroupCommit | None = None
@@ -220,7 +224,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
             if found.request.current_python:
                 await host_pool.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
-            begins = taken or _submitted(ws, found, id, digest, total, fresh)
+            begins = taken or _submitted(ws, found, id, digest, {"settings": asdict(settings), "choice": asdict(choice)}, total, fresh)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
             contended = ws.store.database.version() != since.version
@@ -233,7 +237,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         if report.state == "COMPLETED" and found.library:
             loop.publish_all(working)
             _point_latest(ws, found)
-        return report, working.control.interrupts > 0
+        return report, working.control.interrupts > 0 or report.state in ("CANCELLED", "PAUSED")
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
@@ -249,10 +253,10 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         if commits is not None:
             commits.keys.close()
     assert commits is not None
-    _over(ws, commits, report, "interrupted" if interrupted else "")
+    state = _over(ws, commits, report, "interrupted" if interrupted else "")
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
-    summary = Summary(report.state, counts, since.seconds, report.failures, made, id, interrupted, report.abandoned)
+    summary = Summary(state, counts, since.seconds, report.failures, made, id, interrupted, report.abandoned)
     if ws.remote_cache is not None and not report.abandoned:
         ws.remote_cache.finish(listener.say)
     _tell(ws, listener)
@@ -260,16 +264,64 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     return summary
 
 
-def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> None:
-    """Store the end of a run; one that was left is there for the next worker."""
+def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
+    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it."""
     from ..planning.schedule import Move
+    from ..storage.runs import Requested
 
     if report.abandoned:
         commits.flush()
         ws.store.runs.release(commits.run, commits.fence)
-    else:
-        commits.move(Move("run", commits.run, "ACTIVE", report.state, why))
-        commits.flush((report.state, why))
+        return report.state
+    state = report.state
+    while True:
+        reason = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why) if state in ("CANCELLED", "PAUSED") else why
+        commits.move(Move("run", commits.run, "ACTIVE", state, reason))
+        try:
+            commits.flush((state, reason))
+            break
+        except Requested as error:  # in the last moment: a cancel wins over any other end, and there is nothing left to pause
+            commits.take_back()
+            commits.answers = error.request
+            state = "CANCELLED" if error.request == "cancel" else state
+    if state == "PAUSED":
+        ws.store.runs.release(commits.run, commits.fence)
+    return state
+
+
+def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], None]) -> bool:
+    """Cancel or pause a run that no worker has.  False: a worker has it after all.
+
+    What it left running on this machine is stopped.  What it left on others is named: a run with the same driver takes it up, or ends it.
+    """
+    import asyncio
+    from datetime import datetime
+
+    from drivers import load
+    from drivers.base import Offer, Order
+
+    from . import unattended
+    from .orphans import left_by
+
+    fence = unattended.claimed(ws, row)
+    if fence is None:
+        return False
+    names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
+    for name, site in elsewhere.items():
+        say(f"{site} may go on with {name}, a job of {row.id}: `recipe run` with the same driver takes it up, or ends it")
+
+    async def end() -> None:
+        local = load("local")(ws.home / "local")
+        lease = await local.acquire(Order(Offer("local", "local"), row.id, datetime.max))
+        for host in await local.hosts(lease) or ():
+            await unattended.end(host, names)
+            await host.aclose()
+        await local.release(lease)
+
+    if names:
+        asyncio.run(end())
+    unattended.close(ws, row, fence, state)
+    return True
 
 
 def _given_up(ws: Workspace, id: str, fence: int, commits: GroupCommit | None, error: BaseException) -> None:
@@ -299,13 +351,13 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:
+def _submitted(ws: Workspace, found: Survey, id: str, digest: str, how: Mapping[str, object], total: int, fresh: int) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
     from ..storage.runs import RunRow
     from .resume import Claimed
 
-    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
+    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh, **how}
     ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.runs.claim(id, f"process {os.getpid()}")
     if fence is None:
@@ -328,7 +380,7 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
     listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
     _tell(ws, listener)
     if begins.resumed:
-        listener.say(f"resuming run {begins.id}, whose worker is gone")
+        listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
     commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
     return commits
 

@@ -536,6 +536,7 @@ class _Story:
         parts.append(f"{counts.get('FAILED', 0)} failed")
         parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
         head = "interrupted: " if summary.interrupted else "cancelled: " if summary.state == "CANCELLED" else ""
+        head = "paused: " if summary.state == "PAUSED" else head
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
         return [*told, (f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style)]
 

@@ -85,11 +85,17 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 def _last(ws: Workspace) -> Request | None:
     for row in ws.store.runs.latest(last=1):
-        asked = row.data.get("asked")
-        if isinstance(asked, dict):
-            out = Path(asked["out"]) if asked["out"] is not None else None
-            return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
+        return request_of_run(row)
     return None
+
+
+def request_of_run(row: RunRow) -> Request | None:
+    """What a run was asked for; None for one that did not note it."""
+    asked = row.data.get("asked")
+    if not isinstance(asked, dict):
+        return None
+    out = Path(asked["out"]) if asked["out"] is not None else None
+    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
 
 
 def find_run(store: Store, word: str) -> RunRow:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
     from ...storage.workspace import Workspace
-    from ...survey.survey import Survey
+    from ...survey.survey import Request, Survey
 
 
 LINES = 20
@@ -74,9 +74,6 @@ def run(args: argparse.Namespace) -> int:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
             return 0
-        from ...logs import through
-        from ..console import Live, for_stream
-
         pools = dict(_pool(word) for word in args.pool)
         settings = Settings(
             args.driver,
@@ -89,9 +86,18 @@ def run(args: argparse.Namespace) -> int:
             tuple(args.allow),
             args.python if args.python != "current" else "",
         )
-        listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
-        with through(listener.log if isinstance(listener, Live) else None):
-            summary = run_session(ws, request, choice, settings, listener)
+        return carried_out(ws, request, choice, settings, args)
+
+
+def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
+    """Run it, shown as the flags say; the exit code.  `resumed`: the run that goes on with it."""
+    from ...logs import through
+    from ..console import Live, for_stream
+
+    commands = getattr(args, "print_commands", False)
+    listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=commands)
+    with through(listener.log if isinstance(listener, Live) else None):
+        summary = run_session(ws, request, choice, settings, listener, resumed)
     if summary.interrupted:
         return 130
     if summary.state == "COMPLETED":
