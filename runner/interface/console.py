@@ -409,13 +409,15 @@ class _Story:
         self.total = self.ended = self.failed = 0
         self._restored = 0
         self._tries: dict[str, int] = {}
+        self._recipe = ""
+        self._compares = False  # whether an instance of a matrix reported metrics
         self._many = False
         self._allowed = _A_SECOND
         self._allowed_at = 0.0
 
     def begin(self, overview: Overview) -> None:
         self.workspace, self.masker, self._command = overview.workspace, overview.masker, overview.command
-        self.total, self.ended = overview.total, overview.fresh
+        self.total, self.ended, self._recipe = overview.total, overview.fresh, overview.recipe
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()
 
@@ -432,6 +434,7 @@ class _Story:
                 self.total += more if isinstance(more, int) else 0  # a matrix has become its instances
                 continue
             after, before = event.after, event.before
+            self._compares |= after == "DONE" and "[" in event.id and bool(event.data.get("metrics"))
             if before in _FINAL:
                 self.ended -= 1
             if after in _FINAL:
@@ -521,7 +524,7 @@ class _Story:
         return told
 
     def sum(self, summary: Summary) -> list[Line]:
-        """The last line: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`."""
+        """The last lines: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and how to compare the instances of a matrix."""
         counts = summary.counts
         total = sum(counts.values()) or self.total
         steps = f"{total} step{'' if total == 1 else 's'}"
@@ -537,7 +540,8 @@ class _Story:
         parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
         head = "interrupted: " if summary.interrupted else "cancelled: " if summary.state == "CANCELLED" else ""
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
-        return [*told, (f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style)]
+        told.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
+        return [*told, *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else [])]
 
 
 class _Stream:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
 from ...language import library
+from ...paths import Standing, is_path
 from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
@@ -110,6 +112,24 @@ def find_run(store: Store, word: str) -> RunRow:
         shown = ", ".join(row.id for row in matching[:3])
         raise NotFound(f'"{word}" may be any of {len(matching)} runs: {shown}, …', fix="give more of it")
     raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [row.id for row in rows] + ["last"]) or "`recipe runs` lists them")
+
+
+def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
+    """The recipe of runs here that a word names: its id, its name, its file; without a word that of the last run.  Raises NotFound, Invalid."""
+    known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest()))
+    if not known:
+        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+    if word is None or word in known:
+        return word or known[0]
+    versions = [id for id in known if id.partition("@")[0] == word]
+    if not versions or is_path(word):
+        with suppress(NotFound):
+            from ...language import parse
+
+            versions = [id for id in known if id == parse.load(library.find(library.meant(standing, word), standing.root)).id]
+    if not versions:
+        raise NotFound(f"no recipe {word} was run here", fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}")
+    return versions[0]
 
 
 def find_nodes(found: Survey, word: str) -> list[int]:

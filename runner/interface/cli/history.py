@@ -15,6 +15,7 @@ from ...planning.schedule import word
 from ...survey.input_manifests import manifest
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
+from ..tables import aligned
 from ..tail import canvas, named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
@@ -77,7 +78,7 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
         given = " ".join([*([f"--preset {item['preset']}"] if item["preset"] else []), *(f"{k}={v}" for k, v in item["given"].items())])
         numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
         table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, item["recipe"], shown(given)))
-    print("\n".join(_aligned(table)))
+    print("\n".join(aligned(table, range(3, 7))))
     return 0
 
 
@@ -137,12 +138,6 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
         "preset": asked.get("preset"),
         "inputs": dict(row.inputs),
     }
-
-
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    right = {3, 4, 5, 6}
-    return ["  ".join(cell.rjust(widths[n]) if n in right else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------------------------------------

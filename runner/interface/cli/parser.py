@@ -29,6 +29,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
     "runs": ("history", "earlier runs"),
     "logs": ("history", "what a run or one of its steps printed"),
+    "results": ("results", "the instances and runs of a recipe in one table: inputs that differ, metrics, time; the best is marked"),
     "report": ("report", "how a run went, where the time of its trainings went, and what to change"),
     "diff": ("history", "what differs between two runs: inputs, data, code, environment, metrics, time"),
     "adopt": ("upkeep", "take the files that are there for what a step makes"),

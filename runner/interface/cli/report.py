@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ from ...errors import NotFound
 from ...language.units import about
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
+from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
+from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import find_run, moment, near_step, opened
 
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 _LISTED = 60  # steps
 _COLUMNS = 5  # metrics of a table
-_BESIDE = frozenset({"step", "epoch", "lr", "learning_rate", "grad_norm", "samples_per_second", "tokens_per_second", "memory_gb", "gpu"})
-"""Metrics that say how a training went on, and not what came of it."""
-_LESS = re.compile(r"loss|perplexity|ppl|err|wer|cer|mse|mae|nll|fid", re.IGNORECASE)
-"""In names of metrics of which less is better."""
 
 
 @dataclass(slots=True)
@@ -247,7 +244,7 @@ def as_text(told: RunReport) -> list[str]:
         table.append(
             (named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
         )
-    text += _aligned(table, left=2)
+    text += aligned(table, range(2, 5))
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
     for many in _alike(steps):
@@ -266,7 +263,7 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
     """Steps with metrics, the instances of one together."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
-        if any(name not in _BESIDE and not name.startswith("time_") and _number(value["last"]) for name, value in step["metrics"].items()):
+        if any(of_note(name) and _number(value["last"]) for name, value in step["metrics"].items()):
             groups.setdefault(bare(step["id"]), []).append(step)
     yield from groups.values()
 
@@ -274,16 +271,16 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
     """A table of the last values of metrics, and of the best where they were better before."""
     names = dict.fromkeys(name for step in steps for name, value in step["metrics"].items() if _number(value["last"]))
-    wanted = [name for name in names if name not in _BESIDE and not name.startswith("time_")]
+    wanted = [name for name in names if of_note(name)]
     columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
     for name in wanted[:_COLUMNS]:
-        best = "min" if _LESS.search(name) else "max"
+        best = "min" if less(name) else "max"
         columns.append((shown(name), name, "last"))
         if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
             columns.append((f"{best} {shown(name)}", name, best))
     table = [("METRICS", *(head for head, _, _ in columns))]
     table += [(named(step["id"]), *(_cell(step, name, which) for _, name, which in columns)) for step in steps[:_LISTED]]
-    text = _aligned(table, left=1)
+    text = aligned(table, range(1, len(table[0])))
     if len(wanted) > _COLUMNS:
         text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json tells all)")
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
@@ -295,12 +292,6 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
 def _cell(step: StepReport, name: str, which: str) -> str:
     value = dict(step["metrics"].get(name, {})).get(which)
     return f"{value:.4g}" if isinstance(value, (int, float)) else shown(str(value)) if value is not None else ""
-
-
-def _aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """A table in text, the columns from `left` on flush right."""
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    return ["  ".join(cell.rjust(widths[n]) if n >= left else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
 
 
 def _training(id: str, told: Training) -> list[str]:
