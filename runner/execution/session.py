@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
@@ -88,6 +88,17 @@ class Listener(Protocol):
     def end(self, summary: Summary) -> None: ...
 
 
+class Label(NamedTuple):
+    """What the caller calls a run, for `runs` and `results`."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+NO_LABEL: Final = Label()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to run, as opposed to what."""
@@ -100,6 +111,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    label: Label = NO_LABEL
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
@@ -215,7 +227,7 @@ def _work(
             if found.request.current_python:
                 await host_pool.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
-            begins = taken or _submitted(ws, found, id, digest, total, fresh)
+            begins = taken or _submitted(ws, found, id, digest, total, fresh, settings.label)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
             contended = ws.store.database.version() != before
@@ -269,13 +281,14 @@ def _work(
     return summary
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:
+def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int, label: Label) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
     from ..storage.runs import RunRow
     from .resume import Claimed
 
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
+    data |= {name: value for name, value in label._asdict().items() if value}
     ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.runs.claim(id, f"process {os.getpid()}")
     if fence is None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..planning.ids import bare
-from ..storage.runs import AttemptRow
+from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from .results import Metric, points, summary
 
@@ -23,7 +23,7 @@ BESIDE: Final = frozenset({"step", "epoch", "lr", "learning_rate", "grad_norm", 
 _LESS = re.compile(r"loss|perplexity|ppl|err|wer|cer|mse|mae|nll|fid", re.IGNORECASE)
 _HELD_OUT = re.compile(r"eval|val|test", re.IGNORECASE)
 _MATRIX = re.compile(r"\[([^]]*)\]")
-OWN: Final = ("best", "step", "run", "made", "state", "reason", "time", "where")
+OWN: Final = ("best", "step", "run", "label", "made", "state", "reason", "time", "where")
 """Columns that every result has, beside its inputs and metrics."""
 
 
@@ -37,6 +37,7 @@ class Result(NamedTuple):
     reason: str
     seconds: float | None
     where: str
+    label: str  # the name and tags of its run
     values: Mapping[str, Cell]
     metrics: Mapping[str, Metric]
 
@@ -58,7 +59,7 @@ def results(ws: Workspace, recipe: str) -> list[Result]:
     What several runs made or found under one key is one result: that of the run that made it last.
     """
     rows = ws.store.runs.latest(recipe=recipe)[::-1]
-    inputs = {row.id: row.inputs for row in rows}
+    inputs, labels = {row.id: row.inputs for row in rows}, {row.id: _label(row) for row in rows}
     places = ws.store.runs.places(list(inputs))
     tries: dict[tuple[str, str], list[AttemptRow]] = {}
     read: set[str] = set()
@@ -81,8 +82,14 @@ def results(ws: Workspace, recipe: str) -> list[Result]:
         values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
         state = "DONE" if last.outcome == "done" else "FAILED"
         made, where = last.ended or 0.0, places.get((last.run, step), "")
-        found.append(Result(step, last.run, made, state, last.reason, round(seconds, 3), where, values, metrics))
+        found.append(Result(step, last.run, made, state, last.reason, round(seconds, 3), where, labels[last.run], values, metrics))
     return sorted(found, key=lambda result: result.made)
+
+
+def _label(row: RunRow) -> str:
+    """The name and the tags that a run was begun with."""
+    tags = row.data.get("tags")
+    return " ".join([*filter(None, [str(row.data.get("name", ""))]), *(f"#{tag}" for tag in (tags if isinstance(tags, list) else ()))])
 
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
@@ -187,7 +194,9 @@ def flat(result: Result, *, is_best: bool) -> dict[str, Cell]:
     A metric that is called as an input or a column is `metrics.NAME`.  `made` is in seconds since 1970, `time` in seconds.
     """
     made, took = result.made, result.seconds
-    own: dict[str, Cell] = dict(zip(OWN, (is_best, result.step, result.run, made, result.state, result.reason, took, result.where), strict=True))
+    own: dict[str, Cell] = dict(
+        zip(OWN, (is_best, result.step, result.run, result.label, made, result.state, result.reason, took, result.where), strict=True)
+    )
     row = own | {(f"inputs.{name}" if name in own else name): each for name, each in result.values.items()}
     for name, metric in result.metrics.items():
         word = f"metrics.{name}" if name in row else name

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def result(id: str = "train[lr=1]", *, state: str = "DONE", values: Row | None = None, run: str = "r1", **metrics: Any) -> Result:
-    return Result(id, run, 1.0, state, "", 2.0, "", values or {}, {name: Metric(last, 0.0, 9.0) for name, last in metrics.items()})
+    return Result(id, run, 1.0, state, "", 2.0, "", "", values or {}, {name: Metric(last, 0.0, 9.0) for name, last in metrics.items()})
 
 
 @pytest.mark.parametrize(

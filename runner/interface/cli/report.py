@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
 from ..tables import aligned
 from ..tail import named, shown, span
-from .chosen import find_run, moment, near_step, opened
+from .chosen import find_run, makers, moment, near_step, opened
+from .history import earlier, overview
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
@@ -52,7 +54,15 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         row = find_run(ws.store, args.run)
-        told = described(ws, row, args.step)
+        try:
+            told = described(ws, row, args.step)
+        except NotFound:
+            made = makers(ws, row, args.step)
+            if not made:
+                raise
+            last = max(made, key=lambda attempt: attempt.ended or 0.0)
+            print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
+            told = described(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(told, indent=2) if args.json else "\n".join(as_text(told)))
     return 0
 
@@ -116,8 +126,6 @@ class RunReport(TypedDict):
 
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
-    from .history import overview
-
     told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
     if told["seconds"] is None and ws.store.runs.live(row.id):
         told["seconds"] = time.time() - row.created

@@ -16,7 +16,7 @@ from .chosen import moment, near_step, opened, recipe_of
 
 _LISTED = 60  # results of a step
 _METRICS = 5  # of a table
-_TEXT = frozenset({"step", "run", "state", "reason", "where", "best", "made"})
+_TEXT = frozenset({"step", "run", "label", "state", "reason", "where", "best", "made"})
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -80,8 +80,9 @@ def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
 def _as_json(table: Comparison) -> list[dict[str, object]]:
     return [
         {
-            "step": result.step, "run": result.run, "made": result.made, "state": result.state, "reason": result.reason, "seconds": result.seconds,
-            "where": result.where or None, "best": result is table.best, "inputs": dict(result.values),
+            "step": result.step, "run": result.run, "label": result.label, "made": result.made,
+            "state": result.state, "reason": result.reason, "seconds": result.seconds, "where": result.where or None,
+            "best": result is table.best, "inputs": dict(result.values),
             "metrics": {name: {"last": each.last, "min": each.least, "max": each.greatest} for name, each in result.metrics.items()},
         }
         for result in table.results
@@ -124,8 +125,9 @@ def _columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]
         metrics += [word, *([best] if any(row.get(best) not in (None, row.get(word)) for row in rows) else [])]
     told_apart = inputs and len({json.dumps([row.get(name) for name in inputs]) for row in rows}) == len(rows)
     state = ["state"] if any(row["state"] != "DONE" for row in rows) else []
+    label = ["label"] if any(row["label"] for row in rows) else []
     where = ["where"] if any(row["where"] for row in rows) else []
-    return [*([] if told_apart else ["step"]), *inputs, *metrics, *state, "time", *where, "run"]
+    return [*([] if told_apart else ["step"]), *inputs, *metrics, *state, "time", *where, "run", *label]
 
 
 def _numbers(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:
