@@ -60,6 +60,8 @@ class Overview(NamedTuple):
     """Takes the run's secrets out of what a step prints."""
     command: Callable[[str], str] = lambda id: ""
     """A step's command as it would be typed, by the step's id."""
+    steps: Callable[[str], float | None] = lambda id: None
+    """How many steps a training takes, by the step's id; None where its inputs do not say."""
 
 
 _log = Log("session")
@@ -308,7 +310,9 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
     expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
-    listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
+    listener.begin(
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+    )
     _tell(ws, listener)
     if begins.resumed:
         listener.say(f"resuming run {begins.id}, whose worker is gone")
@@ -326,6 +330,18 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
+
+
+_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
+"""Inputs that say how many steps a training takes."""
+
+
+def _steps(found: Survey, id: str) -> float | None:
+    n = found.plan.index.get(id)
+    author = found.plan.specs()[n].author if n is not None else {}
+    reads = author.get("reads", {})
+    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
+    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
 
 
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
