@@ -302,11 +302,14 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, f
 def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
     from ..planning.schedule import Move
+    from ..survey import run_graph
     from ..survey.input_manifests import remember
     from .commit import GroupCommit
 
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     remember(ws, found)
+    if not begins.resumed:
+        run_graph.remember(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..planning.ids import bare
+from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
-from .results import Metric, points, summary
+from .results import Metric, Point, points, summary
 
 Cell = str | int | float | bool | None
 
@@ -71,19 +72,27 @@ def results(ws: Workspace, recipe: str) -> list[Result]:
     found = []
     for (step, key), many in tries.items():
         last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
-        trace = traces.get(key) if last.outcome == "done" else None
-        said = [point for each in many if each.run == last.run for point in points(ws, each) or ()]
-        metrics = summary(said, trace.numbers if trace is not None else {})
-        if not any(numeric(metric.last) for metric in metrics.values()) and not (last.outcome != "done" and _reports(last)):
-            continue
-        seconds = trace.seconds if trace is not None and trace.run == last.run else (last.ended or 0) - (last.started or 0)
-        own = {name.partition(".")[2]: value for name, value in _reads(last).items() if name.startswith(("inputs.", "matrix."))}
         given = {name: value for name, value in inputs[last.run].items() if name in read}
-        values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
-        state = "DONE" if last.outcome == "done" else "FAILED"
-        made, where = last.ended or 0.0, places.get((last.run, step), "")
-        found.append(Result(step, last.run, made, state, last.reason, round(seconds, 3), where, labels[last.run], values, metrics))
+        told, _ = result_of(ws, step, [each for each in many if each.run == last.run], traces.get(key), given)
+        told = told._replace(where=places.get((last.run, step), ""), label=labels[last.run])
+        if any(numeric(metric.last) for metric in told.metrics.values()) or (told.state == "FAILED" and _reports(last)):
+            found.append(told)
     return sorted(found, key=lambda result: result.made)
+
+
+def result_of(
+    ws: Workspace, step: str, tries: Sequence[AttemptRow], trace: Trace | None, given: Mapping[str, object]
+) -> tuple[Result, Sequence[Point]]:
+    """What attempts of one key gave, and everything that they reported.  `given`: inputs of its run; what the step itself read goes before them."""
+    last = next((each for each in reversed(tries) if each.outcome == "done"), tries[-1])
+    done = last.outcome == "done"
+    said = [point for each in tries for point in points(ws, each) or ()]
+    metrics = summary(said, trace.numbers if trace is not None and done else {})
+    seconds = trace.seconds if done and trace is not None and trace.run == last.run else (last.ended or 0) - (last.started or 0)
+    own = {name.partition(".")[2]: value for name, value in _reads(last).items() if name.startswith(("inputs.", "matrix."))}
+    values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
+    state, made = "DONE" if done else "FAILED", last.ended or 0.0
+    return Result(step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics), said
 
 
 def _label(row: RunRow) -> str:

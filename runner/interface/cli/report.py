@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...advice import bottleneck
-from ...errors import NotFound
+from ...errors import CannotRun, NotFound
 from ...language.units import about
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
@@ -47,13 +48,17 @@ class _Done:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
     parser.add_argument("--step", type=stored, metavar="STEP", help="this step, and all instances of it where it is a matrix")
+    parser.add_argument("--html", action="store_true", help="write one file to look at and to send: graph, times, curves, pictures, tables, logs")
+    parser.add_argument("-o", "--output", metavar="FILE", help="with --html: where to, `-` for standard output (default: NAME-RUN.html here)")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json"
+    parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json\n  recipe report --html -o sweep.html"
 
 
 def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         row = find_run(ws.store, args.run)
+        if args.html:
+            return _html(ws, row, args.output)
         try:
             told = described(ws, row, args.step)
         except NotFound:
@@ -64,6 +69,28 @@ def run(args: argparse.Namespace) -> int:
             print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
             told = described(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(told, indent=2) if args.json else "\n".join(as_text(told)))
+    return 0
+
+
+def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
+    """Write the report as a page.  Raises CannotRun where it cannot be written."""
+    from ...survey import run_story
+    from ..page import render
+
+    told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
+    given = " ".join([*([f"--preset {told['preset']}"] if told["preset"] else []), *(f"{name}={value}" for name, value in told["given"].items())])
+    label = " ".join(filter(None, [told["name"], *(f"#{tag}" for tag in told["tags"])]))
+    text = render(run_story.tell(ws, row), state=told["state"], label=label, given=given)
+    if output == "-":
+        sys.stdout.write(text)
+        return 0
+    target = Path(output or f"{row.recipe.partition('@')[0]}-{row.id}.html")
+    if target.resolve().is_relative_to(ws.home):
+        raise CannotRun(f"{target} is in the folder that recipe keeps", fix="name another place with -o")
+    new = target.with_name(f"{target.name}.{os.getpid()}.new")
+    new.write_text(text, "utf-8")
+    new.replace(target)
+    print(shown(str(target)))
     return 0
 
 
