@@ -45,12 +45,20 @@ def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
 
 
 def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
-    """The chain of steps that decided when the run ended, the first first: from the last that ended back to what it waited for longest."""
+    """The chain of steps that decided when the run ended, the first first: from the last that ended back to what it waited for longest.
+
+    A step that ran nothing, a `select` say, is looked through.
+    """
     path: list[str] = []
     step = max(ended, key=ended.__getitem__, default=None)
     while step is not None:
         path.append(step)
-        step = max((each for each in needs.get(step, ()) if each in ended and each not in path), key=ended.__getitem__, default=None)
+        waited, seen = list(needs.get(step, ())), {step}
+        for each in waited:
+            if each not in ended and each not in seen:
+                seen.add(each)
+                waited += needs.get(each, ())
+        step = max((each for each in waited if each in ended and each not in path), key=ended.__getitem__, default=None)
     return path[::-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -90,7 +91,7 @@ def tell(ws: Workspace, row: RunRow) -> Story:
     planned = graph.instances if graph is not None else {}
     counts = {step: max(planned.get(step, 0), known[step]) for step in needs}
     order = {step: n for n, step in enumerate(needs)}
-    found.sort(key=lambda each: order.get(each.step, len(order)))
+    found.sort(key=lambda each: (order[each.step], _natural(each.id)))
     logs = _logs(ws, found)
     files, left = _files(ws, found, traces)
     if len(found) > len(logs) >= _LOGS:
@@ -98,6 +99,11 @@ def tell(ws: Workspace, row: RunRow) -> Story:
     if graph is None:
         left.append("the graph of this run is not kept: its steps stand without arrows")
     return Story(row, needs, counts, found, logs, files, _why(ws, row, by_step), left)
+
+
+def _natural(id: str) -> list[str | float]:
+    """For sorting: text and the numbers in it."""
+    return [float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))]
 
 
 def _instance(

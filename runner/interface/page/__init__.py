@@ -86,6 +86,7 @@ class Curves(TypedDict):
     best: int
     frame: tuple[float, float] | None
     leaving: int
+    log: bool  # whether it spans so much that it begins with a log scale
 
 
 def _state(state: str) -> str:
@@ -244,8 +245,9 @@ def _time(story: Story) -> Mapping[str, object] | None:
     bars = sorted(bars, key=lambda bar: bar.begun - bar.ended)[:_BARS]
     begin = min(bar.begun for bar in bars)
     whole = max(max(bar.ended for bar in bars) - begin, 1e-3)
+    order = {step: n for n, step in enumerate(story.needs)}
     scale, y, rows, drawn = 960 / whole, 0, [], []
-    for (place, step), lanes in sorted(drawing.lanes(bars).items()):
+    for (place, step), lanes in sorted(drawing.lanes(bars).items(), key=lambda item: (item[0][0], order[item[0][1]])):
         name = visible(f"{place} · {step}" if place else step)
         most = f" ×{len(lanes)}" if len(lanes) > 1 else ""
         rows.append({"name": (name if len(name) <= 18 else name[:17] + "…") + most, "y": y})
@@ -297,6 +299,7 @@ def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curve
             "best": next((at for at, n in enumerate(order) if id(chosen[n][0].result) in best), -1),
             "frame": frame,
             "leaving": leaving,
+            "log": frame is not None and frame[0] > 0 and frame[1] / frame[0] > 1000,
         }
     return answer, [f"{weight:g}" for weight in SMOOTH]
 

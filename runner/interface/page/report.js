@@ -55,6 +55,7 @@
   const controls = { metric: by("metric"), colour: by("colour"), log: by("log"), smooth: by("smooth") };
   by("controls").hidden = false;
   let chart = null;
+  const short = y => Math.abs(y) >= 1e5 || (y !== 0 && Math.abs(y) < 1e-3) ? y.toExponential(0) : String(Number(y.toPrecision(4)));
   const draw = () => {
     const found = data.metrics[controls.metric.value];
     const key = controls.colour ? controls.colour.value : null;
@@ -81,7 +82,9 @@
     chart = new uPlot({
       width: by("chart").clientWidth, height: 320, series: [{ label: data.x }, ...series], legend: { show: false },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, range } }, cursor: { focus: { prox: 24 } }, focus: { alpha: 0.25 },
-      axes: [{ ...axis, size: 40 }, log ? { ...axis, filter: (_, all) => all.map(y => decade(y) ? y : null) } : axis],
+      axes: [{ ...axis, size: 40 }, {
+        ...axis, values: (_, all) => all.map(y => y === null ? "" : short(y)), filter: log ? (_, all) => all.map(y => decade(y) ? y : null) : undefined,
+      }],
     }, [found.x, ...values], by("chart"));
     const legend = by("legend");
     legend.replaceChildren(...groups.slice(0, 24).map((text, n) => {
@@ -99,7 +102,12 @@
     if (groups.length > 24) notes.push("and " + (groups.length - 24) + " more");
     legend.append(notes.join(" · "));
   };
-  for (const each of [controls.metric, controls.colour, controls.smooth]) if (each) each.addEventListener("change", draw);
+  const begin = () => {
+    controls.log.setAttribute("aria-pressed", String(data.metrics[controls.metric.value].log));
+    draw();
+  };
+  controls.metric.addEventListener("change", begin);
+  for (const each of [controls.colour, controls.smooth]) if (each) each.addEventListener("change", draw);
   controls.log.addEventListener("click", () => {
     controls.log.setAttribute("aria-pressed", String(controls.log.getAttribute("aria-pressed") !== "true"));
     draw();
@@ -111,6 +119,6 @@
     if (chart && now !== width) chart.setSize({ width: now, height: 320 });
     width = now;
   }).observe(by("chart"));
-  draw();
+  begin();
   window.ready = true;
 })();
