@@ -15,6 +15,7 @@ from ..planning.ids import bare
 from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
+from . import run_graph
 from .results import Metric, Point, points, summary
 
 Cell = str | int | float | bool | None
@@ -57,7 +58,8 @@ class Wish(NamedTuple):
 def results(ws: Workspace, recipe: str) -> list[Result]:
     """Every result with metrics, or failed step that reports some, of the runs of a recipe that are known here; the newest last.
 
-    What several runs made or found under one key is one result: that of the run that made it last.
+    What several runs made or found under one key is one result: that of the run that made it last.  What they found fresh that was made by another
+    recipe, or elsewhere, is a result of theirs, too.
     """
     rows = ws.store.runs.latest(recipe=recipe)[::-1]
     inputs, labels = {row.id: row.inputs for row in rows}, {row.id: _label(row) for row in rows}
@@ -68,8 +70,10 @@ def results(ws: Workspace, recipe: str) -> list[Result]:
         for attempt in ws.store.runs.attempts(row.id):
             tries.setdefault((attempt.step, attempt.key or attempt.run), []).append(attempt)
             read |= {name.removeprefix("inputs.") for name in _reads(attempt) if name.startswith("inputs.")}
-    traces = ws.store.index.traces([key for _, key in tries])
-    found = []
+    fresh = {each for row in rows if (graph := run_graph.recall(ws, row.id)) is not None for each in graph.fresh.items()} - tries.keys()
+    traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
+    found = [result_found(ws, step, traces[key])[0] for step, key in fresh if key in traces]
+    found = [told for told in found if any(numeric(metric.last) for metric in told.metrics.values())]
     for (step, key), many in tries.items():
         last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
         given = {name: value for name, value in inputs[last.run].items() if name in read}
@@ -93,6 +97,15 @@ def result_of(
     values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
     state, made = "DONE" if done else "FAILED", last.ended or 0.0
     return Result(step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics), said
+
+
+def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
+    """What a step found under its key, made by whatever run: by its attempts where they are known here, else by what is remembered of it."""
+    tries = [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
+    if tries:
+        return result_of(ws, step, tries, trace, {})
+    metrics = summary((), trace.numbers)
+    return Result(step, trace.run, trace.made_at, "DONE", "", round(trace.seconds, 3), "", "", {**in_id(step)}, metrics), ()
 
 
 def _label(row: RunRow) -> str:

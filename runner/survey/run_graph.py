@@ -1,4 +1,4 @@
-"""The graph of a run, kept with it: which steps need which, how many instances each has, and the keys of those that were fresh when it began."""
+"""The graph of a run, kept with it: which steps need which, how many instances each has, and the keys of those whose results were there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..planning.ids import bare
-from ..planning.judge import FRESH
+from ..planning.judge import FRESH, RESTORE
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -17,7 +17,7 @@ MOST = 5000
 
 
 class RunGraph(NamedTuple):
-    """Steps without their instances, in order: what each needs and how many instances it has.  `fresh`: the key of each instance that was fresh."""
+    """Steps without instances, in order: what each needs, how many instances it has.  `fresh`: the keys of instances whose results were there."""
 
     needs: Mapping[str, Sequence[str]]
     instances: Mapping[str, int]
@@ -32,7 +32,7 @@ def folded(found: Survey) -> RunGraph:
     for n, step in enumerate(steps):
         instances[step] = instances.get(step, 0) + 1
         needs.setdefault(step, {}).update(dict.fromkeys(steps[need] for need in sorted(found.plan.needs(n)) if steps[need] != step))
-    fresh = [(node.id, verdict.key) for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if verdict.answer == FRESH]
+    fresh = [(node.id, verdict.key) for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if verdict.answer in (FRESH, RESTORE)]
     return RunGraph({step: list(needed) for step, needed in needs.items()}, instances, {id: key for id, key in fresh[:MOST] if key})
 
 

@@ -15,7 +15,7 @@ from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
-from .comparison import Cell, Result, in_id, result_of
+from .comparison import Cell, Result, in_id, result_found, result_of
 from .results import Point
 
 _TAIL = 16 << 10  # bytes of a log's end that are looked at
@@ -75,17 +75,18 @@ def tell(ws: Workspace, row: RunRow) -> Story:
         if event.subject == "step":
             detail = event.data.get("detail")
             states[event.id] = event.after, str(detail) if detail else event.reason
-    fresh = {id: key for id, key in graph.fresh.items() if id not in states} if graph is not None else {}
+    fresh = graph.fresh if graph is not None else {}
+    states |= {id: ("FRESH", "") for id in fresh if id not in states}
     by_step: dict[str, list[AttemptRow]] = {}
     for attempt in ws.store.runs.attempts(row.id):
         by_step.setdefault(attempt.step, []).append(attempt)
     traces = ws.store.index.traces([*fresh.values(), *(many[-1].key for many in by_step.values() if many[-1].key)])
     places = ws.store.runs.places([row.id])
-    found = [_instance(ws, row, id, *states[id], by_step.get(id, []), traces, places.get((row.id, id), "")) for id in states]
-    for id, key in fresh.items():
-        trace = traces.get(key)
-        tries = ws.store.runs.attempts(trace.run, trace.step) if trace is not None else []
-        found.append(_instance(ws, row, id, "FRESH", "", [each for each in tries if each.key == key], traces, ""))
+    found = []
+    for id, (state, detail) in states.items():
+        tries = by_step.get(id, [])
+        key = tries[-1].key if tries else fresh.get(id, "")
+        found.append(_instance(ws, Instance(id, state, detail, row.id, tries, None, (), places.get((row.id, id), "")), traces.get(key)))
     known = Counter(each.step for each in found)
     needs = {**(graph.needs if graph is not None else {}), **{step: () for step in known if graph is None or step not in graph.needs}}
     planned = graph.instances if graph is not None else {}
@@ -106,13 +107,16 @@ def _natural(id: str) -> list[str | float]:
     return [float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))]
 
 
-def _instance(
-    ws: Workspace, row: RunRow, id: str, state: str, detail: str, tries: Sequence[AttemptRow], traces: Mapping[str, Trace], place: str
-) -> Instance:
-    if not tries:
-        return Instance(id, state, detail, "", (), None, (), place)
-    result, points = result_of(ws, id, tries, traces.get(tries[-1].key), {})
-    return Instance(id, state, detail, tries[-1].run, tries, result, points, place)
+def _instance(ws: Workspace, begun: Instance, trace: Trace | None) -> Instance:
+    """An instance with its result, and where that was found with the attempts that made it."""
+    if begun.attempts:
+        result, points = result_of(ws, begun.id, begun.attempts, trace, {})
+        return begun._replace(result=result, points=points)
+    if trace is None:
+        return begun
+    result, points = result_found(ws, begun.id, trace)
+    made = [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
+    return begun._replace(source=trace.run, attempts=made, result=result, points=points)
 
 
 def _logs(ws: Workspace, found: Iterable[Instance]) -> dict[str, bytes]:

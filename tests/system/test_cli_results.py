@@ -104,3 +104,18 @@ def test_a_matrix_run_says_how_to_compare_its_instances(space: Space, recipe: Re
     said = recipe("run", str(space.root / "recipe.yaml"), "scale=5", "rates=1")
     assert said.code == 0 and said.err.splitlines()[-1] == "compare them: recipe results t@1"
     assert "compare" not in recipe("run", str(space.root / "recipe.yaml"), "scale=5", "rates=1").err
+
+
+def test_a_sweep_lists_what_the_recipe_that_it_uses_had_made_alone(tmp_path: Path, recipe: Recipe) -> None:
+    space = Space(tmp_path / "uses")
+    space.recipe(
+        "recipe: inner@1\nsummary: x\ninputs: {lr: {type: integer, default: 1}}\nsteps:\n"
+        "  fit: {run: 'echo loss={{ inputs.lr }}; touch {{ outputs.o }}', outputs: {o: o}, metrics: {pattern: 'loss=(?P<loss>[0-9]+)'}}\n",
+        name="inner.yaml",
+    )
+    space.recipe("steps: {t: {uses: ./inner.yaml, matrix: {lr: [1, 2]}, with: {lr: '{{ matrix.lr }}'}}}")
+    assert recipe("run", "-q", "./inner.yaml", "-C", str(space.root)).code == 0
+    assert recipe("run", "-q", "-C", str(space.root)).code == 0
+    rows = json.loads(recipe("results", "--json", "-C", str(space.root)).out)["results"]
+    assert [(row["step"], row["inputs"]["lr"], row["metrics"]["loss"]["last"]) for row in rows] == [("t[lr=1]/fit", 1, 1), ("t[lr=2]/fit", 2, 2)]
+    assert rows[0]["run"] != rows[1]["run"] and rows[0]["best"]
