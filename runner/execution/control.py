@@ -43,7 +43,9 @@ def _kept(work: Work) -> str:
     for running in list(work.running.values())[:NAMED]:
         names = []
         if running.state is not None:
-            newest = (checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False) for each in work.states(running))
+            newest = (
+                checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False) for each in work.spec(running.node.id).state
+            )
             names = [each.name for each in newest if each.name is not None]
         words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else "starts over next time"))
     return f" ({'; '.join(words)})" if words else ""
