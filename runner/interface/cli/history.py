@@ -202,7 +202,8 @@ def _logs_of_makers(ws: Workspace, args: argparse.Namespace, row: RunRow, step: 
     for run in dict.fromkeys(attempt.run for attempt in made):
         mine = {(attempt.step, attempt.n): attempt.ended or 0.0 for attempt in made if attempt.run == run}
         _say(earlier(max(mine.values()), run))
-        chosen = [part for part in parts(ws.store.runs.events(run)) if (part.step, part.number) in mine]
+        begun = {(part.step, part.number): part for part in parts(ws.store.runs.events(run))}
+        chosen = [begun[each] for each in mine if each in begun]  # in the plan's order
         any_shown |= show(ws, run, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
         _say("nothing was printed, or its log is not kept")
