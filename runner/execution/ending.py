@@ -6,11 +6,11 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost
 
-from ..errors import RecipeError
+from ..errors import Invalid, RecipeError
 from ..hosts.sites import Brought, Site
 from ..hosts.staging import undeclared
 from ..language.imports import started
@@ -32,9 +32,6 @@ from .groups import with_data
 from .judging import grow
 from .watches import PATIENCE
 from .work import End, Work
-
-if TYPE_CHECKING:
-    pass
 
 UNWATCHED: Final = 3
 """Times that the agent here is killed under a step in one run before that counts as the step's failure."""
@@ -140,7 +137,11 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
     seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
     outputs = brought.outputs
     crashpoint("outputs-stored")
-    values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
+    try:
+        values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
+    except Invalid as error:  # what it made is good: a better pattern reads the numbers later
+        work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
+        values = {}
     if running.goes_on is not None:
         from ..storage import checkpoints
 

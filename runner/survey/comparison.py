@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
+from ..errors import Invalid, RecipeError
 from ..planning.ids import bare
 from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
@@ -90,7 +91,10 @@ def result_of(
     """What attempts of one key gave, and everything that they reported.  `given`: inputs of its run; what the step itself read goes before them."""
     last = next((each for each in reversed(tries) if each.outcome == "done"), tries[-1])
     done = last.outcome == "done"
-    said = [point for each in tries for point in points(ws, each) or ()]
+    said: list[Point] = []
+    for each in tries:
+        with suppress(Invalid):  # its pattern takes too long: its last values are known, and the other results are shown
+            said += points(ws, each) or ()
     metrics = summary(said, trace.numbers if trace is not None and done else {})
     seconds = trace.seconds if done and trace is not None and trace.run == last.run else (last.ended or 0) - (last.started or 0)
     own = {name.partition(".")[2]: value for name, value in _reads(last).items() if name.startswith(("inputs.", "matrix."))}
@@ -167,7 +171,6 @@ def metric_names(found: Iterable[Result]) -> list[str]:
 
 def selects(ws: Workspace, recipe: str) -> dict[str, Wish]:
     """By step, what the `select` steps of a recipe compare, as its file says now; nothing where that cannot be read."""
-    from ..errors import RecipeError
     from ..language import parse
 
     for row in ws.store.runs.latest(recipe=recipe, last=1):

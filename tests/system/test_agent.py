@@ -17,7 +17,7 @@ from drivers.base import Command, Denied, Exit, Job, Rejected
 from drivers.local import LocalHost
 from runner.agent import journal, locks
 
-LONG = timedelta(seconds=20)
+LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
 
 
@@ -31,7 +31,7 @@ def on(root: Path, act: Callable[[LocalHost], Coroutine[None, None, None]]) -> N
     async def acting() -> None:
         host = LocalHost(root)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await act(host)
         finally:
             await host.aclose()
@@ -84,7 +84,7 @@ def told(fifo: Path) -> int:
     """A pid that a job wrote into a fifo (opened for both, so that nothing here can wait for a writer that never came)."""
     fd = os.open(fifo, os.O_RDWR)
     try:
-        assert select.select([fd], [], [], 20)[0], "nothing was written"
+        assert select.select([fd], [], [], 60)[0], "nothing was written"
         return int(os.read(fd, 100))
     finally:
         os.close(fd)
@@ -259,7 +259,7 @@ def test_an_agent_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None
         assert (await over(host, job)).code == 6
         (first,) = agents(root)
         await host.aclose()
-        assert await asyncio.to_thread(ended, first, 10)
+        assert await asyncio.to_thread(ended, first, 60)
         assert (await over(LocalHost(root), job)).code == 6
         again = await begin(host, root, "exit 8", "again")
         assert (await over(host, again)).code == 8
@@ -361,7 +361,7 @@ def test_nothing_that_the_worker_holds_open_is_held_by_the_agent(root: Path) -> 
         job = await begin(host, root, "ls /proc/self/fd | wc -l")
         await over(host, job)
         os.close(writing)
-        assert select.select([reading], [], [], 5)[0]
+        assert select.select([reading], [], [], 60)[0]
         assert os.read(reading, 1) == b""
         assert int(await host.log(job, 0)) == 4  # the three, and the one that lists them
 

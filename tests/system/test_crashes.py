@@ -110,7 +110,7 @@ def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: 
     opened = os.open(gate, os.O_WRONLY)
     os.write(opened, b"go\n")
     os.close(opened)
-    _, said = after.communicate(timeout=30)
+    _, said = after.communicate(timeout=60)
     assert after.returncode == 0, said
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
@@ -157,7 +157,7 @@ def test_a_step_that_was_always_short_is_tried_again_when_its_agent_is_killed(sp
     parent = space.root / "parent"
     until(lambda: parent.exists() and parent.read_text().strip())
     os.kill(int(parent.read_text()), signal.SIGKILL)
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert is_whole(space)
     assert starts(space, "b") == 3
@@ -181,7 +181,7 @@ def test_a_killed_agent_is_named_when_no_try_is_left(space: Space) -> None:
     parent = space.root / "parent"
     until(lambda: parent.exists() and parent.read_text().strip())
     os.kill(int(parent.read_text()), signal.SIGKILL)
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == 1
     assert "its agent was killed" in said
 

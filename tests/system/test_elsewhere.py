@@ -234,7 +234,7 @@ def test_steps_are_spread_over_the_places_of_all_hosts(space: Space) -> None:
     for gate in gates:  # opened by all four at once, or never
         with gate.open("w") as file:
             file.write("go\n")
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
 
 
@@ -341,11 +341,11 @@ def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space,
     worker = space.start("run", "--driver", "loopback")
     until(lambda: starts(space, "b") == 1)
     worker.send_signal(how)
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=60)
     after = space.start("run", "--driver", "loopback")
     with gate.open("w") as file:
         file.write("go\n")
-    _, said = after.communicate(timeout=30)
+    _, said = after.communicate(timeout=60)
     assert after.returncode == 0, said
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
@@ -360,7 +360,7 @@ def test_a_job_that_goes_on_and_is_not_needed_is_told_with_its_host_and_its_run(
     worker = space.start("run", "--driver", "loopback")
     until(lambda: starts(space, "b") == 1)
     worker.kill()
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=60)
     died = json.loads(space.command("runs", "--json")[1])[0]["id"]
     chain(space)
     code, _, said = space.command("run", "--driver", "loopback")
@@ -377,7 +377,7 @@ def test_an_interrupt_stops_what_runs_there(space: Space) -> None:
     worker = space.start("run", "--driver", "loopback")
     until(lambda: starts(space, "b") == 1)
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=60)
     assert worker.returncode == 130
     assert os.listdir(there(space) / "attempts") == []
     assert [path for path in (space.root / ".recipe/loopback/leases").iterdir() if path.name != "lock"] == []
