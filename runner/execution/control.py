@@ -11,6 +11,7 @@ from drivers.base import DriverError
 from ..errors import Busy
 from ..hosts.hooks import INSTALL
 from ..planning.schedule import LIMIT
+from ..storage import checkpoints
 from .attempts import Running
 from .work import Work
 
@@ -18,6 +19,8 @@ GRACE: Final = timedelta(seconds=10)
 """Between the request to end and the kill."""
 SAVING: Final = timedelta(seconds=30)
 """The same for a step that is to save where it is: of a run that is paused or cancelled."""
+NAMED: Final = 3
+"""So many running steps are named in a message."""
 
 
 def interrupt(work: Work) -> None:
@@ -30,11 +33,25 @@ def interrupt(work: Work) -> None:
         work.groups.record(work.scheduler.drain())
         for hooks in work.attempts.hooks:
             work.beside(hooks.stop(INSTALL))  # what would be started in it is not
-        work.commits.say(f"finishing {len(work.running)} running step(s); press Ctrl-C again to stop them")
+        work.commits.say(f"finishing {len(work.running)} running step(s); press Ctrl-C again to stop now{_kept(work)}")
     elif control.interrupts == 2:
         terminate(work)
         work.commits.say("stopping; press Ctrl-C again to go without waiting for that")
     work.wake()
+
+
+def _kept(work: Work) -> str:
+    """Which checkpoint each running step would keep if it were stopped now."""
+    words = []
+    for running in list(work.running.values())[:NAMED]:
+        names = []
+        if running.state is not None:
+            newest = (
+                checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False) for each in work.spec(running.node.id).state
+            )
+            names = [each.name for each in newest if each.name is not None]
+        words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else "starts over next time"))
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def terminate(work: Work) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
@@ -61,6 +61,8 @@ class Overview(NamedTuple):
     """Takes the run's secrets out of what a step prints."""
     command: Callable[[str], str] = lambda id: ""
     """A step's command as it would be typed, by the step's id."""
+    steps: Callable[[str], float | None] = lambda id: None
+    """How many steps a training takes, by the step's id; None where its inputs do not say."""
 
 
 _log = Log("session")
@@ -89,6 +91,17 @@ class Listener(Protocol):
     def end(self, summary: Summary) -> None: ...
 
 
+class Label(NamedTuple):
+    """What the caller calls a run, for `runs` and `results`."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+NO_LABEL: Final = Label()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to run, as opposed to what."""
@@ -101,6 +114,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    label: Label = NO_LABEL
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
@@ -224,7 +238,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
             if found.request.current_python:
                 await host_pool.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
-            begins = taken or _submitted(ws, found, id, digest, {"settings": asdict(settings), "choice": asdict(choice)}, total, fresh)
+            begins = taken or _submitted(ws, found, id, digest, choice, settings)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
             contended = ws.store.database.version() != since.version
@@ -351,13 +365,16 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, digest: str, how: Mapping[str, object], total: int, fresh: int) -> Claimed:
+def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
     from ..storage.runs import RunRow
     from .resume import Claimed
 
-    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh, **how}
+    total, fresh = _sizes(found)
+    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
+    data |= {"choice": asdict(choice), "settings": {name: value for name, value in asdict(settings).items() if name != "label"}}
+    data |= {name: value for name, value in settings.label._asdict().items() if value}
     ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.runs.claim(id, f"process {os.getpid()}")
     if fence is None:
@@ -369,15 +386,20 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, how: Mapping[
 def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
     from ..planning.schedule import Move
+    from ..survey import run_graph
     from ..survey.input_manifests import remember
     from .commit import GroupCommit
 
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     remember(ws, found)
+    if not begins.resumed:
+        run_graph.remember(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
-    listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
+    listener.begin(
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+    )
     _tell(ws, listener)
     if begins.resumed:
         listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
@@ -395,6 +417,18 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
+
+
+_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
+"""Inputs that say how many steps a training takes."""
+
+
+def _steps(found: Survey, id: str) -> float | None:
+    n = found.plan.index.get(id)
+    author = found.plan.specs()[n].author if n is not None else {}
+    reads = author.get("reads", {})
+    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
+    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
 
 
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...execution.session import Choice, Settings, concerned, look
+from ...execution.session import Choice, Label, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
@@ -46,6 +46,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
+        parser.add_argument(
+            "--name", default="", metavar="NAME", help="call this run NAME: `recipe runs` and `results` show it, and it is found by it"
+        )
+        parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="mark this run with a word that several runs may have")
+        parser.add_argument("--note", default="", metavar="TEXT", help="a remark that is stored with this run")
         parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
         parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
         parser.add_argument(
@@ -84,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             args.link == "hard",
             pools,
             tuple(args.allow),
+            Label(args.name, tuple(args.tag), args.note),
             args.python if args.python != "current" else "",
         )
         return carried_out(ws, request, choice, settings, args)
