@@ -1,0 +1,102 @@
+"""A World over HTTP: an ASGI application, and a server for it.  The only part of the fakes that knows a clock and a network."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route as HttpRoute
+from starlette.types import Receive, Scope, Send
+
+from . import faults as words
+from .world import EPOCH, MAX_BODY, Reply, Request, World, lines, number, parsed
+
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+class Clock:
+    """The time of a World: that of this machine, moved ahead on request, or one that stands until it is moved."""
+
+    def __init__(self, virtual: bool) -> None:
+        self._virtual = virtual
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return (EPOCH if self._virtual else time.time()) + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+class Cut(Response):
+    """No reply: the connection is closed after a beginning that cannot be taken for a whole one."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 502, "headers": [(b"content-length", b"1")]})
+
+
+def application(world: World[Any], clock: Clock) -> Starlette:
+    """The World of one account, with `/_ledger`, `/_clock` and `/_faults` beside what the provider has."""
+    operations = sorted({route.operation for route in world.routes})
+
+    async def ledger(request: HttpRequest) -> Response:
+        world.advance(clock.now())
+        return PlainTextResponse(lines(world.settled()), media_type="application/x-ndjson")
+
+    async def move(request: HttpRequest) -> Response:
+        seconds = number((parsed(await request.body()) or {}).get("advance"), -1.0)
+        if request.method == "POST" and seconds < 0:
+            return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
+        clock.advance(max(0.0, seconds) if request.method == "POST" else 0.0)
+        world.advance(clock.now())
+        return JSONResponse({"now": clock.now()})
+
+    async def disturb(request: HttpRequest) -> Response:
+        if request.method == "POST":
+            try:
+                world.faults[:] = words.parse((await request.body()).decode("utf-8", "replace"), operations)
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"faults": ",".join(map(str, world.faults)), "operations": operations})
+
+    async def provider(request: HttpRequest) -> Response:
+        if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
+            return JSONResponse({"error": "too large"}, 413)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = Request(request.method, request.url.path, request.url.query, headers, await request.body())
+        return _response(world.handle(asked, clock.now()))
+
+    return Starlette(routes=[
+        HttpRoute("/_ledger", ledger),
+        HttpRoute("/_clock", move, methods=["GET", "POST"]),
+        HttpRoute("/_faults", disturb, methods=["GET", "POST"]),
+        HttpRoute("/{path:path}", provider, methods=METHODS),
+    ])  # fmt: skip
+
+
+def _response(reply: Reply) -> Response:
+    if reply.lost:
+        return Cut()
+    headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
+    found = Response(reply.encoded(), reply.status, headers)
+    if reply.status != 204:
+        found.headers["content-type"] = reply.kind
+    return found
+
+
+def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool, ready: Callable[[str], None]) -> None:
+    """Serve a World on loopback until SIGINT or SIGTERM."""
+    clock = Clock(virtual)
+    world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        ready("".join(f"export {line.format(url=url)}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
+        config = uvicorn.Config(application(world, clock), log_level="error", access_log=False, lifespan="off")
+        uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,103 @@
+"""The fake providers, used by their own wire: one Account for each, with the few calls that every provider has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+from drivers.fakes import kind
+from drivers.fakes.faults import parse
+from drivers.fakes.world import Reply, Request, World
+
+KEY = {"authorization": "Bearer k"}
+
+
+class Account:
+    """One account in one World, whose time stands still between calls."""
+
+    name: str
+    pauses = True
+    """Whether machines can be stopped and started."""
+
+    def __init__(self, faults: str = "", seed: int = 0) -> None:
+        self.world: World[Any] = kind(self.name)(seed, parse(faults))
+        self.now = self.world.now
+        self.replies: list[tuple[str, str, Reply]] = []
+
+    def call(self, method: str, path: str, body: object = None, key: bool = True, **query: object) -> Reply:
+        text = urlencode({name: value if isinstance(value, str) else json.dumps(value) for name, value in query.items()})
+        sent = b"" if body is None else json.dumps(body).encode()
+        reply = self.world.handle(Request(method, path, text, KEY if key else {}, sent), self.now)
+        self.replies.append((method, path, reply))
+        return reply
+
+    def data(self, reply: Reply) -> dict[str, Any]:
+        """The JSON object of a good reply that arrived; else an empty one."""
+        return reply.body if isinstance(reply.body, dict) and reply.status < 300 and not reply.lost else {}
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.world.advance(self.now)
+
+    def events(self) -> list[str]:
+        return [entry.event for entry in self.world.settled() if entry.event != "billed"]
+
+    def billed(self, machine: str = "") -> float:
+        return sum(entry.usd for entry in self.world.settled() if entry.machine == machine or not machine)
+
+    def create(self, mark: str) -> str | None:
+        raise NotImplementedError
+
+    def listing(self) -> list[str]:
+        raise NotImplementedError
+
+    def destroy(self, machine: str) -> Reply:
+        raise NotImplementedError
+
+    def pause(self, machine: str, running: bool) -> Reply:
+        raise NotImplementedError
+
+
+class VastaiAccount(Account):
+    name = "vastai"
+
+    def offers(self, **filters: object) -> list[dict[str, Any]]:
+        body = self.call("POST", "/api/v0/bundles/", {"limit": 100, "order": [["dph_total", "asc"]], **filters})
+        return list(self.data(body).get("offers", []))
+
+    def rent(self, offer: int, **body: object) -> Reply:
+        return self.call(
+            "PUT", f"/api/v0/asks/{offer}/", {"client_id": "me", "image": "pytorch/pytorch", "disk": 20, "runtype": "ssh_direc ssh_proxy", **body}
+        )
+
+    def create(self, mark: str) -> str | None:
+        found = self.offers()
+        made = self.data(self.rent(found[0]["id"], label=mark)) if found else {}
+        return str(made["new_contract"]) if made else None
+
+    def show(self, machine: str) -> dict[str, Any] | None:
+        body = self.call("GET", f"/api/v0/instances/{machine}/", owner="me").body
+        assert isinstance(body, dict)
+        found: dict[str, Any] | None = body["instances"]
+        return found
+
+    def pages(self, size: int = 25) -> Iterator[list[dict[str, Any]]]:
+        token: str | None = ""
+        while token is not None:
+            body = self.data(self.call("GET", "/api/v1/instances/", limit=size, **({"after_token": token} if token else {})))
+            yield body.get("instances", [])
+            token = body.get("next_token")
+
+    def listing(self) -> list[str]:
+        return [str(row["id"]) for page in self.pages(2) for row in page]
+
+    def destroy(self, machine: str) -> Reply:
+        return self.call("DELETE", f"/api/v0/instances/{machine}/", {})
+
+    def pause(self, machine: str, running: bool) -> Reply:
+        return self.call("PUT", f"/api/v0/instances/{machine}/", {"state": "running" if running else "stopped"})
+
+
+ACCOUNTS: Iterable[type[Account]] = (VastaiAccount,)

@@ -1,0 +1,93 @@
+"""Promise: a provider's own client cannot tell the fake from the provider, and the ledger agrees with what it did."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_provider import Client, Provider, provider
+from tests.tools import client
+
+RECIPE = [sys.executable, "-m", "runner.interface.cli.main", "fake-provider"]
+
+
+@pytest.fixture(scope="module")
+def vastai() -> Iterator[Provider]:
+    with provider("vastai", "--faults", "boot=30") as running:
+        yield running
+
+
+def test_the_vastai_command_line_rents_and_destroys(vastai: Provider, tmp_path: Path) -> None:
+    cli = Client(client("vastai"), "vastai.cli.main:main", ["vastai", "--url", vastai.url, "--api-key", "k", "--raw"], tmp_path, {})
+    [(found, text)] = cli.run(["search", "offers", "num_gpus=1 gpu_name=RTX_4090 reliability>0.9", "-o", "dph"])
+    offers = json.loads(text)
+    assert found == 0 and {offer["gpu_name"] for offer in offers} == {"RTX 4090"} and {offer["num_gpus"] for offer in offers} == {1}
+    assert [offer["dph_total"] for offer in offers] == sorted(offer["dph_total"] for offer in offers)
+    before = len(vastai.events())
+    [(made, text)] = cli.run(
+        ["create", "instance", str(offers[0]["id"]), "--image", "pytorch/pytorch", "--disk", "20", "--label", "recipe-x", "--ssh", "--direct"]
+    )
+    assert made == 0, text
+    machine = str(json.loads(text)["new_contract"])
+    vastai.wait(60)
+    listed, attached, stopped, started, destroyed, after = cli.run(
+        ["show", "instances"], ["attach", "ssh", machine, "ssh-ed25519 AAAA x"], ["stop", "instance", machine],
+        ["start", "instance", machine], ["destroy", "instance", "-y", machine], ["show", "instances"],
+    )  # fmt: skip
+    assert [(row["id"], row["actual_status"], row["label"]) for row in json.loads(listed[1])] == [(int(machine), "running", "recipe-x")]
+    assert [code for code, _ in (attached, stopped, started, destroyed)] == [0] * 4, (attached, stopped, started, destroyed)
+    assert json.loads(after[1]) == []
+    assert vastai.events()[before:] == ["created", "started", "stopped", "destroyed"]
+    assert {entry["machine"] for entry in vastai.ledger() if entry["event"] == "billed"} >= {machine}
+
+
+def test_the_vastai_command_line_shows_what_went_wrong_in_its_own_words(vastai: Provider, tmp_path: Path) -> None:
+    cli = Client(client("vastai"), "vastai.cli.main:main", ["vastai", "--url", vastai.url, "--api-key", "k", "--raw"], tmp_path, {})
+    none, gone = cli.run(["create", "instance", "1", "--image", "x"], ["destroy", "instance", "-y", "77"])
+    assert "no_such_ask" in none[1] and "77 not found" in gone[1]
+
+
+def test_faults_clock_and_ledger_are_open_while_it_runs(vastai: Provider) -> None:
+    assert json.loads(vastai.ask("/_faults", "throttled@search=once"))["faults"] == "throttled@search=once"
+    with pytest.raises(OSError, match="429"):
+        vastai.ask("/api/v0/bundles/", "{}")
+    assert json.loads(vastai.ask("/api/v0/bundles/", "{}"))["offers"]
+    with pytest.raises(OSError, match="400"):
+        vastai.ask("/_faults", "nosuch=1")
+    now = json.loads(vastai.ask("/_clock"))["now"]
+    vastai.wait(3600)
+    assert json.loads(vastai.ask("/_clock"))["now"] == now + 3600
+    vastai.ask("/_faults", "lost@search=once")
+    with pytest.raises(OSError):
+        vastai.ask("/api/v0/bundles/", "{}")
+    vastai.ask("/_faults", "boot=30")
+
+
+def refused(*words: str, **env: str) -> tuple[int, str]:
+    done = subprocess.run([*RECIPE, *words], capture_output=True, text=True, timeout=60, env=env or None)
+    return done.returncode, done.stderr
+
+
+def test_what_cannot_be_served_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    code, text = refused("vastia")
+    assert code == 3 and "vastai" in text
+    code, text = refused("vastai", "--faults", "lots=1")
+    assert code == 3 and 'did you mean "lost"' in text
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, text = refused("vastai", "--port", port)
+        assert code == 5 and port in text
+    code, text = refused("vastai", "--port", "70000")
+    assert code == 5 and "70000" in text
+
+
+def test_without_the_extra_the_line_to_install_is_named(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')\n")
+    code, text = refused("vastai", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}", PATH="/usr/bin:/bin")
+    assert code == 5 and "uvicorn" in text and "pip install 'recipe-runner[fakes]'" in text
