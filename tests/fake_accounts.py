@@ -100,4 +100,31 @@ class VastaiAccount(Account):
         return self.call("PUT", f"/api/v0/instances/{machine}/", {"state": "running" if running else "stopped"})
 
 
-ACCOUNTS: Iterable[type[Account]] = (VastaiAccount,)
+class RunpodAccount(Account):
+    name = "runpod"
+
+    def gpu(self, count: int = 1) -> str:
+        found = self.data(self.call("GET", "/v2/catalog/gpus", include="AVAILABILITY", count=str(count))).get("gpus", [])
+        return next((gpu["id"] for gpu in found if gpu["availability"] != "NONE"), "NVIDIA GeForce RTX 4090")
+
+    def rent(self, mark: str, gpu: str, **body: object) -> Reply:
+        return self.call("POST", "/v2/pods", {"name": mark, "image": "pytorch/pytorch", "gpu": {"id": gpu}, "ports": ["22/tcp"], **body})
+
+    def create(self, mark: str) -> str | None:
+        made = self.data(self.rent(mark, self.gpu()))
+        return made["id"] if made else None
+
+    def show(self, machine: str) -> dict[str, Any]:
+        return self.data(self.call("GET", f"/v2/pods/{machine}"))
+
+    def listing(self) -> list[str]:
+        return [pod["id"] for pod in self.data(self.call("GET", "/v2/pods")).get("pods", [])]
+
+    def destroy(self, machine: str) -> Reply:
+        return self.call("DELETE", f"/v2/pods/{machine}")
+
+    def pause(self, machine: str, running: bool) -> Reply:
+        return self.call("POST", f"/v2/pods/{machine}/action", {"action": "start" if running else "stop"})
+
+
+ACCOUNTS: Iterable[type[Account]] = (VastaiAccount, RunpodAccount)

@@ -63,7 +63,11 @@ def test_a_debt_is_not_larger_than_what_is_owed(tmp_path: Path) -> None:
         ("drivers/base.py", "from runner.errors import RecipeError", "a driver imports runner.errors.RecipeError"),
         ("drivers/local.py", "import runner", "a driver imports runner"),
         ("runner/interface/console.py", "from drivers import local", "interface imports drivers.local; only hosts load a driver"),
-        ("runner/interface/console.py", "from drivers.fakes.world import World", "interface imports drivers.fakes.world.World; only hosts load a driver"),
+        (
+            "runner/interface/console.py",
+            "from drivers.fakes.world import World",
+            "interface imports drivers.fakes.world.World; only hosts load a driver",
+        ),
         ("runner/language/units.py", "import subprocess", "imports subprocess"),
         ("runner/language/units.py", "from urllib import request", "imports urllib.request"),
         ("runner/language/document.py", "def f(p):\n    return open(p)", "calls open()"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_provider import Client, Provider, provider
-from tests.tools import client
+from tests.tools import client, published_schemas
 
 RECIPE = [sys.executable, "-m", "runner.interface.cli.main", "fake-provider"]
 
@@ -67,6 +67,22 @@ def test_faults_clock_and_ledger_are_open_while_it_runs(vastai: Provider) -> Non
     with pytest.raises(OSError):
         vastai.ask("/api/v0/bundles/", "{}")
     vastai.ask("/_faults", "boot=30")
+
+
+@pytest.mark.slow
+def test_runpods_own_document_holds_for_whatever_is_sent(tmp_path: Path) -> None:
+    """No official client speaks REST v2 for pods: the OpenAPI document and schemathesis stand in for it."""
+    document = published_schemas() / "runpod_v2_openapi_2026-08-20.json"
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    ours = "^/v2/(pods|catalog/gpus|catalog/datacenters$|account/ssh|billing/pods)"
+    with provider("runpod") as running:
+        command = [client("schemathesis").with_name("st"), "run", document, "--url", running.url, "-H", "Authorization: Bearer k", "--no-color"]
+        words = ["--include-path-regex", ours, "-n", "8", "--seed", "1", "--phases", "examples,fuzzing", "--checks", checks]
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={"HOME": str(tmp_path), "PATH": "/usr/bin"}
+        )
+    assert done.returncode == 0, done.stdout
+    assert "Selected: 13/" in done.stdout
 
 
 def refused(*words: str, **env: str) -> tuple[int, str]:

@@ -149,8 +149,9 @@ def test_what_is_destroyed_already_is_not_found(kind: type[Account]) -> None:
 
 @EVERY
 def test_an_empty_account_stops_what_runs(kind: type[Account]) -> None:
-    account = kind("balance=0.01,boot=5")
+    account = kind("boot=5")
     assert account.create("recipe-1")
+    account.world.credit = 0.01
     account.wait(7200)
     assert not any(machine.up for machine in account.world.alive())
     assert account.billed() < 0.1
