@@ -127,4 +127,54 @@ class RunpodAccount(Account):
         return self.call("POST", f"/v2/pods/{machine}/action", {"action": "start" if running else "stop"})
 
 
-ACCOUNTS: Iterable[type[Account]] = (VastaiAccount, RunpodAccount)
+class GcpAccount(Account):
+    name = "gcp"
+    zone = "us-central1-a"
+
+    @property
+    def project(self) -> str:
+        return "/compute/v1/projects/fake"
+
+    def instance(self, name: str, **body: object) -> dict[str, object]:
+        disk = {"boot": True, "autoDelete": True, "initializeParams": {"diskSizeGb": "50"}}
+        return {"name": name, "machineType": f"zones/{self.zone}/machineTypes/e2-standard-4", "disks": [disk], **body}
+
+    def gpu_instance(self, name: str, kind: str = "g2-standard-4", **scheduling: object) -> dict[str, object]:
+        kinds = f"zones/{self.zone}/machineTypes/{kind}"
+        return self.instance(name, machineType=kinds, scheduling={"onHostMaintenance": "TERMINATE", **scheduling})
+
+    def insert(self, body: object, zone: str = "", **query: str) -> Reply:
+        return self.call("POST", f"{self.project}/zones/{zone or self.zone}/instances", body, **query)
+
+    def of(self, name: str, action: str = "", method: str = "POST", body: object = None) -> Reply:
+        return self.call(method, f"{self.project}/zones/{self.zone}/instances/{name}{action and '/'}{action}", body)
+
+    def create(self, mark: str) -> str | None:
+        return mark if self.data(self.insert(self.instance(mark))) else None
+
+    def show(self, machine: str) -> dict[str, Any]:
+        return self.data(self.of(machine, method="GET"))
+
+    def operation(self, reply: Reply) -> dict[str, Any]:
+        return self.data(self.call("POST", f"{self.project}/zones/{self.zone}/operations/{self.data(reply)['name']}/wait"))
+
+    def pages(self, size: int = 2, **query: str) -> Iterator[list[dict[str, Any]]]:
+        token = ""
+        while True:
+            path = f"{self.project}/aggregated/instances"
+            body = self.data(self.call("GET", path, maxResults=str(size), **query, **({"pageToken": token} if token else {})))
+            yield [row for scope in body.get("items", {}).values() for row in scope.get("instances", [])]
+            if not (token := body.get("nextPageToken", "")):
+                return
+
+    def listing(self) -> list[str]:
+        return [row["name"] for page in self.pages() for row in page]
+
+    def destroy(self, machine: str) -> Reply:
+        return self.of(machine, method="DELETE")
+
+    def pause(self, machine: str, running: bool) -> Reply:
+        return self.of(machine, "start" if running else "stop")
+
+
+ACCOUNTS: Iterable[type[Account]] = (VastaiAccount, RunpodAccount, GcpAccount)

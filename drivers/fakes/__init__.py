@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .world import World
 
-WORLDS: Final = {"vastai": "drivers.fakes.vastai:Vastai", "runpod": "drivers.fakes.runpod:Runpod"}
+WORLDS: Final = {"vastai": "drivers.fakes.vastai:Vastai", "runpod": "drivers.fakes.runpod:Runpod", "gcp": "drivers.fakes.gcp:Gcp"}
 """name -> module:class"""
 INSTALL: Final = install_line("fakes")
 

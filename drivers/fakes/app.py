@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from starlette.types import Receive, Scope, Send
 from . import faults as words
 from .world import EPOCH, MAX_BODY, Reply, Request, World, lines, number, parsed
 
+PATIENCE = 20.0
+"""Seconds for which a caller is kept waiting at most, where the provider does."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -24,12 +27,12 @@ class Clock:
     """The time of a World: that of this machine, moved ahead on request, or one that stands until it is moved."""
 
     def __init__(self, virtual: bool) -> None:
-        self._virtual = virtual
+        self.virtual = virtual
         self._ahead = 0.0
 
     def now(self) -> float:
         """Seconds since 1970."""
-        return (EPOCH if self._virtual else time.time()) + self._ahead
+        return (EPOCH if self.virtual else time.time()) + self._ahead
 
     def advance(self, seconds: float) -> None:
         self._ahead += seconds
@@ -71,7 +74,11 @@ def application(world: World[Any], clock: Clock) -> Starlette:
             return JSONResponse({"error": "too large"}, 413)
         headers = {name.lower(): value for name, value in request.headers.items()}
         asked = Request(request.method, request.url.path, request.url.query, headers, await request.body())
-        return _response(world.handle(asked, clock.now()))
+        reply = world.handle(asked, clock.now())
+        if reply.hold and not clock.virtual:
+            await asyncio.sleep(min(reply.hold, PATIENCE))
+            reply = world.handle(asked, clock.now())
+        return _response(reply)
 
     return Starlette(routes=[
         HttpRoute("/_ledger", ledger),

@@ -33,7 +33,7 @@ AMOUNTS: Final = {
     "foreign": "machines of somebody else that are in the account from the start",
     "reserved": "seconds after its creation in which a machine cannot be destroyed",
     "restless": "1: a page of a listing begins at a number of rows, so it shifts when a row vanishes",
-    "quota": "searches a day, after which searching is refused until midnight UTC (vastai)",
+    "quota": "searches a day, then none until midnight UTC (vastai); GPUs of a kind in a region (gcp, default 8)",
     "team": "1: the key is of a team, so keys of an account are refused (vastai)",
     "unreachable": "1: a listing over all zones does not reach the first of them (gcp)",
 }

@@ -40,12 +40,16 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What the provider answers: a JSON value, or text.  `lost`: the caller gets no answer, its connection is closed."""
+    """What the provider answers: a JSON value, or text.  `lost`: the caller gets no answer, its connection is closed.
+
+    `hold`: for how many seconds the provider keeps the caller waiting for news; asked again then, it has them.
+    """
 
     status: int
     body: object = None
     headers: Mapping[str, str] = EMPTY
     lost: bool = False
+    hold: float = 0.0
 
     def encoded(self) -> bytes:
         """The body's bytes."""

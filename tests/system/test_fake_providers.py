@@ -69,6 +69,64 @@ def test_faults_clock_and_ledger_are_open_while_it_runs(vastai: Provider) -> Non
     vastai.ask("/_faults", "boot=30")
 
 
+GOOGLE = """
+import json, sys
+from uuid import UUID
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import compute_v1 as compute
+url, zone = sys.argv[1], "us-central1-a"
+options = {"credentials": AnonymousCredentials(), "client_options": {"api_endpoint": url}, "transport": "rest"}
+instances, operations = compute.InstancesClient(**options), compute.ZoneOperationsClient(**options)
+
+def insert(name, request):
+    disk = compute.AttachedDisk(boot=True, auto_delete=True, initialize_params=compute.AttachedDiskInitializeParams(disk_size_gb=50))
+    scheduling = compute.Scheduling(
+        on_host_maintenance="TERMINATE", provisioning_model="SPOT", instance_termination_action="DELETE", max_run_duration=compute.Duration(seconds=3600)
+    )
+    body = compute.Instance(
+        name=name, machine_type=f"zones/{zone}/machineTypes/g2-standard-4", disks=[disk], scheduling=scheduling, labels={"recipe": "x"},
+        network_interfaces=[compute.NetworkInterface(network="global/networks/default")],
+    )
+    made = instances.insert_unary(
+        compute.InsertInstanceRequest(project="fake", zone=zone, instance_resource=body, request_id=str(UUID(int=request)))
+    )
+    return finished(made.name)
+
+def finished(name):
+    while (found := operations.wait(project="fake", zone=zone, operation=name)).status != compute.Operation.Status.DONE:
+        pass
+    return found
+
+def listed():
+    request = compute.AggregatedListInstancesRequest(project="fake", filter="labels.recipe=x")
+    return [(row.name, row.status) for _, scope in instances.aggregated_list(request) for row in scope.instances]
+
+first, again = insert("a", 1), insert("a", 1)
+print(json.dumps([first.name == again.name, [error.code for error in first.error.errors], listed()]))
+row = instances.get(project="fake", zone=zone, instance="a")
+print(json.dumps([row.network_interfaces[0].access_configs[0].nat_i_p, row.scheduling.max_run_duration.seconds, list(row.labels)]))
+finished(instances.delete_unary(project="fake", zone=zone, instance="a").name)
+print(json.dumps([listed()]))
+try:
+    instances.get(project="fake", zone=zone, instance="a")
+except Exception as error:
+    print(json.dumps([type(error).__name__, error.errors[0]["reason"]]))
+"""
+
+
+def test_googles_own_client_inserts_waits_lists_and_deletes(tmp_path: Path) -> None:
+    python = client("gcp")
+    with provider("gcp", "--clock", "real", "--faults", "boot=1") as running:
+        done = subprocess.run([python, "-c", GOOGLE, running.url], capture_output=True, text=True, timeout=200, env={"HOME": str(tmp_path)})
+        events = running.events()
+    assert done.returncode == 0, done.stderr
+    made, row, gone, missing = map(json.loads, done.stdout.splitlines())
+    assert made == [True, [], [["a", "RUNNING"]]]
+    assert row == ["203.0.113.0", 3600, ["recipe"]]
+    assert gone == [[]] and missing == ["NotFound", "notFound"]
+    assert events == ["created", "started", "destroyed"]
+
+
 @pytest.mark.slow
 def test_runpods_own_document_holds_for_whatever_is_sent(tmp_path: Path) -> None:
     """No official client speaks REST v2 for pods: the OpenAPI document and schemathesis stand in for it."""
