@@ -177,4 +177,36 @@ class GcpAccount(Account):
         return self.of(machine, "start" if running else "stop")
 
 
-ACCOUNTS: Iterable[type[Account]] = (VastaiAccount, RunpodAccount, GcpAccount)
+class PrimeAccount(Account):
+    name = "prime"
+    pauses = False
+
+    def offers(self, nodes: str = "gpus", **query: str) -> list[dict[str, Any]]:
+        found = self.data(self.call("GET", f"/api/v1/availability/{nodes}", **query)).get("items", [])
+        return [offer for offer in found if offer["stockStatus"] != "Unavailable"]
+
+    def rent(self, offer: dict[str, Any], mark: str, **body: object) -> Reply:
+        pod = {"name": mark, "maxPrice": 0, **{name: offer[name] for name in ("cloudId", "gpuType", "socket", "gpuCount")}, **body}
+        return self.call("POST", "/api/v1/pods", {"pod": pod, "provider": {"type": offer["provider"]}, "disks": [], "team": None})
+
+    def create(self, mark: str) -> str | None:
+        found = self.offers()
+        made = self.data(self.rent(found[0], mark)) if found else {}
+        return made["id"] if made else None
+
+    def show(self, machine: str) -> dict[str, Any]:
+        return self.data(self.call("GET", f"/api/v1/pods/{machine}"))
+
+    def listing(self) -> list[str]:
+        found: list[str] = []
+        while True:
+            body = self.data(self.call("GET", "/api/v1/pods", offset=str(len(found)), limit="2"))
+            found += [pod["id"] for pod in body.get("data", [])]
+            if not body.get("data"):
+                return found
+
+    def destroy(self, machine: str) -> Reply:
+        return self.call("DELETE", f"/api/v1/pods/{machine}")
+
+
+ACCOUNTS: Iterable[type[Account]] = (VastaiAccount, RunpodAccount, GcpAccount, PrimeAccount)

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
     from .world import World
 
-WORLDS: Final = {"vastai": "drivers.fakes.vastai:Vastai", "runpod": "drivers.fakes.runpod:Runpod", "gcp": "drivers.fakes.gcp:Gcp"}
+WORLDS: Final = {
+    "vastai": "drivers.fakes.vastai:Vastai",
+    "runpod": "drivers.fakes.runpod:Runpod",
+    "gcp": "drivers.fakes.gcp:Gcp",
+    "prime": "drivers.fakes.prime:Prime",
+}
 """name -> module:class"""
 INSTALL: Final = install_line("fakes")
 

@@ -73,11 +73,13 @@ class Route(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request of a known operation.  `names` are the parts of the path, `fields` the JSON body, `by` who calls: a digest of the key."""
+    """One request of a known operation.  `names` are the parts of the path, `pairs` the query with what stands in it
+    several times, `fields` the JSON body, `by` who calls: a digest of the key."""
 
     operation: str
     names: Mapping[str, str]
     query: Mapping[str, str]
+    pairs: Sequence[tuple[str, str]]
     fields: Document
     headers: Mapping[str, str]
     by: str
@@ -91,6 +93,10 @@ class Call(NamedTuple):
     def number(self, name: str, default: float = 0.0) -> float:
         """A finite number of the body."""
         return number(self.fields.get(name), default)
+
+    def values(self, name: str) -> list[str]:
+        """All values of one name of the query."""
+        return [value for each, value in self.pairs if each == name]
 
     def inner(self, name: str) -> Document:
         """An object of the body; empty where there is none."""
@@ -201,9 +207,10 @@ class World(Generic[M]):
 
     def _answer(self, route: Route, names: Mapping[str, str], request: Request, luck: Luck) -> Reply:
         fields = parsed(request.body)
-        query = dict(parse_qsl(request.query, keep_blank_values=True))
+        pairs = parse_qsl(request.query, keep_blank_values=True)
+        query = dict(pairs)
         by = _who(request.headers, query)
-        call = Call(route.operation, names, query, fields or {}, request.headers, by, luck)
+        call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
         if (not by and route.operation not in self.open) or luck.strikes("denied"):
             return self.refused(call)
         last, self._last[route.operation] = self._last.get(route.operation, -math.inf), self.now
@@ -230,6 +237,7 @@ class World(Generic[M]):
 
     def advance(self, now: float) -> None:
         """Let time pass until `now`: what was due happens, each at its own time."""
+        self._broke = self._broke and self.credit <= 0
         while self.now < now:
             rate = sum(sum(machine.rates.values()) for machine in self.machines.values())
             empty = self.now + max(0.0, self.credit) / rate * 3600 if rate and not self._broke else math.inf
@@ -238,7 +246,7 @@ class World(Generic[M]):
             self.credit -= rate * (till - self.now) / 3600
             self.now = till
             if empty <= till:
-                self._broke = True
+                self._broke, self.credit = True, min(0.0, self.credit)
                 for machine in [*self.machines.values()]:
                     if machine.gone is None and machine.up:
                         self.halt(machine)
@@ -262,10 +270,10 @@ class World(Generic[M]):
             machine.stuck, machine.fails = luck.strikes("stuck"), luck.strikes("failed")
         return machine
 
-    def boots(self, machine: M, share: float = 1.0) -> None:
-        """A machine comes up after a while, unless it is stuck."""
+    def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
+        """A machine comes up after a share of what booting takes, unless it is stuck."""
         if not machine.stuck:
-            self.later(machine, self.amount("boot", BOOT) * share, "up")
+            self.later(machine, self.amount("boot", BOOT) * share, what)
 
     def interruptible(self, machine: M, luck: Luck) -> None:
         """A machine that is up may be preempted some time."""

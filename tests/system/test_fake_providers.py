@@ -127,6 +127,57 @@ def test_googles_own_client_inserts_waits_lists_and_deletes(tmp_path: Path) -> N
     assert events == ["created", "started", "destroyed"]
 
 
+PRIME = """
+import json, os, urllib.request
+from prime_cli.api.availability import AvailabilityClient
+from prime_cli.api.pods import PodsClient
+from prime_cli.api.wallet import WalletClient
+from prime_cli.core import APIClient, APIError
+
+api = APIClient()
+pods = PodsClient(api)
+
+def wait(seconds):
+    urllib.request.urlopen(os.environ["PRIME_API_BASE_URL"] + "/_clock", json.dumps({"advance": seconds}).encode()).close()
+
+offers = [offer for rows in AvailabilityClient(api).get().values() for offer in rows if offer.stock_status != "Unavailable"]
+one, many = offers[0], offers[-1]
+made = []
+for offer in (one, many):
+    pod = {"name": "recipe-x", "cloudId": offer.cloud_id, "gpuType": offer.gpu_type, "socket": offer.socket, "gpuCount": offer.gpu_count}
+    made.append(pods.create({"pod": pod, "provider": {"type": offer.provider}, "team": None}).id)
+before = [row.ssh_connection for row in pods.get_status(made)]
+wait(60)
+print(json.dumps([before, [(row.status, row.installation_progress, bool(row.ssh_connection)) for row in pods.get_status(made)], pods.list().total_count]))
+wait(3600)
+for name in made:
+    pods.delete(name)
+wallet, history = WalletClient(api).get(), pods.history()
+paid = sum(row.total_billed_price for row in history.data)
+print(json.dumps([pods.list().total_count, history.total_count, round(wallet.balance_usd + paid, 6), len(wallet.recent_billings)]))
+try:
+    pods.get(made[0])
+except APIError as error:
+    print(json.dumps([str(error)]))
+"""
+
+
+def test_primes_own_client_creates_waits_and_deletes(tmp_path: Path) -> None:
+    """Prime publishes no schema: the models of its client are it."""
+    python = client("prime")
+    with provider("prime") as running:
+        env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", **running.exports}
+        done = subprocess.run([python, "-c", PRIME], capture_output=True, text=True, timeout=200, env=env)
+        assert done.returncode == 0, done.stderr
+        made, after, missing = map(json.loads, done.stdout.splitlines())
+        assert made == [[None, None], [["ACTIVE", 100, True]] * 2, 2]
+        assert after == [0, 2, 100.0, 2] and "Pod not found" in missing[0]
+        assert running.events() == ["created", "created", "started", "started", "destroyed", "destroyed"]
+        cli = Client(python, "prime_cli.main:run", ["prime"], tmp_path, running.exports)
+        listed, offered = cli.run(["pods", "list", "--output", "json"], ["availability", "list", "--output", "json"])
+        assert listed[0] == offered[0] == 0 and json.loads(offered[1])["gpu_resources"], offered
+
+
 @pytest.mark.slow
 def test_runpods_own_document_holds_for_whatever_is_sent(tmp_path: Path) -> None:
     """No official client speaks REST v2 for pods: the OpenAPI document and schemathesis stand in for it."""
