@@ -154,6 +154,7 @@ class World(Generic[M]):
         self.calls = 0
         self.credit = self.amount("balance", CREDIT)
         self._broke = False
+        self._ordered = 0
         self._due: list[tuple[float, int, str, str]] = []
         self._last: dict[str, float] = {}
         self.begin()
@@ -213,9 +214,9 @@ class World(Generic[M]):
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
         if (not by and route.operation not in self.open) or luck.strikes("denied"):
             return self.refused(call)
-        last, self._last[route.operation] = self._last.get(route.operation, -math.inf), self.now
-        if luck.strikes("throttled") or self.now - last < route.gap * self.amount("pace"):
+        if luck.strikes("throttled") or self.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
             return self.throttled(route)
+        self._last[route.operation] = self.now
         if luck.strikes("broken"):
             return self.problem(502, "bad_gateway", "Bad Gateway")
         if fields is None:
@@ -238,6 +239,7 @@ class World(Generic[M]):
     def advance(self, now: float) -> None:
         """Let time pass until `now`: what was due happens, each at its own time."""
         self._broke = self._broke and self.credit <= 0
+        self._arrive()
         while self.now < now:
             rate = sum(sum(machine.rates.values()) for machine in self.machines.values())
             empty = self.now + max(0.0, self.credit) / rate * 3600 if rate and not self._broke else math.inf
@@ -250,14 +252,19 @@ class World(Generic[M]):
                 for machine in [*self.machines.values()]:
                     if machine.gone is None and machine.up:
                         self.halt(machine)
-            while self._due and self._due[0][0] <= self.now:
-                _, _, name, what = heapq.heappop(self._due)
-                if (found := self.machines.get(name)) is not None and found.gone is None:
-                    self.happen(found, what)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """What is due by now happens."""
+        while self._due and self._due[0][0] <= self.now:
+            _, _, name, what = heapq.heappop(self._due)
+            if (found := self.machines.get(name)) is not None and found.gone is None:
+                self.happen(found, what)
 
     def later(self, machine: M, seconds: float, what: str) -> None:
         """Something will happen to a machine."""
-        heapq.heappush(self._due, (self.now + seconds, len(self.ledger) + self.calls, machine.id, what))
+        self._ordered += 1
+        heapq.heappush(self._due, (self.now + seconds, self._ordered, machine.id, what))
 
     # -- machines and money ------------------------------------------------------------------------------------------------------------------------
 

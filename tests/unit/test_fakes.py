@@ -108,6 +108,14 @@ def test_a_machine_whose_creation_was_never_answered_is_there(kind: type[Account
 
 
 @EVERY
+def test_a_machine_that_needs_no_time_to_boot_is_up_while_the_clock_stands(kind: type[Account]) -> None:
+    account = kind("boot=0")
+    account.create("recipe-1")
+    account.wait(0)
+    assert account.events() == ["created", "started"]
+
+
+@EVERY
 def test_a_request_that_is_cut_off_has_no_effect(kind: type[Account]) -> None:
     account = kind("cut@create=once")
     account.create("recipe-1")
