@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvicorn
@@ -45,8 +50,11 @@ class Cut(Response):
         await send({"type": "http.response.start", "status": 502, "headers": [(b"content-length", b"1")]})
 
 
-def application(world: World[Any], clock: Clock) -> Starlette:
-    """The World of one account, with `/_ledger`, `/_clock` and `/_faults` beside what the provider has."""
+def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
+    """The World of one account, with `/_ledger`, `/_clock` and `/_faults` beside what the provider has.
+
+    `real`: its machines are processes of this machine for as long as the application lives.
+    """
     operations = sorted({route.operation for route in world.routes})
 
     async def ledger(request: HttpRequest) -> Response:
@@ -80,7 +88,27 @@ def application(world: World[Any], clock: Clock) -> Starlette:
             reply = world.handle(asked, clock.now())
         return _response(reply)
 
-    return Starlette(routes=[
+    @asynccontextmanager
+    async def machines(app: Starlette) -> AsyncIterator[None]:
+        from .machines import GLANCE, Machines
+
+        async def follow() -> None:
+            while True:
+                world.advance(clock.now())
+                await kept.follow()
+                await asyncio.sleep(GLANCE)
+
+        with TemporaryDirectory(prefix="recipe-fake-", ignore_cleanup_errors=True) as root:
+            kept = Machines(world, Path(root))
+            following = asyncio.create_task(follow())
+            try:
+                yield
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await kept.end()
+
+    return Starlette(lifespan=machines if real else None, routes=[
         HttpRoute("/_ledger", ledger),
         HttpRoute("/_clock", move, methods=["GET", "POST"]),
         HttpRoute("/_faults", disturb, methods=["GET", "POST"]),
@@ -98,12 +126,17 @@ def _response(reply: Reply) -> Response:
     return found
 
 
-def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool, ready: Callable[[str], None]) -> None:
+def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool, real: bool, ready: Callable[[str], None]) -> None:
     """Serve a World on loopback until SIGINT or SIGTERM."""
+    if real and not kind.real:
+        raise ValueError("its machines cannot be real yet: --hosts none")
     clock = Clock(virtual)
     world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
+    if real:
+        import_module("asyncssh")  # refused here if it is missing, not when the first machine comes up
+        world.key = token_hex(16)  # who rents here executes programs as whoever serves
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        ready("".join(f"export {line.format(url=url)}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
-        config = uvicorn.Config(application(world, clock), log_level="error", access_log=False, lifespan="off")
+        ready("".join(f"export {line.format(url=url, key=world.key or 'fake')}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
+        config = uvicorn.Config(application(world, clock, real), log_level="error", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])

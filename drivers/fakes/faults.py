@@ -35,6 +35,7 @@ AMOUNTS: Final = {
     "restless": "1: a page of a listing begins at a number of rows, so it shifts when a row vanishes",
     "quota": "searches a day, then none until midnight UTC (vastai); GPUs of a kind in a region (gcp, default 8)",
     "team": "1: the key is of a team, so keys of an account are refused (vastai)",
+    "swept": "seconds after which keys that a machine wrote itself are removed from it (vastai, `--hosts real`)",
     "unreachable": "1: a listing over all zones does not reach the first of them (gcp)",
 }
 """Faults whose value is an amount that holds until it is changed."""

@@ -99,7 +99,7 @@ class Runpod(World[Pod]):
         Route("PUT", "/v2/account/ssh-keys", "replace_keys", 1.0),
         Route("GET", "/v2/billing/pods", "billing", 1.0),
     )
-    exports: ClassVar = ("RUNPOD_API_URL={url}", "RUNPOD_API_KEY=fake")
+    exports: ClassVar = ("RUNPOD_API_URL={url}", "RUNPOD_API_KEY={key}")
 
     def begin(self) -> None:
         luck = Random(f"{self.seed}/market")

@@ -10,7 +10,7 @@ from random import Random
 from typing import ClassVar, Final
 
 from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, search
-from .world import Call, Document, Machine, Reply, Route, World, document, json_value, number
+from .world import Boot, Call, Document, Machine, Reply, Route, World, document, json_value, number
 
 PAGE: Final = 25
 
@@ -65,7 +65,8 @@ class Vastai(World[Instance]):
         Route("GET", "/api/v0/charges/", "charges", 1.0),
     )
     open: ClassVar = frozenset({"search", "log_text"})
-    exports: ClassVar = ("VAST_URL={url}", "VAST_API_KEY=fake")
+    real: ClassVar = True
+    exports: ClassVar = ("VAST_URL={url}", "VAST_API_KEY={key}")
 
     def begin(self) -> None:
         luck = Random(f"{self.seed}/market")
@@ -111,6 +112,14 @@ class Vastai(World[Instance]):
 
     def halt(self, machine: Instance) -> None:
         self._stop(machine, "stopped")
+
+    def boot(self, machine: Instance) -> Boot:
+        keys = (*self.account_keys.values(), *machine.keys.values()) if "ssh" in machine.runtype else ()
+        env = [(name, value) for name, value in machine.env if not name.startswith("-")]
+        own = (("CONTAINER_ID", machine.id), ("CONTAINER_API_KEY", f"instance-{machine.id}"))
+        after = self.amount("swept")
+        swept = bool(after) and machine.started is not None and self.now >= machine.started + after
+        return Boot(keys, (*env, *own), machine.onstart or "", f"NVIDIA {machine.ask.gpu}", machine.gpus, machine.ask.vram, swept)
 
     # -- offers ------------------------------------------------------------------------------------------------------------------------------------
 
@@ -243,7 +252,13 @@ class Vastai(World[Instance]):
 
     def _shown(self, made: Instance) -> Document:
         ask, direct = made.ask, "direc" in made.runtype
+        address, proxy = f"203.0.113.{int(made.id) % 250}", f"ssh{int(made.id) % 9 + 1}.vast.example"
         port = 20_000 + int(made.id) % 20_000
+        listens, beside = made.up, port - 1000
+        if self.ports is not None:
+            address = proxy = "127.0.0.1"
+            port = beside = self.ports.get(made.id, 0)
+            listens = made.id in self.ports
         stored = ask.storage_price(made.disk)
         total = made.price + stored
         costs = {"gpuCostPerHour": made.price, "diskHour": stored, "totalHour": total, "discountTotalHour": 0, "discountedTotalPerHour": total}
@@ -253,13 +268,13 @@ class Vastai(World[Instance]):
             "image_uuid": made.image, "image_args": made.arguments, "image_runtype": made.runtype, "extra_env": made.env,
             "onstart": made.onstart or "",
             "jupyter_token": "", "status_msg": made.message, "local_ipaddrs": "10.0.0.7 172.17.0.1 \n",
-            "public_ipaddr": f"203.0.113.{int(made.id) % 250}\n",
-            "ssh_host": f"ssh{int(made.id) % 9 + 1}.vast.example", "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": port - 1000,
+            "public_ipaddr": f"{address}\n",
+            "ssh_host": proxy, "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": beside,
             "machine_dir_ssh_port": port - 2000, "start_date": made.created, "end_date": made.created + ask.longest, "duration": ask.longest,
             "uptime_mins": None if made.started is None else (self.now - made.started) / 60, "cpu_util": 0.0, "mem_limit": None, "mem_usage": None,
             "vmem_usage": None, "gpu_totalram": ask.vram * made.gpus, "gpu_util": 0.0 if made.up else None, "gpu_temp": 41.0 if made.up else None,
             "disk_space": made.disk, "disk_util": -1.0, "disk_usage": -1.0, "direct_port_start": -1, "direct_port_end": -1,
-            "ports": {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(port)}]} if made.up and direct else {},
+            "ports": {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(port)}]} if listens and direct else {},
             "rentable": True, "is_bid": made.interruptible, "dph_base": made.price, "dph_total": total,
             "search": costs, "instance": {**costs, "gpuCostPerHour": made.rates.get("gpu", 0.0), "totalHour": sum(made.rates.values())},
             "storage_total_cost": stored, "credit_balance": None, "credit_discount": None, "client_run_time": 1.1, "host_run_time": 2_592_000.0,

@@ -134,6 +134,18 @@ class Machine:
     fails: bool = False
 
 
+class Boot(NamedTuple):
+    """What a machine that is real begins with.  `swept`: keys that it wrote itself are removed now."""
+
+    keys: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    script: str
+    gpu: str
+    gpus: int
+    memory: int  # of one GPU, MiB
+    swept: bool = False
+
+
 M = TypeVar("M", bound=Machine)
 
 
@@ -143,13 +155,17 @@ class World(Generic[M]):
     routes: ClassVar[tuple[Route, ...]]
     open: ClassVar[frozenset[str]] = frozenset()
     """Operations that need no key."""
+    real: ClassVar[bool] = False
+    """Whether its machines can be real: see `boot`.  Then `ports` has the loopback port of each that listens; else it is None."""
     exports: ClassVar[tuple[str, ...]]
-    """What a caller sets so that the official client comes here; `{url}` stands for our address."""
+    """What a caller sets so that the official client comes here; `{url}` stands for our address, `{key}` for a key."""
 
     def __init__(self, seed: int = 0, faults: Iterable[Fault] = (), now: float = EPOCH) -> None:
         self.seed, self.now = seed, now
         self.faults = list(faults)
         self.machines: dict[str, M] = {}
+        self.ports: dict[str, int] | None = None
+        self.key = ""
         self.ledger: list[Entry] = []
         self.calls = 0
         self.credit = self.amount("balance", CREDIT)
@@ -160,6 +176,10 @@ class World(Generic[M]):
         self.begin()
 
     # -- what a provider gives ---------------------------------------------------------------------------------------------------------------------
+
+    def boot(self, machine: M) -> Boot | None:
+        """What a machine that is up begins with; None where a provider has no machines that are real."""
+        return None
 
     def begin(self) -> None:
         """Make the market, and what is in the account already."""
@@ -211,8 +231,9 @@ class World(Generic[M]):
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
         by = _who(request.headers, query)
+        known = not self.key or by == _digest(self.key)
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
-        if (not by and route.operation not in self.open) or luck.strikes("denied"):
+        if (not by and route.operation not in self.open) or (by and not known) or luck.strikes("denied"):
             return self.refused(call)
         if luck.strikes("throttled") or self.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
             return self.throttled(route)
@@ -373,4 +394,8 @@ def _who(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
     """Who calls: eight hex digits of the digest of the key; empty without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     key = key.strip() if scheme.lower() == "bearer" else query.get("api_key", "")
-    return hashlib.sha256(key.encode()).hexdigest()[:8] if key else ""
+    return _digest(key) if key else ""
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:8]

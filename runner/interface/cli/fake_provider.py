@@ -23,7 +23,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help="whose time it keeps: this machine's, or one that only POST /_clock moves (default: real)",
     )
     parser.add_argument(
-        "--hosts", choices=("none",), default="none", help="what its machines are (default and only value: none, so nothing can log in)"
+        "--hosts",
+        choices=("none", "real"),
+        default="none",
+        help="what its machines are: none, so nothing can log in (the default), or real: processes of this machine behind SSH on 127.0.0.1, "
+        "which execute what they are sent as you; only vastai has them",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is offered, and when a fault happens (default: 0)")
     parser.epilog = (
@@ -39,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             f'there is no fake provider "{args.provider}"', fix=did_you_mean(args.provider, fakes.WORLDS) or f"known: {', '.join(fakes.WORLDS)}"
         )
     try:
-        fakes.serve(args.provider, args.port, args.faults, args.seed, args.clock == "virtual", _ready)
+        fakes.serve(args.provider, args.port, args.faults, args.seed, args.clock == "virtual", args.hosts == "real", _ready)
     except ModuleNotFoundError as error:
         raise Infrastructure(f"a fake provider needs {error.name}, which is not installed", fix=fakes.INSTALL) from error
     except ValueError as error:
