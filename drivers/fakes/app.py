@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import faults as words
 from .world import EPOCH, MAX_BODY, Reply, Request, World, lines, number, parsed
@@ -43,11 +44,28 @@ class Clock:
         self._ahead += seconds
 
 
+class Connections(H11Protocol):
+    """HTTP/1.1 whose connections are known by the caller's address, so that one can be cut off."""
+
+    open: ClassVar[dict[tuple[str, int], asyncio.Transport]] = {}
+
+    def data_received(self, data: bytes) -> None:
+        self.open[self.transport.get_extra_info("peername")] = self.transport
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open.pop(self.transport.get_extra_info("peername"), None)
+        super().connection_lost(exc)
+
+
 class Cut(Response):
-    """No reply: the connection is closed after a beginning that cannot be taken for a whole one."""
+    """No reply: the connection is closed without a byte."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 502, "headers": [(b"content-length", b"1")]})
+        if (transport := Connections.open.get(tuple(scope["client"]))) is not None:
+            transport.abort()
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
@@ -138,5 +156,5 @@ def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         ready("".join(f"export {line.format(url=url, key=world.key or 'fake')}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
-        config = uvicorn.Config(application(world, clock, real), log_level="error", access_log=False)
+        config = uvicorn.Config(application(world, clock, real), http=Connections, log_level="error", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])

@@ -63,9 +63,15 @@ def test_faults_clock_and_ledger_are_open_while_it_runs(vastai: Provider) -> Non
     now = json.loads(vastai.ask("/_clock"))["now"]
     vastai.wait(3600)
     assert json.loads(vastai.ask("/_clock"))["now"] == now + 3600
-    vastai.ask("/_faults", "lost@search=once")
-    with pytest.raises(OSError):
-        vastai.ask("/api/v0/bundles/", "{}")
+    vastai.ask("/_faults", "boot=30")
+
+
+def test_a_lost_reply_is_a_connection_that_closes_without_a_byte(vastai: Provider) -> None:
+    for fault in ("lost@search=once", "cut@search=once"):
+        vastai.ask("/_faults", fault)
+        with pytest.raises(ConnectionError):
+            vastai.ask("/api/v0/bundles/", "{}")
+        assert json.loads(vastai.ask("/api/v0/bundles/", "{}"))["offers"]
     vastai.ask("/_faults", "boot=30")
 
 
