@@ -48,7 +48,6 @@ test: lint house
 
 # A variable that is set already is obeyed: make proof RECIPE_NINJA_SEQUENCES=5000
 proof: export RECIPE_NINJA_SEQUENCES ?= 200
-proof: export RECIPE_TAR_FUZZ ?= 2000
 proof: export RECIPE_TRANSFER_FAULTS ?= 24
 proof: export RECIPE_SSH_CUTS ?= 10
 proof: export RECIPE_CUTS ?= 12

@@ -131,14 +131,14 @@ class ShellHost:
     async def start(self, command: Command, key: str) -> Job:
         name = file_name(key)
         program = self._program(name, command)
+        if name in self._over and self._over[name].reason == "busy":  # before we ask: its end may be here before the answer
+            del self._over[name]
+            self._printed.pop(name, None)
         answer = await (self._answer("hold", name, *sorted(command.locks), program=program) if command.locks else self._start(program))
         if answer == b"busy":
             _keep(self._over, name, Exit(None, reason="busy"))
         elif answer not in (b"new", b"old"):
             raise _refused(answer.removeprefix(b"no ").decode("utf-8", "replace"))
-        elif name in self._over and self._over[name].reason == "busy":
-            del self._over[name]
-            self._printed.pop(name, None)
         return Job(key, {"log": command.log} if command.log else {})
 
     async def free(self, locks: Sequence[str]) -> Sequence[str]:

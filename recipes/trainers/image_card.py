@@ -37,6 +37,11 @@ class Facts(NamedTuple):
     samples: Sequence[Sample]
     kohya: str  # the file for ComfyUI and A1111, where it is another one
 
+    @property
+    def random(self) -> bool:
+        """Whether the weights of the base were drawn: only its shape was taken."""
+        return self.settings.get("init") == "random"
+
 
 def card(facts: Facts) -> str:
     """The whole file."""
@@ -51,8 +56,10 @@ def card(facts: Facts) -> str:
     )
     licence = licence_of(facts.base)
     base = f"[{facts.base.name}](https://huggingface.co/{facts.base.name})" if facts.base.revision else f"the folder `{facts.base.name}`"
+    if facts.random:
+        base = "a base with random weights"
     trigger = f"Write `{facts.trigger}` into the prompt.\n\n" if facts.trigger else ""
-    terms = f"Its licence is that of its base: {_named(licence)}.\n\n" if licence else ""
+    terms = f"Its licence is that of its base: {_named(licence)}.\n\n" if licence and not facts.random else ""
     settings = "".join(f"| {name} | {json.dumps(value)} |\n" for name, value in sorted(facts.settings.items()))
     return (
         f"---\n{header}---\n\n# {facts.trigger or 'A LoRA adapter'}\n\n"
@@ -76,7 +83,7 @@ def licence_of(base: Base) -> dict[str, str]:
 def _header(facts: Facts, licence: Mapping[str, str]) -> dict[str, object]:
     """What the Hub and its programs read: https://huggingface.co/docs/hub/model-cards."""
     found: dict[str, object] = {"library_name": "diffusers", "pipeline_tag": "text-to-image"}
-    if facts.base.revision:
+    if facts.base.revision and not facts.random:
         found |= {"base_model": facts.base.name, "base_model_relation": "adapter"}
     found |= licence
     if facts.trigger:
@@ -93,6 +100,8 @@ def _named(licence: Mapping[str, str]) -> str:
 
 
 def _use(facts: Facts) -> str:
+    if facts.random:
+        return "It belongs to weights that were drawn from a seed, to test the training. Nothing can be loaded beneath it.\n\n"
     base = f'"{facts.base.name}", revision="{facts.base.revision}"' if facts.base.revision else f'"{facts.base.name}"'
     prompt = facts.samples[0].prompt if facts.samples else facts.trigger
     code = (

@@ -70,7 +70,10 @@ class Objective:
     """
 
     def __init__(self, base: Path, timesteps: str, min_snr_gamma: float) -> None:
+        from diffusers import FlowMatchEulerDiscreteScheduler
+
         self._timesteps = timesteps
+        self._scheduler = scheduler_of(FlowMatchEulerDiscreteScheduler, base).config if timesteps == "flux_shift" else {}
 
     def noised(self, latent: torch.Tensor, at: float | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
         """A noised latent, what is to be predicted for it, its t in (0, 1), and its weight in the loss.
@@ -78,27 +81,34 @@ class Objective:
         `at`: this t, instead of one that is drawn.
         """
         height, width = latent.shape[-2:]
-        t = times(self._timesteps, (height // 2) * (width // 2)) if at is None else torch.tensor(at)
+        alpha = shift(self._scheduler, (height // 2) * (width // 2)) if self._scheduler else 1.0
+        t = times(self._timesteps, alpha) if at is None else torch.tensor(at)
         noise = torch.randn_like(latent)
         return (1 - t) * latent + t * noise, noise - latent, t, 1.0
 
 
-def times(timesteps: str, patches: int, shape: tuple[int, ...] = ()) -> torch.Tensor:
-    """Draw noise levels t for an image of so many patches.
+def shift(scheduler: Mapping[str, Any], patches: int) -> float:
+    """The factor by which a base shifts noise levels for an image of so many patches: a larger image takes more noise to hide.
+
+    With `use_dynamic_shifting` it is e^μ, where μ is on a line from `base_shift` to `max_shift`, as diffusers' `calculate_shift` has it: for
+    FLUX.1-dev from 0.5 at 256 patches to 1.15 at 4,096.  Else it is `shift`, whatever the size: 1 for FLUX.1-schnell, which was trained without.
+    """
+    if not scheduler["use_dynamic_shifting"]:
+        return float(scheduler["shift"])
+    low, high = scheduler["base_image_seq_len"], scheduler["max_image_seq_len"]
+    return math.exp(scheduler["base_shift"] + (patches - low) * (scheduler["max_shift"] - scheduler["base_shift"]) / (high - low))
+
+
+def times(timesteps: str, alpha: float, shape: tuple[int, ...] = ()) -> torch.Tensor:
+    """Draw noise levels t.
 
     `uniform`: evenly.  `logit_normal`: t = sigmoid(n) with n ~ N(0, 1) (Esser et al. 2024, arXiv 2403.03206, section 3.1).  `flux_shift`: the same,
-    shifted to more noise, as the base was trained: a larger image takes more noise to hide.
-
-    The shift is that of section 5.3.2 there, t' = α / (α + 1/t − 1), with α = e^μ.  μ is on a line from 0.5 at 256 patches to 1.15 at 4,096: the
-    parameters of FLUX.1-dev's own scheduler (base_shift, max_shift), as Black Forest Labs' sampler and diffusers' `calculate_shift` use them.
+    shifted as the base was trained, by `alpha` of section 5.3.2 there: t' = α / (α + 1/t − 1).
     """
     if timesteps == "uniform":
         return torch.rand(shape)
     t = torch.sigmoid(torch.randn(shape))
-    if timesteps == "logit_normal":
-        return t
-    alpha = math.exp(0.5 + (patches - 256) * (1.15 - 0.5) / (4096 - 256))
-    return alpha / (alpha + 1 / t - 1)
+    return t if timesteps == "logit_normal" else alpha / (alpha + 1 / t - 1)
 
 
 def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:

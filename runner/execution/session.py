@@ -150,40 +150,44 @@ def demand(ws: Workspace, found: Survey) -> None:
 
 def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
     """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
-    begun = time.monotonic()
-    before = ws.store.database.version()
+    since = _Since(time.monotonic(), ws.store.database.version())
     found = look(ws, request, choice)
     todo = found.todo
-    _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), time.monotonic() - begun, len(todo))
-    total = sum(1 for verdict in found.verdicts if verdict.answer != SKIPPED)
-    fresh = sum(1 for verdict in found.verdicts if verdict.answer == FRESH)
+    _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), since.seconds, len(todo))
     if not todo:
+        total, fresh = _sizes(found)
         listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
         _tell(ws, listener)
-        summary = Summary("COMPLETED", {"FRESH": fresh}, time.monotonic() - begun, results=results(ws, found))
+        summary = Summary("COMPLETED", {"FRESH": fresh}, since.seconds, results=results(ws, found))
         listener.end(summary)
         return summary
     preflight(ws, found, settings)
     _check(ws, found, settings, listener)
-    how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
-    return _work(ws, found, settings, how, listener, begun, total, fresh, before)
+    return _work(ws, found, choice, settings, listener, since)
 
 
-def _work(
-    ws: Workspace,
-    found: Survey,
-    settings: Settings,
-    how: Mapping[str, object],
-    listener: Listener,
-    begun: float,
-    total: int,
-    fresh: int,
-    before: int,
-) -> Summary:
+class _Since(NamedTuple):
+    """When a request came."""
+
+    at: float  # by a clock that nobody sets
+    version: int  # of the store
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.at
+
+
+def _sizes(found: Survey) -> tuple[int, int]:
+    """How many steps are asked for, and how many of them are fresh."""
+    answers = [verdict.answer for verdict in found.verdicts]
+    return len(answers) - answers.count(SKIPPED), answers.count(FRESH)
+
+
+def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: _Since) -> Summary:
     import asyncio
 
     from drivers import load
-    from drivers.base import DriverError, Waking
+    from drivers.base import Waking
 
     from ..planning.secret_values import all_given, of_addresses
 
@@ -195,10 +199,11 @@ def _work(
 
     from ..hosts.interpreters import CURRENT
     from ..hosts.leases import HostPool
-    from ..planning.schedule import Move
     from . import loop, resume
     from .work import Options, Work
 
+    total, fresh = _sizes(found)
+    how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
     digest = resume.request_digest(ws, found, how)
     taken = resume.take_over(ws, found, digest)
     id = taken.id if taken is not None else new_id()
@@ -218,7 +223,7 @@ def _work(
             begins = taken or _submitted(ws, found, id, digest, total, fresh)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
-            contended = ws.store.database.version() != before
+            contended = ws.store.database.version() != since.version
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
         except BaseException:
@@ -235,38 +240,63 @@ def _work(
     try:
         report, interrupted = asyncio.run(work())
     except BaseException as error:
-        if commits is not None and isinstance(error, (RecipeError, DriverError)):
-            with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-                commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
-                commits.flush(("FAILED", str(error)))
-        if fence:
-            ws.store.runs.release(id, fence)
-        if isinstance(error, DriverError):
-            raise Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there") from error
-        if isinstance(error, OSError):
-            from ..storage.files import no_space
-
-            raise no_space(error, str(error.filename or ws.home)) from error
+        _given_up(ws, id, fence, commits, error)
+        if ours := _in_our_words(error, ws, settings):
+            raise ours from error
         raise
     finally:
         gc.unfreeze()
         if commits is not None:
             commits.keys.close()
     assert commits is not None
-    if report.abandoned:
-        commits.flush()
-        ws.store.runs.release(id, commits.fence)
-    else:
-        commits.move(Move("run", id, "ACTIVE", report.state, "interrupted" if interrupted else ""))
-        commits.flush((report.state, "interrupted" if interrupted else ""))
+    _over(ws, commits, report, "interrupted" if interrupted else "")
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
-    summary = Summary(report.state, counts, time.monotonic() - begun, report.failures, made, id, interrupted, report.abandoned)
+    summary = Summary(report.state, counts, since.seconds, report.failures, made, id, interrupted, report.abandoned)
     if ws.remote_cache is not None and not report.abandoned:
         ws.remote_cache.finish(listener.say)
     _tell(ws, listener)
     listener.end(summary)
     return summary
+
+
+def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> None:
+    """Store the end of a run; one that was left is there for the next worker."""
+    from ..planning.schedule import Move
+
+    if report.abandoned:
+        commits.flush()
+        ws.store.runs.release(commits.run, commits.fence)
+    else:
+        commits.move(Move("run", commits.run, "ACTIVE", report.state, why))
+        commits.flush((report.state, why))
+
+
+def _given_up(ws: Workspace, id: str, fence: int, commits: GroupCommit | None, error: BaseException) -> None:
+    """Store that an error ended a run, or leave the run to the next worker."""
+    from drivers.base import DriverError
+
+    from ..planning.schedule import Move
+
+    if commits is not None and isinstance(error, (RecipeError, DriverError)):
+        with contextlib.suppress(Infrastructure):  # the store itself may be what failed
+            commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
+            commits.flush(("FAILED", str(error)))
+    if fence:
+        ws.store.runs.release(id, fence)
+
+
+def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
+    """What the person at the keyboard can act on, for an error from below; None for any other."""
+    from drivers.base import DriverError
+
+    if isinstance(error, DriverError):
+        return Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there")
+    if isinstance(error, OSError):
+        from ..storage.files import no_space
+
+        return no_space(error, str(error.filename or ws.home))
+    return None
 
 
 def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:

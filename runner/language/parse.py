@@ -404,7 +404,7 @@ class _Reader:
         if name == id:
             self._problem("cycle", f'step "{id}" needs itself: {id} -> {id}', path, "remove it")
         elif name not in self.steps:
-            self._problem("unknown-step", f'there is no step "{name}"', path, self._near(name, [other for other in self.steps if other != id]))
+            self._problem("unknown-step", f'there is no step "{name}"', path, self._near(name, (other for other in self.steps if other != id)))
 
     def _check_kind(self, id: str, raw: dict[str, Any], path: Where) -> None:
         """Keys that say nothing on this kind of step are mistakes."""

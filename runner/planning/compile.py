@@ -72,7 +72,7 @@ def compile_plan(
 ) -> Plan:
     """Bind `values` (one per declared input) and expand every step.
 
-    `used` has each recipe named by a `uses`, by the name written there; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
+    `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
     pattern below an output (`step/output:pattern`) known so far; `bind` and `kind_of` are `language.inputs`'.  Raises Invalid with every problem.
     """
     left_out: dict[str, Found] = {}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from ..errors import did_you_mean
 from ..language.imports import Start
-from ..paths import escapes, heads
+from ..paths import escapes, heads, is_path
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Step
+    from ..language.recipe import Recipe, Step, Uses
     from ..language.values import Where
 
 T = TypeVar("T")
@@ -92,6 +92,11 @@ class Misnamed(NamedTuple):
     fix: str
 
 
+def which(recipe: Recipe, uses: Uses) -> str:
+    """Which recipe a step of `recipe` uses: its name in the library, or its file, found from the folder of the recipe that names it."""
+    return posixpath.normpath(f"{posixpath.dirname(recipe.document.name) or '.'}/{uses.recipe}") if is_path(uses.recipe) else uses.recipe
+
+
 def selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Misnamed | None:
     """The step that `select: path` names, here or inside a recipe that is used; None where that recipe is unknown, another problem."""
     above, many = "", False
@@ -105,9 +110,9 @@ def selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Mi
             return step if many else Misnamed("not-a-matrix", f'step "{path}" has no `matrix` to select from', "mention its outputs directly")
         if not step.uses:
             return Misnamed("unknown-step", f'"{here}" has no steps inside', f"select: {here}")
-        if step.uses.recipe not in used:
+        if (place := which(recipe, step.uses)) not in used:
             return None
-        recipe, above = used[step.uses.recipe], here
+        recipe, above = used[place], here
     return Misnamed("not-a-step", f'"{path}" is a recipe, {recipe.id}: which of its steps?', _choices(recipe, used, path))
 
 
@@ -118,8 +123,8 @@ def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
         for step in recipe.steps.values():
             if step.metrics or step.select:
                 yield f"select: {prefix}/{step.id}"
-            elif step.uses and step.uses.recipe in used and used[step.uses.recipe].id not in above:
-                yield from inside(used[step.uses.recipe], f"{prefix}/{step.id}", (*above, recipe.id))
+            elif step.uses and (other := used.get(which(recipe, step.uses))) and other.id not in above:
+                yield from inside(other, f"{prefix}/{step.id}", (*above, recipe.id))
 
     return " or ".join(list(inside(recipe, prefix, ()))[:8]) or "none of them reports metrics: give one `metrics: true`"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Invalid, Problem
 from .axes import Axes, instance_id
 from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, is_path_value
-from .mentions import steps_of, walk
+from .mentions import steps_of, walk, which
 from .plan import SKIP
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class UsedRecipes:
-    """The recipes that the steps of one plan use, by the names written there.
+    """The recipes that the steps of one plan use, as `which` names them.
 
     `depth` are the recipes being compiled, outermost first; `compile_recipe` adds the steps of one more and returns its names.
     """
@@ -39,7 +39,7 @@ class UsedRecipes:
     def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
         """Add the steps of the recipe that a step uses, once for each of its instances."""
         recipe = scope.recipe
-        other = self.used.get(uses.recipe)
+        other = self.used.get(which(recipe, uses))
         where = (*step.origin, "uses")
         scope.results[step.id] = {}
         if other is None:

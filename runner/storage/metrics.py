@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ..errors import Invalid, Problem
 from ..secrets import Masker
 
 Value = float | int | str | bool
 LONGEST = 1 << 20
 """Bytes of one line."""
+PATIENCE = 1.0
+"""Seconds that a pattern may take for one line."""
 NOTHING: Final = Masker()
 
 
@@ -70,13 +73,21 @@ def first_step(path: Path) -> int | None:
 
 
 def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value]]:
-    """The named groups of `pattern` in each line of a log that has it, as numbers where they are.  Lines are masked before."""
+    """The named groups of `pattern` in each line of a log that has it, as numbers where they are.  Lines are masked before.
+
+    Raises Invalid where one line takes more than `PATIENCE` seconds.
+    """
     import regex
 
     compiled = regex.compile(pattern.encode())
     with log.open("rb") as file:
         for line in _lines(file, masker):
-            if hit := compiled.search(line[:4096], timeout=1):
+            try:
+                hit = compiled.search(line[:4096], timeout=PATIENCE)
+            except TimeoutError:
+                message = f"the metrics pattern `{pattern}` takes more than {PATIENCE:g} s for one line of the log"
+                raise Invalid([Problem("pattern-too-slow", message, None, "write it without a repetition inside a repetition")]) from None
+            if hit:
                 yield {name: _number(text) for name, text in hit.groupdict().items() if text is not None}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import Invalid
 from ..planning.plan import Plan
 from ..planning.secret_values import all_given
 from ..planning.step import MetricsSpec
@@ -19,7 +20,10 @@ from ..storage.workspace import Workspace
 
 
 def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str, Any] | None:
-    """The metrics of the attempt that made the result of a key, remembered from now on; None where what they would be read from is not kept."""
+    """The metrics of the attempt that made the result of a key, remembered from now on; None where what they would be read from is not kept.
+
+    Raises Invalid, which names the step, where a pattern is too slow.
+    """
     trace = ws.traces.whole(key)
     if trace is None:
         return None
@@ -27,7 +31,10 @@ def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str,
         log = _log(ws, trace)
         if not log.exists():
             return None
-        found = metrics.match(log, rule.pattern, metrics.NOTHING)  # it was masked when it was kept
+        try:
+            found = metrics.match(log, rule.pattern, metrics.NOTHING)  # it was masked when it was kept
+        except Invalid as error:
+            raise Invalid([problem._replace(message=f"{trace.step}: {problem.message}") for problem in error.problems]) from None
     else:
         files = sorted(stored_files(ws, trace, str(rule.file)))
         if not files:

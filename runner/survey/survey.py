@@ -20,7 +20,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,12 +219,17 @@ def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
     return _read(ws, source, text, request, {}, {})
 
 
+@lru_cache(maxsize=1)  # a first run reads its recipe before there is a workspace, and then compiles it
+def _parsed(text: bytes, name: str) -> Recipe:
+    from ..language import document, parse
+
+    return parse.recipe(document.parse(text, name))
+
+
 def _read(
     ws: Workspace, source: Path, text: bytes, request: Request, used: dict[str, Recipe], sources: dict[str, Digest]
 ) -> tuple[Recipe, dict[str, Tree]]:
-    from ..language import document, parse
-
-    recipe = parse.recipe(document.parse(text, str(source)))
+    recipe = _parsed(text, str(source))
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
@@ -304,15 +309,15 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
     """Read every recipe that `recipe` uses, and those that they use.  Raises Invalid."""
     from ..language import document, parse
     from ..language.library import find
+    from ..planning.mentions import which
 
     problems = []
     for step in recipe.steps.values():
-        if step.uses is None or step.uses.recipe in used:
+        if step.uses is None or (place := which(recipe, step.uses)) in used:
             continue
-        base = Path(recipe.document.name).parent
         name = step.uses.recipe
         try:
-            path = (base / name) if is_path(name) else find(name, root)
+            path = Path(recipe.document.name).parent / name if is_path(name) else find(name, root)
             text = whole(path)
         except (NotFound, OSError) as error:
             absent = isinstance(error, (NotFound, FileNotFoundError))
@@ -324,7 +329,7 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
         other = parse.recipe(document.parse(text, str(path)))
         if recipe.home and is_path(name):
             other = placed(other, path, root)
-        used[name] = other
+        used[place] = other
         load_used(root, other, used, sources)
     if problems:
         raise Invalid(problems)

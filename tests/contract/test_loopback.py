@@ -224,7 +224,7 @@ def on_machine(place: Path, faults: dict[str, object], act: Callable[[Loopback, 
         hosts = await driver.hosts(lease)
         assert hosts is not None
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await act(driver, hosts[0], lease)
         finally:
             await hosts[0].aclose()

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 IMPORTED = (
     "torch.utils.tensorboard", "numpy", "pyarrow.parquet", "accelerate", "peft", "datasets", "transformers.trainer", "trl.trainer.dpo_trainer",
@@ -34,6 +37,7 @@ ENV = {
     "CUDA_VISIBLE_DEVICES": "", "TRL_EXPERIMENTAL_SILENCE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000",
 }  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36
+HELD = Path(__file__).parent / "held"
 
 
 class Forked(subprocess.Popen[str]):
@@ -58,6 +62,33 @@ class Forked(subprocess.Popen[str]):
 def start(argv: Sequence[str], **more: Any) -> subprocess.Popen[str]:
     """What it prints, and what becomes of it, are told as by `subprocess.Popen`."""
     return Forked(argv, text=True, stdout=subprocess.PIPE, **more)
+
+
+def signal_at(line: str, argv: Sequence[str], number: signal.Signals, gate: Path, *, whole: bool = True, **more: Any) -> tuple[str, int]:
+    """Signal every process of it, or the first one alone, while it is held at a line that it printed.  What it printed after that, and its status."""
+    os.mkfifo(gate)
+    env = {**more.pop("env"), "HOLD_AT": line, "HOLD_GATE": str(gate), "PYTHONPATH": str(HELD)}
+    job = start(argv, env=env, stderr=subprocess.STDOUT, **more)
+    assert job.stdout is not None
+    said = []
+    for text in job.stdout:
+        said.append(text)
+        if line in text:
+            break
+    else:
+        raise AssertionError("it never said so:\n" + "".join(said))
+    first = psutil.Process(job.pid)
+    # torch starts workers in sessions of their own: a signal to the group would miss them.
+    for process in (*(first.children(recursive=True) if whole else ()), first):
+        process.send_signal(number)
+    if number == signal.SIGKILL:
+        job.wait(60)  # those that outlive it notice that before they go on
+    opened = os.open(gate, os.O_RDWR)
+    try:
+        rest = job.stdout.read()  # to its end: the last process is gone
+    finally:
+        os.close(opened)
+    return rest, job.wait(60)
 
 
 def run(argv: Sequence[str], *, timeout: float, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -134,6 +165,8 @@ def main() -> None:
     sys.argv = words if module else [program, *words]
     first = Path.cwd() if module else Path(program).parent
     sys.path[:1] = [str(first), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
+    if "HOLD_AT" in os.environ:
+        runpy.run_path(str(HELD / "sitecustomize.py"))
     if module:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:

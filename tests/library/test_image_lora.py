@@ -407,7 +407,8 @@ def test_larger_images_of_flux_are_noisier(timesteps: str, patches: int, median:
     import torch
 
     torch.manual_seed(0)
-    times = trainers.flux.times(timesteps, patches, (100_000,))
+    dev = {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256, "max_image_seq_len": 4096}
+    times = trainers.flux.times(timesteps, trainers.flux.shift(dev, patches), (100_000,))
     assert times.min() > 0 and times.max() < 1
     assert float(times.median()) == pytest.approx(median, abs=0.004)
     assert float((times > 0.9).double().mean()) == pytest.approx(noisy, abs=0.003)
@@ -419,10 +420,24 @@ def test_each_shape_of_image_has_its_own_shift(size: tuple[int, int], patches: i
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
     torch.manual_seed(3)
-    t = trainers.flux.Objective(Path(), "flux_shift", 0.0).noised(torch.zeros(1, *size), None)[2]
+    t = trainers.flux.Objective(ROOT / "fixtures" / "tiny-flux", "flux_shift", 0.0).noised(torch.zeros(1, *size), None)[2]
     torch.manual_seed(3)
     plain = trainers.flux.Objective(Path(), "logit_normal", 0.0).noised(torch.zeros(1, *size), None)[2]
     assert float(torch.logit(t) - torch.logit(plain)) == pytest.approx(calculate_shift(patches), abs=1e-4)
+
+
+def test_a_base_that_was_trained_without_a_shift_is_trained_without_one(trainers: SimpleNamespace, tmp_path: Path) -> None:
+    """As FLUX.1-schnell, whose scheduler says so."""
+    import torch
+
+    (tmp_path / "scheduler").mkdir()
+    schnell = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0, "use_dynamic_shifting": False}
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(schnell))
+    drawn = []
+    for timesteps in ("flux_shift", "logit_normal"):
+        torch.manual_seed(3)
+        drawn.append(float(trainers.flux.Objective(tmp_path, timesteps, 0.0).noised(torch.zeros(1, 128, 128), None)[2]))
+    assert drawn[0] == pytest.approx(drawn[1], abs=1e-6)
 
 
 def test_noise_and_v_are_two_names_for_the_same_image(trainers: SimpleNamespace) -> None:
@@ -591,7 +606,7 @@ def test_over_a_base_in_8_bits_it_does_too(coarse: argparse.Namespace, tmp_path:
 
 def killed_and_resumed(processes: int, options: argparse.Namespace, trained: Path, tmp_path: Path, *also: str) -> None:
     env = {"RECIPE_WORLD_SIZE": str(processes)}
-    signal_at("step 9/13", training(options, tmp_path, processes=processes, max_steps=13), signal.SIGKILL, env)
+    signal_at("step 9/13", training(options, tmp_path, processes=processes, max_steps=13), signal.SIGKILL, tmp_path / "gate", **env)
     (last,) = (tmp_path / "checkpoints").glob("step-*")
     assert last.name == "step-000005" and not (tmp_path / "adapter.safetensors").exists()
     # As if it had come to its first end: a training that was asked for 20 steps at once keeps no adapter of its 13th.
@@ -606,7 +621,9 @@ def killed_and_resumed(processes: int, options: argparse.Namespace, trained: Pat
 
 @pytest.mark.slow
 def test_a_training_that_is_asked_to_end_saves_its_step(flux: argparse.Namespace, tmp_path: Path) -> None:
-    said = signal_at("step 3/", launched(training(flux, tmp_path, "--save-every", 1000)), signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    said = signal_at(
+        "step 3/", launched(training(flux, tmp_path, "--save-every", 1000)), signal.SIGKILL, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="1"
+    )
     (saved,) = (tmp_path / "checkpoints").glob("step-*")
     step = json.loads((saved / "checkpoint.json").read_text())["step"]
     assert 3 <= step < STEPS and f"asked to end; saved step {step}" in said

@@ -12,7 +12,6 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.library import forks
@@ -94,22 +93,15 @@ def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, t
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
     assert all(line["time_generation"] > 0 and line["time_model"] > 0 and line["time_optimizer"] > 0 for line in told)
 
-    job = forks.start(training(python, prompts, broken), env=environment(), stderr=subprocess.STDOUT)
-    assert job.stdout is not None
-    said = ""
-    for line in job.stdout:
-        said += line
-        if f"step 3/{STEPS}" in line:
-            psutil.Process(job.pid).send_signal(signal.SIGTERM)
-    assert job.wait(60) == -signal.SIGTERM, said
-    saved = sorted(path.name for path in (broken / "checkpoints").glob("step-*"))
-    assert f"asked to end; saved step {int(saved[-1][-6:])}" in said or saved == ["step-000003"]
-    done = run(training(python, prompts, broken, "--resume", broken / "checkpoints" / saved[-1]))
+    said, _ = forks.signal_at(f"step 3/{STEPS}", training(python, prompts, broken), signal.SIGTERM, tmp_path / "gate", env=environment())
+    assert "asked to end; saved step 3" in said
+    saved = broken / "checkpoints" / "step-000003"
+    done = run(training(python, prompts, broken, "--resume", saved))
     assert done.returncode == 0, done.stderr
     assert (broken / "learned" / "adapter_model.safetensors").read_bytes() == (whole / "learned" / "adapter_model.safetensors").read_bytes()
     assert (broken / "history.jsonl").read_bytes() == (whole / "history.jsonl").read_bytes()
 
-    refused = run(training(python, prompts, broken, "--resume", broken / "checkpoints" / saved[-1], "--kl-coef", 0.5))
+    refused = run(training(python, prompts, broken, "--resume", saved, "--kl-coef", 0.5))
     assert refused.returncode == 1 and "it was made by another training: kl_coef was 0.01, is 0.5" in refused.stderr
 
 

@@ -100,7 +100,7 @@ def test_a_checkpoint_is_whole_by_the_engines_own_judgement(trained: Path) -> No
 def test_a_killed_training_ends_in_the_same_bits(pairs: Path, trained: Path, tmp_path: Path) -> None:
     """Killed after step 5 of a training of eight, resumed at 3 and continued to 6."""
     metrics = tmp_path / "metrics.jsonl"
-    signal_at("step 5/8", training("dpo", pairs, tmp_path, max_steps=8), signal.SIGKILL, {"RECIPE_METRICS": str(metrics)})
+    signal_at("step 5/8", training("dpo", pairs, tmp_path, max_steps=8), signal.SIGKILL, tmp_path / "gate", RECIPE_METRICS=str(metrics))
     assert [name for name in checkpoints(tmp_path) if not name.startswith(".")] == ["checkpoint-3"]
     assert not (tmp_path / "weights").exists()
     done = run(training("dpo", pairs, tmp_path, "--resume", tmp_path / "checkpoints" / "checkpoint-3"), RECIPE_METRICS=str(metrics))
@@ -137,7 +137,7 @@ def test_two_processes_resume_exactly_and_learn_what_one_learns(pairs: Path, tra
     assert done.returncode == 0, done.stderr
     # Their launcher dies in the midst of it: both save the step that they are at.
     again = training("dpo", pairs, ended, "--save-every", 1000, processes=2)
-    said = signal_at("step 2/", again, signal.SIGKILL, {"RECIPE_WORLD_SIZE": "2"}, whole=False)
+    said = signal_at("step 2/", again, signal.SIGKILL, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="2")
     (saved,) = checkpoints(ended)
     step = int(saved.removeprefix("checkpoint-"))
     assert 2 <= step < STEPS and f"asked to end; saved step {step}" in said
@@ -156,7 +156,7 @@ def test_two_processes_resume_exactly_and_learn_what_one_learns(pairs: Path, tra
 
 @pytest.mark.parametrize("kind", ["dpo", "orpo", "reward"])
 def test_a_training_that_is_asked_to_end_saves_its_step_and_dies_of_the_signal(kind: str, pairs: Path, tmp_path: Path) -> None:
-    said = signal_at("step 2/", training(kind, pairs, tmp_path, "--save-every", 1000, max_steps=1000), signal.SIGTERM, {})
+    said = signal_at("step 2/", training(kind, pairs, tmp_path, "--save-every", 1000), signal.SIGTERM, tmp_path / "gate")
     (saved,) = checkpoints(tmp_path)
     assert f"asked to end; saved step {saved.removeprefix('checkpoint-')}" in said
     assert not (tmp_path / "weights").exists()

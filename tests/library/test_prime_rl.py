@@ -261,5 +261,5 @@ def test_a_stop_reaches_prime_rl_and_is_told_as_one(step: Path) -> None:
     while not (step / "waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     assert (step / "told").exists()

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.library import forks
@@ -58,24 +57,6 @@ def weights(out: Path) -> bytes:
     return (out / "learned" / "adapter_model.safetensors").read_bytes()
 
 
-def kill_at(line: str, argv: Sequence[str], number: signal.Signals, **env: str) -> str:
-    """Run until it prints `line`, then send the signal to every process of it.  All that it printed."""
-    job = forks.start(argv, env=environment(**env), stderr=subprocess.STDOUT)
-    assert job.stdout is not None
-    said = ""
-    for text in job.stdout:
-        said += text
-        if line in text:
-            for process in (*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)):
-                process.send_signal(number)
-            said += job.stdout.read()
-            break
-    else:
-        pytest.fail("it never said so:\n" + said)
-    assert job.wait(60) != 0
-    return said
-
-
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("rlhf") / "prompts"
@@ -103,7 +84,7 @@ def test_each_step_tells_where_its_time_went(trained: Path) -> None:
 
 
 def test_a_killed_training_ends_in_the_same_bits(prompts: Path, trained: Path, tmp_path: Path) -> None:
-    kill_at(f"step 3/{STEPS}", training(prompts, tmp_path), signal.SIGKILL)
+    forks.signal_at(f"step 3/{STEPS}", training(prompts, tmp_path), signal.SIGKILL, tmp_path / "gate", env=environment())
     assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
     done = run(training(prompts, tmp_path, "--resume", tmp_path / "checkpoints" / "checkpoint-2"))
     assert done.returncode == 0, done.stderr
@@ -119,9 +100,10 @@ def test_two_processes_draw_what_one_draws_and_resume_to_the_same_bits(prompts: 
         assert two["reward"] == pytest.approx(one["reward"], abs=1e-6) and two["completion_tokens"] == one["completion_tokens"]
         assert two["kl"] == pytest.approx(one["kl"], abs=1e-4) and two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
 
-    said = kill_at(f"step 2/{STEPS}", training(prompts, broken, processes=2), signal.SIGTERM, RECIPE_WORLD_SIZE="2")
-    (saved,) = set((broken / "checkpoints").glob("checkpoint-*")) - {broken / "checkpoints" / "checkpoint-2"}
-    assert f"asked to end; saved step {saved.name.rpartition('-')[2]}" in said
+    argv, env = training(prompts, broken, processes=2), environment(RECIPE_WORLD_SIZE="2")
+    said, _ = forks.signal_at(f"step 2/{STEPS}", argv, signal.SIGTERM, tmp_path / "gate", env=env)
+    saved = broken / "checkpoints" / "checkpoint-3"  # they agree on it in their next step
+    assert "asked to end; saved step 3" in said
     done = run(training(prompts, broken, "--resume", saved, processes=2), RECIPE_WORLD_SIZE="2")
     assert done.returncode == 0, done.stderr
     assert weights(broken) == weights(whole)

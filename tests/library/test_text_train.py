@@ -68,7 +68,7 @@ def test_a_killed_training_ends_in_the_same_bits(method: str, processes: int, li
     flags, undisturbed = METHODS[method], trained[method]
     metrics = tmp_path / "metrics.jsonl"
     env = {"RECIPE_WORLD_SIZE": str(processes), "RECIPE_METRICS": str(metrics)}
-    signal_at("step 7/9", training(library, tmp_path, *flags, processes=processes, max_steps=9), signal.SIGKILL, env)
+    signal_at("step 7/9", training(library, tmp_path, *flags, processes=processes, max_steps=9), signal.SIGKILL, tmp_path / "gate", **env)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000005"]
     assert not (tmp_path / "weights").exists()
     board = ("--tensorboard", tmp_path / "board")
@@ -87,7 +87,7 @@ def test_a_killed_training_ends_in_the_same_bits(method: str, processes: int, li
 @pytest.mark.slow
 def test_a_training_whose_machine_is_taken_away_saves_the_step_it_is_at(library: Path, tmp_path: Path) -> None:
     argv = launched(training(library, tmp_path, "--save-every", 1000))
-    said = signal_at("step 3/", argv, signal.SIGTERM, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    said = signal_at("step 3/", argv, signal.SIGTERM, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="1")
     (saved,) = checkpoints(tmp_path)
     step = json.loads((saved / "checkpoint.json").read_text())["step"]
     assert 3 <= step < STEPS and f"asked to end; saved step {step}" in said

@@ -118,13 +118,13 @@ def test_a_secret_reaches_a_container_and_no_list_of_processes(yard: Yard, drive
     )
     yard.settings(driver)
     worker = yard.space.start("run", "--driver", driver, env=yard.env)
-    until(yard.ready, seconds=40)
+    until(yard.ready)
     words = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert [line for line in words if TOKEN in line] == []
     made = [path for path in (yard.space.root / ".recipe").rglob("o") if "attempts" in path.parts]
     assert [path.read_text() for path in made] == [f"{len(TOKEN)} {TOKEN}\n"]
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=40)
+    worker.communicate(timeout=60)
     assert yard.left() == []
 
 
@@ -133,10 +133,10 @@ def test_a_run_that_is_stopped_leaves_no_container(yard: Yard, driver: str) -> N
     yard.recipe(WAITS)
     yard.settings(driver)
     worker = yard.space.start("run", "--driver", driver, env=yard.env)
-    until(yard.ready, seconds=40)
+    until(yard.ready)
     assert len(yard.left()) == 1
     worker.send_signal(signal.SIGTERM)
-    _, said = worker.communicate(timeout=40)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == 130, said
     assert yard.left() == []
 
@@ -146,13 +146,13 @@ def test_a_container_goes_on_while_its_worker_is_dead_and_is_found_again(yard: Y
     yard.recipe({"s": {"run": "echo ready; touch here; while [ -e here ]; do sleep 0.05; done; echo 1 > o", "outputs": {"o": "o"}}})
     yard.settings(driver)
     worker = yard.space.start("run", "--driver", driver, env=yard.env)
-    until(yard.ready, seconds=40)
+    until(yard.ready)
     worker.kill()
     worker.communicate()
     assert len(yard.left()) == 1
     after = yard.space.start("run", "--driver", driver, env=yard.env)
     next((yard.space.root / ".recipe").rglob("attempts/*/here")).unlink()
-    _, said = after.communicate(timeout=40)
+    _, said = after.communicate(timeout=60)
     assert after.returncode == 0, said
     assert yard.space.read("o") == "1\n"
     log = next((yard.space.root / ".recipe/runs").glob("*/s.1.log")).read_text()
@@ -186,8 +186,8 @@ def test_a_container_on_a_server(space: Space, machine: Machine, sshd: Sshd) -> 
     assert (space.read("o"), space.read("env")) == ("x" * 200_000, "yes\n")
     yard.recipe(WAITS)
     worker = space.start("run", "--driver", "ssh", env=yard.env)
-    until(yard.ready, seconds=40)
+    until(yard.ready)
     worker.send_signal(signal.SIGTERM)
-    _, said = worker.communicate(timeout=40)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == 130, said
     assert yard.left() == []

@@ -141,12 +141,12 @@ def test_a_running_step_is_followed_to_its_end_with_its_secrets_masked(space: Sp
     assert follower.stdout is not None
     begun = follower.stdout.read(3)  # it shows what is there before the step goes on
     stranger = followed(space, "logs", "last/talk", env={"TALK_TOKEN": ""})
-    out, err = stranger.communicate(timeout=20)
+    out, err = stranger.communicate(timeout=60)
     assert out == b"" and b"TALK_TOKEN is not set here" in err
     gate.write_bytes(b"go")
-    rest, err = follower.communicate(timeout=20)
+    rest, err = follower.communicate(timeout=60)
     assert begun + rest == b"one ***\n\x1b[31mred\x07\ntwo\n" and err == b"" and follower.returncode == 0
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_who_cannot_mask_a_log_sees_it_when_it_is_over(space: Space, gate: Path) -> None:
@@ -155,8 +155,8 @@ def test_who_cannot_mask_a_log_sees_it_when_it_is_over(space: Space, gate: Path)
     assert follower.stderr is not None
     assert b"shown when it is over" in follower.stderr.readline()
     gate.write_bytes(b"go")
-    out, _ = follower.communicate(timeout=20)
-    assert out == b"==> talk <==\none ***\n\x1b[31mred\x07\ntwo\n" and process.wait(20) == 0
+    out, _ = follower.communicate(timeout=60)
+    assert out == b"==> talk <==\none ***\n\x1b[31mred\x07\ntwo\n" and process.wait(60) == 0
 
 
 def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> None:
@@ -165,8 +165,8 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
     assert follower.stdout is not None
     follower.stdout.read(1)
     process.send_signal(signal.SIGKILL)
-    process.wait(20)
-    _, err = follower.communicate(timeout=20)
+    process.wait(60)
+    _, err = follower.communicate(timeout=60)
     assert b"its worker is gone" in err and follower.returncode == 0
     again = space.start("run", f"gate={gate}")  # the step is still there, and the next run takes it over: with the log that it began
 
@@ -179,8 +179,8 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
     follower = followed(space, "logs", "last/talk", "-f", env={})
     assert follower.stdout is not None and follower.stdout.read(3) == b"one"
     gate.write_bytes(b"go")
-    rest, _ = follower.communicate(timeout=20)
-    assert rest.endswith(b"two\n") and again.wait(20) == 0
+    rest, _ = follower.communicate(timeout=60)
+    assert rest.endswith(b"two\n") and again.wait(60) == 0
 
 
 def on_a_terminal(space: Space, *words: str) -> bytes:

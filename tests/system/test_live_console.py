@@ -444,11 +444,11 @@ def test_a_display_that_dies_leaves_the_terminal_sane(terminal: tuple[int, int],
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
     try:
         while "a    " not in screen.display[1]:
-            assert select.select([ours], [], [], 20)[0], "nothing was drawn"
+            assert select.select([ours], [], [], 60)[0], "nothing was drawn"
             stream.feed(os.read(ours, 65536))
     finally:
         process.send_signal(end)
-        process.wait(20)
+        process.wait(60)
     while select.select([ours], [], [], 0)[0]:
         stream.feed(os.read(ours, 65536))
     assert frozenset(screen.mode) == before and not screen.cursor.hidden

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.planning import fingerprint
+from runner.storage import metrics
 from runner.storage.workspace import Workspace
 from tests.support import Space
 
@@ -133,3 +134,23 @@ def test_a_result_that_was_stored_while_the_rule_was_part_of_the_key_is_fresh(sp
     with Workspace.open(space.root) as ws:
         ws.store.index.forget(traces=[former])
     assert space.run() == []
+
+
+SLOW = "(?P<n>(x+x+)+y)"
+LONG = f"steps: {{{{train: {{{{run: 'echo {'x' * 4000}; echo x > o', outputs: {{{{o: o}}}}, {{}}}}}}}}}}"
+
+
+def test_a_pattern_that_backtracks_is_a_problem_of_its_step_and_runs_nothing(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.05)
+    space.recipe(LONG.format(pattern("loss=(?P<loss>.)")))
+    space.run()
+    space.recipe(LONG.format(pattern(SLOW)))
+    (problem,) = space.problems()
+    assert problem.code == "pattern-too-slow" and problem.message.startswith(f"train: the metrics pattern `{SLOW}` takes more than") and problem.fix
+
+
+def test_what_a_step_made_is_kept_though_its_pattern_backtracks(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.05)
+    space.recipe(LONG.format(pattern(SLOW)))
+    space.run()
+    assert space.read("o") == "x\n" and space.run() == []

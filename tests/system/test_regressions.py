@@ -18,9 +18,12 @@ import pytest
 
 import runner
 from runner.errors import CannotRun
-from runner.execution.session import Choice, Settings
+from runner.execution.session import Choice, Settings, look
+from runner.interface.cli.chosen import begun
+from runner.language import document
 from runner.storage import database, objects
 from runner.storage.store import Store
+from runner.survey.survey import Request
 from tests.support import Space, until
 
 POINTS = sorted({name for path in Path(runner.__file__).parent.rglob("*.py") for name in re.findall(r'crashpoint\("([\w-]+)"\)', path.read_text())})
@@ -110,7 +113,7 @@ def test_a_client_killed_while_a_step_runs_finds_its_result_again(space: Space, 
     again = space.start("run")
     until(lambda: store(space).runs.latest()[0].fence == 2)
     gate.open()
-    said = again.communicate(timeout=30)
+    said = again.communicate(timeout=60)
     assert again.returncode == 0, said
     assert gate.ran() == ["gated", "after"]
     process.communicate()
@@ -126,7 +129,7 @@ def test_ctrl_c_through_a_pipe_still_cleans_up(space: Space, gate: Gate) -> None
     for word in ("finishing", "stopping"):
         os.killpg(process.pid, signal.SIGINT)
         until(lambda word=word: word in said.read_text())
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=60) == 130
     with store(space) as history:
         assert [row.state for row in history.runs.latest()] == ["CANCELLED"]
     with pytest.raises(OSError, match="No such device"):
@@ -143,7 +146,7 @@ def test_two_runs_at_once_do_the_work_once(space: Space, gate: Gate) -> None:
     two = space.start("run")
     until(lambda: len(store(space).runs.latest()) == 2)
     gate.open()
-    assert (one.wait(timeout=30), two.wait(timeout=30)) == (0, 0), (one.communicate(), two.communicate())
+    assert (one.wait(timeout=60), two.wait(timeout=60)) == (0, 0), (one.communicate(), two.communicate())
     assert sorted(gate.ran()) == ["after", "gated"]
     assert space.read("after.txt") == "1\n"
     for process in (one, two):
@@ -159,7 +162,7 @@ def test_history_is_read_while_a_run_is_in_progress(space: Space, gate: Gate) ->
         assert history.runs.live(row.id) and history.database.check() == ""
         until(lambda: any(event.id == "gated" and event.after == "RUNNING" for event in history.runs.events(row.id)))
     gate.open()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     process.communicate()
 
 
@@ -171,7 +174,7 @@ def test_an_input_edited_while_its_step_ran_is_not_remembered(space: Space, gate
     gate.reached()
     space.write("in.txt", "2\n")
     gate.open()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     process.communicate()
     assert space.answers()["gated"] == "run"
     space.write("in.txt", "1\n")
@@ -186,7 +189,7 @@ def test_an_input_edited_before_its_step_began_is_not_taken_for_the_old_one(spac
     gate.reached()
     space.write("late.txt", "new\n")
     gate.open()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     process.communicate()
     space.write("late.txt", "old\n")
     space.run()
@@ -201,7 +204,7 @@ def test_a_file_deep_in_a_tree_edited_while_its_step_ran_is_noticed(space: Space
     gate.reached()
     space.write("tree/deep/x", "2")
     gate.open()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert space.answers()["gated"] == "run"
     space.write("tree/deep/x", "1")
     assert space.answers()["gated"] == "run"
@@ -506,3 +509,22 @@ steps:
     space.recipe(space.read(space.file).replace('  bad: {run: "echo 2 >> {{ steps.a.o }}/f"}\n', ""))
     space.run()
     assert space.read("g") == "1\n" and space.read("d/f") == "1\n"
+
+
+def test_recipes_in_two_folders_each_use_the_one_beside_them(space: Space) -> None:
+    for folder in ("a", "b"):
+        space.recipe(f"recipe: x@1\nsummary: A\nsteps: {{s: {{run: 'echo {folder} > o.txt', outputs: {{o: o.txt}}}}}}", name=f"{folder}/x.yaml")
+        space.recipe(f"recipe: {folder}@1\nsummary: A\nsteps: {{inner: {{uses: ./x.yaml}}}}", name=f"{folder}/outer.yaml")
+    space.recipe("steps: {one: {uses: ./a/outer.yaml}, two: {uses: ./b/outer.yaml}}")
+    assert sorted(space.run()) == ["one/inner/s", "two/inner/s"]
+    assert [space.read(f"{step}/inner/o.txt") for step in ("one", "two")] == ["a\n", "b\n"]
+
+
+def test_a_first_run_reads_its_recipe_once(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    parse = document.parse
+    monkeypatch.setattr(document, "parse", lambda text, name: read.append(name) or parse(text, name))
+    space.recipe("steps: {s: {run: 'true'}}")
+    with begun(space.root, Request("./recipe.yaml")) as ws:
+        assert look(ws, Request("./recipe.yaml"), Choice()).todo
+    assert read == [str(space.root / "recipe.yaml")]

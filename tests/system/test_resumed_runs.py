@@ -60,7 +60,7 @@ def begun(space: Path) -> int:
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not what():
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -66,7 +66,7 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_and_ends_in_the_same_bi
             # Time stands still there, so that it cannot end before we look; then nothing is left of it, nor of who started it.
             for process in trainers(sshd.home):
                 process.send_signal(signal.SIGSTOP)
-            until(lambda: home(moved), seconds=60)
+            until(lambda: home(moved))
             sshd.kill_everything()
         finally:
             worker.kill()

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 import yaml
 
@@ -62,23 +61,11 @@ def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_ste
     return launched(alone, processes) if processes > 1 else alone
 
 
-def signal_at(line: str, argv: Sequence[str], number: signal.Signals, env: dict[str, str], *, whole: bool = True) -> str:
-    """Run until it prints `line`, then send the signal to every process of it, or to the launcher alone.  What it printed after that."""
-    job = forks.start(argv, env=environment(**env), stderr=subprocess.STDOUT)
-    assert job.stdout is not None
-    said = []
-    for text in job.stdout:
-        said.append(text)
-        if line in text:
-            break
-    else:
-        pytest.fail("it never said so:\n" + "".join(said))
-    # torch starts workers in sessions of their own: a signal to the group would miss them.
-    for process in (*(psutil.Process(job.pid).children(recursive=True) if whole else ()), psutil.Process(job.pid)):
-        process.send_signal(number)
-    rest = job.stdout.read()  # to its end: the last process is gone
-    assert job.wait(60) == -number
-    return rest
+def signal_at(line: str, argv: Sequence[str], number: signal.Signals, gate: Path, *, whole: bool = True, **env: str) -> str:
+    """Signal every process of it, or the launcher alone, when it has printed `line` and waits.  What it printed after that."""
+    said, status = forks.signal_at(line, argv, number, gate, whole=whole, env=environment(**env))
+    assert status == -number, said
+    return said
 
 
 def checkpoints(out: Path) -> list[Path]:
@@ -282,7 +269,7 @@ def test_generation_stops_where_the_answers_end_and_where_else_it_did(had: objec
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
     argv = launched(training(tokens, tmp_path, "--save-every", 1000))
-    said = signal_at("step 3/", argv, signal.SIGKILL, {"RECIPE_WORLD_SIZE": "1"}, whole=False)
+    said = signal_at("step 3/", argv, signal.SIGKILL, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="1")
     (saved,) = checkpoints(tmp_path)
     step = json.loads((saved / "checkpoint.json").read_text())["step"]
     assert 3 <= step < STEPS

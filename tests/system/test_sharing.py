@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -356,16 +355,15 @@ def test_two_machines_and_a_bucket(tmp_path: Path, moto: Moto) -> None:
 
 
 @pytest.mark.usefixtures("login")
-def test_a_server_that_says_nothing_holds_a_plan_up_for_seconds_only(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_says_nothing_is_waited_for_once(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.storage.remote_cache.PATIENCE", 0.5)
     silent = threading.Event()
     with HttpFaults(moto.endpoint) as proxy:
         proxy.spoil = lambda request: Fault(hold=silent)
         a = Machine(tmp_path / "a", f"s3://{moto.bucket()}/p", more=f'endpoint = "{proxy.endpoint}"\n')
-        begun = time.monotonic()
         try:
             assert a.run() == ["base", "data", "train"]
-            assert time.monotonic() - begun < 15
+            assert len(proxy.requests) == 1, "a store that did not answer once is not asked again"
         finally:
             silent.set()
 
@@ -380,7 +378,7 @@ def test_a_push_that_is_killed_leaves_nothing_half_and_the_next_one_ends_it(tmp_
         third = threading.Event()
         proxy.spoil = lambda request: Fault(hold=third) if request.method == "PUT" and "/objects/" in request.path and request.number >= 1 else None
         pushing = a.start("push")
-        until(lambda: sum(1 for r in proxy.requests if r.method == "PUT" and "/objects/" in r.path) >= 2, seconds=40)
+        until(lambda: sum(1 for r in proxy.requests if r.method == "PUT" and "/objects/" in r.path) >= 2)
         pushing.send_signal(signal.SIGKILL)
         pushing.communicate()
         proxy.calm()

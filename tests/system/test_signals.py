@@ -33,7 +33,7 @@ def open_gate(space: Space, *, times: int = 1) -> int:
 
 
 def finish(worker: subprocess.Popen[str]) -> tuple[int, str]:
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
     return worker.returncode, said
 
 
@@ -123,7 +123,7 @@ def test_an_interrupt_of_a_pipeline_drains_though_its_reader_is_gone(space: Spac
     os.killpg(pipeline.pid, signal.SIGINT)
     until(lambda: waits(int(space.read("worker"))))
     gate = open_gate(space)
-    pipeline.wait(timeout=30)
+    pipeline.wait(timeout=60)
     os.close(gate)
     until(lambda: (space.root / "p.txt").exists() or (space.root / "o.txt").exists())
     assert space.read("o.txt") == "x\n"

@@ -27,6 +27,7 @@ from drivers.sshlink import Link, Route
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture
+from tests.support import until
 from tests.tools import needs
 
 CUTS = int(os.environ.get("RECIPE_SSH_CUTS", "4"))
@@ -226,7 +227,7 @@ def test_a_connection_that_fell_silent_is_found_by_its_keep_alive(server: Sshd) 
                 began = time.monotonic()
                 with pytest.raises(Unreachable):
                     await anext(call)
-                assert 0.3 < time.monotonic() - began < 10
+                assert time.monotonic() - began > 0.3
                 proxy.resume()
                 assert await said(link, "echo", "again") == "again\n"
 
@@ -303,10 +304,7 @@ def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_job
     async def meet() -> None:
         async with hosted(server.settings(deadman=1)) as host:
             job = await host.start(script("exec sleep 1000", tmp_path), "alone")
-        deadline = time.monotonic() + 20
-        while not end.exists():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, end.exists)
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
         assert exit is not None
@@ -326,7 +324,7 @@ def test_calls_that_are_given_up_at_any_moment_leave_nothing_behind(server: Sshd
                 with pytest.raises(asyncio.CancelledError):
                     await call
             assert await asyncio.gather(*(said(link, "echo", "in") for _ in range(20))) == ["in\n"] * 20
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 120
             while (left := await said(link, "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")).count(f"99999.{os.getpid()}"):
                 assert time.monotonic() < deadline, left
 

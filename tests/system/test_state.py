@@ -132,7 +132,7 @@ def test_a_training_that_lives_on_is_not_said_to_begin_from_a_checkpoint(space: 
     worker.communicate()
     again = space.start("run", "-v", env={"NOTES": f"{space.root}/notes"})
     (tmp_path / "gate").write_text("x")
-    _, said = again.communicate(timeout=30)
+    _, said = again.communicate(timeout=60)
     assert again.returncode == 0 and notes(space) == ["0-4"] and "goes on from" not in said, said
 
 

@@ -126,7 +126,7 @@ def test_what_a_killed_run_was_making_for_two_steps_is_taken_up_once(space: Spac
     second = space.start("run", "-j2")
     opened = os.open(gate, os.O_RDWR)
     os.write(opened, b"go\n")
-    _, said = second.communicate(timeout=30)
+    _, said = second.communicate(timeout=60)
     os.close(opened)
     assert second.returncode == 0, said
     assert starts(space) == {"data": 1, "train": 2} and left(space) == []

@@ -53,7 +53,7 @@ def test_a_run_that_waits_for_another_takes_over_when_that_is_killed(space: Spac
     first.communicate()
     opened = os.open(gate, os.O_RDWR)
     os.write(opened, b"go\n")
-    _, said = second.communicate(timeout=30)
+    _, said = second.communicate(timeout=60)
     os.close(opened)
     assert second.returncode == 0, said
     assert starts(space) == ["one"]

@@ -46,7 +46,7 @@ def commits(tmp_path: Path, heard: Heard) -> Iterator[GroupCommit]:
 def _sent(commits: GroupCommit) -> None:
     landed = threading.Event()
     commits.send(landed.set)
-    assert landed.wait(10)
+    assert landed.wait(60)
 
 
 def _refuse(database: Database, landed: Callable[[], None]) -> None:

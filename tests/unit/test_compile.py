@@ -29,7 +29,7 @@ def plan(
 ) -> Plan:
     """Compile; `used` are other recipes, `inner` under the name `./inner.yaml`."""
     recipe = read(text)
-    others = {f"./{name}.yaml": read(other, f"{name}.yaml") for name, other in used.items()}
+    others = {f"{name}.yaml": read(other, f"{name}.yaml") for name, other in used.items()}
     values = inputs.bind(recipe, given or {}, preset=preset)
     return compile_plan(
         recipe,

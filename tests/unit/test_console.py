@@ -19,6 +19,7 @@ from runner.execution.work import Failure
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width
 from runner.storage.runs import Event
+from tests.support import calls
 
 
 class Terminal(io.StringIO):
@@ -197,20 +198,14 @@ def test_many_quick_steps_share_about_twenty_lines_a_second_but_a_failure_is_nev
 
 
 @pytest.mark.slow
-def test_a_step_costs_less_than_ten_microseconds(err: io.StringIO, out: io.StringIO) -> None:
+def test_a_step_costs_a_few_calls_of_functions(err: io.StringIO, out: io.StringIO) -> None:
     plain = console.Plain(err, out)
     ids = [f"step-{n}" for n in range(5000)]
     plain.begin(overview(5000, 0, tuple(ids)))
     path = ("WAITING", "READY", "QUEUED", "RUNNING", "DONE")
     moves = [move(id, a, b, log="x.log") if b == "RUNNING" else move(id, a, b) for id in ids for a, b in pairwise(path)]
 
-    def once() -> float:
-        begun = time.process_time()  # what others do on this machine meanwhile is not our cost
-        for n in range(0, len(moves), 256):
-            plain.events(moves[n : n + 256])
-        return (time.process_time() - begun) / len(ids)
-
-    assert min(once() for _ in range(5)) < 10e-6
+    assert calls(lambda: [plain.events(moves[n : n + 256]) for n in range(0, len(moves), 256)]) < 30 * len(ids)
 
 
 def test_a_reader_that_went_away_does_not_stop_the_run(out: io.StringIO) -> None:

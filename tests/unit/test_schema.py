@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from runner.language import document, schema
+from tests.support import calls
 
 SCHEMA = schema.load()
 STEP = Draft202012Validator(
@@ -151,25 +151,17 @@ def test_a_thousand_simple_steps_cost_next_to_nothing() -> None:
     def steps(number: int) -> dict[str, Any]:
         return {f"n{n}": {"run": f"cksum < a > out/{n}", "deps": ["a"], "outputs": [f"out/{n}"]} for n in range(number)}
 
-    def seconds(value: object) -> float:
-        best = 9.0
-        for _ in range(3):
-            begun = time.process_time()
-            assert schema.faults(value) == []
-            best = min(best, time.process_time() - begun)
-        return best
-
     schema.faults({})
-    assert seconds({"recipe": "a@1", "steps": steps(1000)}) < 0.06
-    assert seconds({"recipe": "a@1", "steps": steps(10000)}) < 0.6
+    for number in (1000, 10000):
+        value = {"recipe": "a@1", "steps": steps(number)}
+        assert schema.faults(value) == []
+        assert calls(lambda value=value: schema.faults(value)) < 20 * number
 
 
 def test_a_file_of_nothing_but_mistakes_ends_soon() -> None:
-    value = {"recipe": "a@1", "steps": {f"n{n}": {"rum": 1} for n in range(20000)}}
-    begun = time.process_time()
-    faults = schema.faults(value)
-    assert len(faults) == 200
-    assert time.process_time() - begun < 2
+    value = {"recipe": "a@1", "steps": {f"n{n}": {"rum": 1} for n in range(5000)}}
+    assert len(schema.faults(value)) == 200
+    assert calls(lambda: schema.faults(value)) < 200 * 5000
 
 
 def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
