@@ -28,18 +28,27 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "status": ("status", "what is fresh, what is not, and files of earlier runs that are not made now"),
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
     "runs": ("history", "earlier runs"),
+    "cancel": ("control", "end a run, wherever it was started"),
+    "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
+    "resume": ("control", "go on with a run that was paused, or whose worker died"),
+    "retry": ("control", "run what an ended run was asked for once more"),
     "logs": ("history", "what a run or one of its steps printed"),
+    "results": ("results", "the instances and runs of a recipe in one table: inputs that differ, metrics, time; the best is marked"),
     "report": ("report", "how a run went, where the time of its trainings went, and what to change"),
     "diff": ("history", "what differs between two runs: inputs, data, code, environment, metrics, time"),
+    "checkpoints": ("kept", "the checkpoints of a step: list them, copy one out, resume from one"),
+    "path": ("kept", "where an output of a step lies"),
     "adopt": ("upkeep", "take the files that are there for what a step makes"),
     "clean": ("upkeep", "remove published results"),
     "gc": ("upkeep", "remove what is stored and no longer needed"),
+    "rm": ("upkeep", "forget runs: their logs, metrics and what failed attempts left"),
     "push": ("stores", "put results into a shared store"),
     "pull": ("stores", "bring results from a shared store"),
     "config": ("stores", "the settings in force, and where each comes from"),
     "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
     "reap": ("reap", "rented machines, what they cost, and the end of those that nobody uses"),
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
+    "fake-provider": ("fake_provider", "a provider of rented GPUs that costs nothing, on this machine, to try and test against"),
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }
 
@@ -145,7 +154,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
 def overview() -> str:
     """The text of `recipe --help`."""
     lines = ["usage: recipe VERB …", "", "Make for ML training: run versioned recipes, and only what changed.", "", "verbs:"]
-    lines += [f"  {verb:<11} {words}" for verb, (_, words) in VERBS.items()]
+    lines += [f"  {verb:<13} {words}" for verb, (_, words) in VERBS.items()]
     lines += ["", "recipe VERB --help tells the flags of a verb; recipe alone lists recipes.", "", EPILOG]
     return "\n".join(lines)
 
