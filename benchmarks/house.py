@@ -42,18 +42,8 @@ PURE = ("language", "planning")
 READING = {("runner/language/library.py", None), ("runner/language/document.py", "read")}
 """Where the pure floors touch the disk all the same: a module, or one function of it."""
 
-HERE_OR_THERE = ("Away", "here", "errand")
-DEBTS = {
-    "runner/execution/attempts.py": 5,
-    "runner/execution/control.py": 4,
-    "runner/execution/ending.py": 5,
-    "runner/execution/loop.py": 1,
-    "runner/execution/orphans.py": 4,
-    "runner/execution/starting.py": 9,
-    "runner/execution/tidying.py": 3,
-    "runner/execution/watches.py": 1,
-}
-"""How often `execution` asks whether a host is this one, by file.  A place will hide it once one agent runs on every host; until then no more."""
+HERE_OR_THERE = ("Away", "here")
+"""What `execution` may not ask with `isinstance` or `is`: a place hides whether it is this machine."""
 
 LONG = 700
 LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8}
@@ -123,8 +113,8 @@ def faults(home: Path, known: set[str] | None = None) -> list[str]:
         tree = ast.parse(path.read_bytes(), name)
         if room(module) in PURE and (name, None) not in READING:
             found += [f"{name}:{line}: {fault}" for line, fault in _touches(name, tree)]
-        if room(module) == "execution" and (asked := _asks_where(tree)) > DEBTS.get(name, 0):
-            found.append(f"{name}:1: asks {asked} times whether a host is this one, at most {DEBTS.get(name, 0)}")
+        if room(module) == "execution":
+            found += [f"{name}:{line}: asks whether a host is this one" for line in _asks_where(tree)]
     return found
 
 
@@ -165,8 +155,8 @@ def _touches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"uses .{node.attr}"
 
 
-def _asks_where(tree: ast.Module) -> int:
-    """How often a module asks with `isinstance` or `is` whether a host is this one."""
+def _asks_where(tree: ast.Module) -> list[int]:
+    """The lines where a module asks with `isinstance` or `is` whether a host is this one."""
 
     def named(node: ast.AST) -> bool:
         return any(
@@ -174,11 +164,12 @@ def _asks_where(tree: ast.Module) -> int:
             for part in ast.walk(node)
         )
 
-    return sum(
-        (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance" and named(node.args[1]))
-        or (isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops) and named(node))
+    return [
+        node.lineno
         for node in ast.walk(tree)
-    )
+        if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance" and named(node.args[1]))
+        or (isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops) and named(node))
+    ]
 
 
 def lines(home: Path) -> dict[str, int]:

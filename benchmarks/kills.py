@@ -1,15 +1,17 @@
-"""Kill `recipe run` again and again, and count the steps that began twice.
+"""Kill `recipe run` and its agent again and again, and count the steps that began twice.
 
-usage: kills.py [--kills 100] [--steps 24] [--seed 1] [--jobs 2] [--driver local] [--root DIR]
+usage: kills.py [--kills 100] [--whom any] [--steps 24] [--seed 1] [--jobs 2] [--driver local] [--root DIR]
 
 Each workspace is a graph of short steps with outputs of every size.  A step writes a line to a file of its own, outside its attempt, when its command
-begins and when it ends.  The worker alone is killed (SIGKILL, not its supervisor): at any moment, or within 200 ms of a step's end; then `recipe run`
-is started again.  After a few kills a run may end, and everything is looked at.  Exit code 1: a step began twice or was lost, or a run failed.
+begins and when it ends.  The worker, its agent (the parent of the steps), or both are killed (SIGKILL): at any moment, or within 200 ms of a step's
+end; where the worker was, `recipe run` is started again.  After a few kills a run may end, and everything is looked at.  Exit code 1: a step began
+twice or was lost, or a run failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -105,8 +107,9 @@ class Tally:
 class Workspace:
     """One folder, its recipe and what its steps wrote down."""
 
-    def __init__(self, root: Path, rng: random.Random, steps: int, jobs: int, driver: str) -> None:
-        self.root, self.rng, self.notes = root, rng, root / "notes"
+    def __init__(self, root: Path, rng: random.Random, steps: int, jobs: int, driver: str, whom: str) -> None:
+        self.root, self.rng, self.notes, self.whom = root, rng, root / "notes", whom
+        self.process: subprocess.Popen[bytes] | None = None
         self.words = [*RECIPE, "run", f"-j{jobs}", "--driver", driver]
         self.notes.mkdir(parents=True)
         made, self.shown = graph(rng, self.notes, steps)
@@ -120,8 +123,9 @@ class Workspace:
             return subprocess.Popen(self.words, cwd=self.root, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
 
     def killed(self) -> tuple[bool, int]:
-        """Start a run and kill it at some moment: whether that was in time, and else its exit code."""
-        process, before = self.start(), self.ends()
+        """Have a run under way and kill something at some moment: whether that was in time, and else its exit code."""
+        process, before = self.process or self.start(), self.ends()
+        self.process = process
         begun = time.monotonic()
         some_time = self.rng.choice([0.3, 1.0, 3.0]) * self.rng.random()
         after_an_end = self.rng.random() < 0.6
@@ -130,12 +134,29 @@ class Workspace:
                 time.sleep(self.rng.random() * 0.2 if after_an_end else 0.0)
                 break
             time.sleep(0.002)
+        whom = self.whom if self.whom != "any" else self.rng.choice(["worker", "agent", "both"])
+        hit = process.poll() is None
+        for pid in self.agents() if whom != "worker" else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if whom == "agent" and hit:
+            return True, 0
+        self.process = None
         process.kill()
         code = process.wait()
         return code == -signal.SIGKILL, code
 
+    def agents(self) -> list[int]:
+        """The agents of this workspace."""
+        root, found = str(self.root / ".recipe" / "local").encode(), []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if root in Path("/proc", entry, "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+        return found
+
     def finish(self) -> int:
-        process = self.start()
+        process, self.process = self.process or self.start(), None
         try:
             return process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -155,11 +176,11 @@ class Workspace:
                 tally.lost.append(where)
 
 
-def run(kills: int, seed: int, steps: int, jobs: int, driver: str, top: Path) -> Tally:
+def run(kills: int, seed: int, steps: int, jobs: int, driver: str, whom: str, top: Path) -> Tally:
     """Kill so often, in as many workspaces as that takes; those in which nothing went wrong are deleted."""
     rng, tally = random.Random(seed), Tally()
     while tally.kills < kills:
-        space = Workspace(top / f"w{tally.workspaces}", rng, steps, jobs, driver)
+        space = Workspace(top / f"w{tally.workspaces}", rng, steps, jobs, driver, whom)
         tally.workspaces += 1
         faults = Tally()
         code = 0
@@ -194,7 +215,8 @@ def _writable(do: Callable[..., object], path: str, _error: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="how often a worker is killed")
+    parser.add_argument("--kills", type=int, default=100, help="how often somebody is killed")
+    parser.add_argument("--whom", choices=("worker", "agent", "both", "any"), default="any", help="who is killed; an agent only with --driver local")
     parser.add_argument("--steps", type=int, default=24, help="in each workspace")
     parser.add_argument("--seed", type=int, default=1, help="of the graphs and the moments")
     parser.add_argument("--jobs", type=int, default=2, help="steps at once")
@@ -203,7 +225,7 @@ def main() -> int:
     given = parser.parse_args()
     top = Path(tempfile.mkdtemp(prefix="kills-", dir=given.root))
     begun = time.monotonic()
-    tally = run(given.kills, given.seed, given.steps, given.jobs, given.driver, top)
+    tally = run(given.kills, given.seed, given.steps, given.jobs, given.driver, given.whom, top)
     print(f"{tally.kills} kills in {tally.workspaces} workspaces of {given.steps} steps, {time.monotonic() - begun:.0f} s")
     for words, found in (
         ("finished steps begun twice", tally.again),

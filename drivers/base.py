@@ -6,7 +6,7 @@ on where this one died.  A driver moves no files: bytes travel through `Host.cal
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -86,6 +86,7 @@ class Command:
     idle_timeout: float | None = None  # seconds without a byte of log
     log: str | None = None  # a path on the host for stdout and stderr; None: the host chooses
     locks: tuple[str, ...] = ()  # names, per machine and login, that the job holds while any process of it lives
+    outlives: bool = False  # its end is to be known even if whoever supervises it is killed meanwhile, at the price of a shell above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,12 @@ class Job:
 class Exit(NamedTuple):
     """A job is over.  `code` None: it left no status; `signal` is set when a signal ended it; `reason` says who ended it where we know.
 
-    `withdrawn`: it never began, because what it was to follow did not end well, or on request: see `NearHost`.  `busy`: it never began, because
-    another job holds one of its locks.  After both the same key may be started again.
+    `busy`: it never began, because another job holds one of its locks; the same key may be started again.
     """
 
     code: int | None
     signal: int | None = None
-    reason: Literal["exit", "signal", "oom", "timeout", "idle", "stopped", "lost", "withdrawn", "busy"] = "exit"
+    reason: Literal["exit", "signal", "oom", "timeout", "idle", "stopped", "lost", "busy"] = "exit"
     started: float = 0.0  # seconds since the epoch, by the host's clock
     ended: float = 0.0
     cpu: float = 0.0  # seconds of user and system time
@@ -151,27 +151,6 @@ class Host(Protocol):
 
     async def aclose(self) -> None:
         """Let go of the connection; jobs go on."""
-        ...
-
-
-@runtime_checkable
-class NearHost(Host, Protocol):
-    """A host so near that jobs of milliseconds are worth its while: it tells of ends by itself, and begins the next without being asked again."""
-
-    def hear(self, job: Job, heard: Callable[[Exit | DriverError], None]) -> None:
-        """Call `heard` once, with the job's end as soon as it is known or with what keeps it from being known."""
-        ...
-
-    async def follow(self, command: Command, key: str, ahead: Job) -> Job:
-        """Start `command` as soon as `ahead` has ended with exit 0, of itself.
-
-        When that ends in another way, or `command` has locks, the end of this job is `withdrawn`: it has not begun, never will, and may be started
-        under the same key.
-        """
-        ...
-
-    def withdraw(self, job: Job) -> None:
-        """Have a job that waits for another not begin: its end is `withdrawn` then.  One that has begun goes on."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""This machine as a driver: nothing to rent, one host whose jobs belong to a supervisor that outlives us.  Knows that process's wire, not its work.
+"""This machine as a driver: nothing to rent, one host whose jobs belong to a agent that outlives us.  Knows that process's wire, not its work.
 
-`LocalHost` is one connection to the supervisor of a root directory, which it begins when none holds the root's lock.  A start is a message written
+`LocalHost` is one connection to the agent of a root directory, which it begins when none holds the root's lock.  A start is a message written
 at once, and ends arrive as lines that one reader turns into finished waits: nothing is asked twice, nothing is polled.
 """
 
@@ -14,10 +14,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from .base import NOTHING, Argv, Command, Denied, DriverError, Exit, HostLost, Job, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable
 
@@ -25,15 +26,17 @@ CHUNK = 1 << 20
 FOREVER = 1e8  # seconds; a longer patience needs no alarm
 ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
-PATIENCE = 10.0  # seconds in which a supervisor must have greeted us
+PATIENCE = 10.0  # seconds in which a agent must have greeted us
 RETRY = 0.01  # between attempts to reach one that is just leaving
-GREETING = b'{"supervisor": 3}'
+GREETING = b'{"agent": 1}'
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
-SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); import _supervisor as s; s.main(sys.argv[1], *map(int, sys.argv[2:]))"
+AGENT = Path(__file__).parents[1] / "runner"
+"""The folder of the package `agent`: a program of its own, which is started and never imported."""
+BEGIN = "import sys; sys.path.append(sys.argv.pop(1)); from agent import server; server.main(sys.argv[1], *map(int, sys.argv[2:]))"
 
 
 class Local:
-    """This machine.  `root` is the directory, ours alone, where its supervisor and the logs of its jobs live."""
+    """This machine.  `root` is the directory, ours alone, where its agent and the logs of its jobs live."""
 
     traits = Traits(shared_disk=True, replays=True, containers="on_host")
 
@@ -42,7 +45,7 @@ class Local:
         self._host = LocalHost(self._root)
 
     def wake(self) -> None:
-        """Begin the supervisor of this root, if there is none: it comes up while its first job is being prepared."""
+        """Begin the agent of this root, if there is none: it comes up while its first job is being prepared."""
         self._host.wake()
 
     async def offers(self, need: Resources) -> Sequence[Offer]:
@@ -82,17 +85,20 @@ class LocalHost:
         self._root = root
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
-        self._awake: socket.socket | None = None  # to a supervisor that nobody has asked for anything yet
+        self._awake: socket.socket | None = None  # to a agent that nobody has asked for anything yet
         self._greeted = False
         self._give_up_at = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._received = bytearray()
         self._unsent = bytearray()
-        self._until_greeted = bytearray()  # what a supervisor that was just leaving may never have read
+        self._until_greeted = bytearray()  # what a agent that was just leaving may never have read
         self._going: set[str] = set()
+        self._starts: dict[str, bytes] = {}  # of jobs that are not over: an agent that was killed may never have read it
+        self._stops: dict[str, bytes] = {}
         self._over: dict[str, Exit] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._heard: dict[str, Callable[[Exit | DriverError], None]] = {}
+        self._questions = 0
+        self._asked: dict[int, asyncio.Future[dict[str, str]]] = {}
 
     def wake(self) -> None:
         if self._awake is None and self._socket is None:
@@ -100,33 +106,30 @@ class LocalHost:
                 self._awake = _reach(self._root)
 
     async def start(self, command: Command, key: str) -> Job:
-        return self._ask(("start",), command, key)
-
-    async def free(self, locks: Sequence[str]) -> Sequence[str]:
-        from . import _supervisor
-
-        try:
-            return _supervisor.free_locks(locks)
-        except OSError as error:
-            raise Denied(f"no lock can be held: {error.filename}: {error.strerror}") from error
-
-    async def follow(self, command: Command, key: str, ahead: Job) -> Job:
-        return self._ask(("follow", _name(ahead.key)), command, key)
-
-    def withdraw(self, job: Job) -> None:
-        self._send(_frame("withdraw", _name(job.key)))
-
-    def _ask(self, how: tuple[str, ...], command: Command, key: str) -> Job:
         name = _name(key)
         job = Job(key, {"log": command.log or str(self._root / "logs" / name)})
         if name not in self._over or self._over[name].reason == "busy":
             self._over.pop(name, None)
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
             env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
-            locks = " ".join(command.locks)
-            self._send(_frame(*how, name, command.cwd, job.data["log"], *limits, locks, f"{len(command.argv)}", *command.argv, *env))
+            how = (" ".join(command.locks), "1" if command.outlives else "", f"{len(command.argv)}")
+            self._starts[name] = _frame("start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env)
+            self._send(self._starts[name])
             self._going.add(name)
         return job
+
+    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+        number = self._questions = self._questions + 1
+        told: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = told
+        try:
+            self._send(_frame("free", f"{number}", " ".join(locks)))
+            found = await told
+        finally:
+            self._asked.pop(number, None)
+        if found["problem"]:
+            raise Denied(f"no lock can be held: {found['problem']}")
+        return found["locks"].split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         name = _name(job.key)
@@ -153,16 +156,6 @@ class LocalHost:
                         del self._waiting[name]
         return over
 
-    def hear(self, job: Job, heard: Callable[[Exit | DriverError], None]) -> None:
-        # The same as waiting for it, without a task that waits: most of what a short job would cost its worker.
-        name = _name(job.key)
-        if (over := self._over.get(name)) is not None:
-            asyncio.get_running_loop().call_soon(heard, over)
-            return
-        self._heard[name] = heard
-        if name not in self._going:
-            self._send(_frame("wait", name))
-
     async def log(self, job: Job, offset: int) -> bytes:
         try:
             fd = os.open(job.data.get("log") or self._root / "logs" / _name(job.key), os.O_RDONLY)
@@ -180,7 +173,8 @@ class LocalHost:
     async def stop(self, job: Job, grace: timedelta) -> None:
         name = _name(job.key)
         if name not in self._over:
-            self._send(_frame("stop", name, f"{grace.total_seconds()}"))
+            self._stops[name] = _frame("stop", name, f"{grace.total_seconds()}")
+            self._send(self._stops[name])
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         from . import calls
@@ -192,19 +186,19 @@ class LocalHost:
         if self._awake is not None:
             self._awake.close()
             self._awake = None
-        self._until_greeted.clear()
-        self._going.clear()
-        self._heard.clear()
+        self._forget()
 
     # --- the connection
+
+    def _forget(self) -> None:
+        for of_this_loop in (self._until_greeted, self._going, self._starts, self._stops):
+            of_this_loop.clear()
 
     def _send(self, frame: bytes) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._disconnect()
-            self._until_greeted.clear()
-            self._going.clear()
-            self._heard.clear()
+            self._forget()
             self._loop = loop
         if self._socket is None and self._retry is None:
             self._give_up_at = loop.time() + PATIENCE
@@ -241,7 +235,7 @@ class LocalHost:
             self._loop.remove_writer(self._socket)
 
     def _connect(self) -> None:
-        """Reach the supervisor of this root, or begin one.  One that is just leaving still holds the lock and answers nobody: try again."""
+        """Reach the agent of this root, or begin one.  One that is just leaving still holds the lock and answers nobody: try again."""
         assert self._loop is not None
         self._retry = None
         try:
@@ -264,7 +258,7 @@ class LocalHost:
             self._retry = self._loop.call_later(RETRY, self._reconnect)
         else:
             self._until_greeted.clear()
-            self._fail(Unreachable(f"the supervisor of {self._root} does not answer; what it said is in {self._root / 'supervisor.log'}"))
+            self._fail(Unreachable(f"the agent of {self._root} does not answer; what it said is in {self._root / 'agent.log'}"))
 
     def _reconnect(self) -> None:
         with suppress(Denied, Unreachable, Rejected):  # told to those who wait
@@ -272,13 +266,13 @@ class LocalHost:
 
     def _fail(self, error: DriverError) -> None:
         waiting, self._waiting = self._waiting, {}
-        listening, self._heard = self._heard, {}
         self._going.clear()
-        for told in (told for several in waiting.values() for told in several):
+        self._starts.clear()
+        asked, self._asked = self._asked, {}
+        futures: list[asyncio.Future[Any]] = [told for several in waiting.values() for told in several]
+        for told in (*futures, *asked.values()):
             if not told.done():
                 told.set_exception(error)
-        for heard in listening.values():
-            heard(error)
 
     def _disconnect(self) -> None:
         if self._retry is not None:
@@ -303,7 +297,7 @@ class LocalHost:
         except OSError:
             data = b""
         if not data:
-            self._lost_supervisor()
+            self._lost_agent()
             return
         self._received += data
         *lines, rest = self._received.split(b"\n")
@@ -316,33 +310,43 @@ class LocalHost:
                 self._until_greeted.clear()
             else:
                 self._disconnect()
-                self._fail(Unreachable(f"{self._root} is served by a supervisor of another version; wait for its jobs to end"))
+                self._fail(Unreachable(f"{self._root} is served by a agent of another version; wait for its jobs to end"))
                 return
 
-    def _lost_supervisor(self) -> None:
-        """It was killed, or was just leaving as we came.  Whoever takes its place knows, or decides, what became of our jobs."""
+    def _lost_agent(self) -> None:
+        """It was killed, or was just leaving as we came.  The next one knows what became of our jobs, and begins those that never began."""
         assert self._loop is not None
         greeted = self._greeted
         self._disconnect()
         if greeted:
             self._give_up_at = self._loop.time() + PATIENCE
             self._going.clear()
-            for name in {**self._waiting, **self._heard}:
+            for told in self._asked.values():
+                if not told.done():
+                    told.set_exception(Unreachable("the agent was killed"))
+            for frame in self._starts.values():
+                self._until_greeted += frame
+            for name in self._waiting.keys() - self._starts.keys():
                 self._until_greeted += _frame("wait", name)
+            for frame in self._stops.values():
+                self._until_greeted += frame
         if self._until_greeted:
             self._again()
 
-    def _hear(self, told: dict[str, str | int | float | None]) -> None:
+    def _hear(self, told: dict[str, Any]) -> None:
+        if "free" in told:
+            if (asked := self._asked.get(told["free"])) is not None and not asked.done():
+                asked.set_result(told)
+            return
         name = str(told.pop("job"))
         if "code" in told:
             self._going.discard(name)
-            exit = Exit(**told)  # type: ignore[arg-type]  # our own supervisor's words
-            if exit.reason != "withdrawn":
-                self._over[name] = exit
+            self._starts.pop(name, None)
+            self._stops.pop(name, None)
+            exit = Exit(**told)  # our own agent's words
+            self._over[name] = exit
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
-            if (heard := self._heard.pop(name, None)) is not None:
-                heard(exit)
         else:
             self._going.add(name)
         for waiting in self._waiting.pop(name, ()):
@@ -372,7 +376,7 @@ def _frame(*fields: str) -> bytes:
 
 
 def _reach(root: Path) -> socket.socket | None:
-    """A connection to the live supervisor of `root`, or to one begun now; None while one is leaving or another process is beginning one."""
+    """A connection to the live agent of `root`, or to one begun now; None while one is leaving or another process is beginning one."""
     lock = _open_lock(root)
     try:
         try:
@@ -423,18 +427,18 @@ def _dial(root: Path) -> socket.socket | None:
 
 def _begin(root: Path, lock: int) -> socket.socket:
     """Make the socket, hand it and the lock to a new process, and talk to it right away: what we write waits while it comes up."""
-    logging.getLogger("drivers.local").debug("beginning a supervisor of %s", root)
+    logging.getLogger("drivers.local").debug("beginning a agent of %s", root)
     _make_private(root / "logs")
     with suppress(FileNotFoundError):
         (root / "socket").unlink()
     ours, its = socket.socketpair()
-    with its, socket.socket(socket.AF_UNIX) as listener, (root / "supervisor.log").open("ab") as said:
+    with its, socket.socket(socket.AF_UNIX) as listener, (root / "agent.log").open("ab") as said:
         with _address(root) as address:
             listener.bind(address)
         (root / "socket").chmod(0o600)
         listener.listen(128)
         fds = (lock, listener.fileno(), its.fileno())
-        argv = [sys.executable, "-I", "-S", "-E", "-c", SUPERVISE, str(Path(__file__).parent), str(root), *map(str, fds)]
+        argv = [sys.executable, "-I", "-S", "-E", "-c", BEGIN, str(AGENT), str(root), *map(str, fds)]
         try:
             for fd in fds:
                 os.set_inheritable(fd, True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import DEBTS, HOME, circles, faults, imports, modules
+from benchmarks.house import HOME, circles, faults, imports, modules
 
 KNOWN = set(modules(HOME))
 
@@ -24,17 +24,6 @@ def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> No
         (tmp_path / "runner").mkdir(exist_ok=True)
         (tmp_path / f"runner/{name}.py").write_text(line)
     assert circles(imports(tmp_path)) == [["runner.a", "runner.b", "runner.c"]]
-
-
-def test_a_debt_is_not_larger_than_what_is_owed(tmp_path: Path) -> None:
-    """A wall that cannot be kept yet says how often it is broken; a number that is too large would hide a new break."""
-    for name, count in DEBTS.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{(HOME / name).read_text()}\nwhat = isinstance(site, Away)\n")
-        assert [fault for fault in faults(tmp_path, KNOWN) if fault.startswith(name)] == [
-            f"{name}:1: asks {count + 1} times whether a host is this one, at most {count}"
-        ]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +59,8 @@ def test_a_debt_is_not_larger_than_what_is_owed(tmp_path: Path) -> None:
         ("runner/planning/judge.py", "from time import time", "imports time"),
         ("runner/planning/judge.py", "import socket", "imports socket"),
         ("runner/planning/compile.py", "import os\nHOME = os.environ", "uses .environ"),
-        ("runner/execution/commit.py", "x = isinstance(site, Away)", "asks 1 times whether a host is this one, at most 0"),
-        ("runner/execution/commit.py", "x = site is self.host_pool.here", "asks 1 times whether a host is this one, at most 0"),
+        ("runner/execution/commit.py", "x = isinstance(site, Away)", "asks whether a host is this one"),
+        ("runner/execution/commit.py", "x = site is self.host_pool.here", "asks whether a host is this one"),
     ],
 )
 def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: str) -> None:

@@ -47,7 +47,7 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
     if exit.reason == "stopped":
         return "stopped"
     if exit.reason == "lost":
-        return "its end is not known: the process that watched it is gone"
+        return "its end is not known: its agent was killed"
     if exit.signal is not None:
         try:
             name = signal.Signals(exit.signal).name

@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from drivers.base import Command, DriverError, Job
+from drivers.base import Command, DriverError
 
 from ..digest import Digest
 from ..hosts import launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
 from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
-from ..hosts.sites import Away, Brought, Errand, Site
+from ..hosts.sites import Brought, Errand, Site, StateFolder
 from ..hosts.staging import Attempt
 from ..language.template import Place
 from ..planning import judge as judging
@@ -28,6 +28,7 @@ from ..planning.plan import Node
 from ..planning.secret_values import Passed, given, passed
 from ..planning.step import DIRECTORY, StepSpec
 from ..secrets import passwords
+from ..storage.crash import crashpoint
 from ..storage.files import Content
 from ..storage.locks import Lock
 from ..storage.objects import Objects
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..hosts.checkpoint_sync import Round
-    from ..hosts.containers import Containers, Mount
+    from ..hosts.containers import Containers
     from ..storage import checkpoints
+
+
+LONG: Final = 60.0
+"""Seconds from which on a step is worth a shell that knows its end should the agent be killed.  One that never ran may take longer."""
 
 
 @dataclass(slots=True)
@@ -54,7 +59,6 @@ class Running:
     key: Digest | None
     world: World
     attempt: Attempt
-    job: Job
     name: str
     log: str
     started: float
@@ -65,15 +69,10 @@ class Running:
     devices: tuple[Device, ...] = ()  # GPUs that it holds; of one that was taken up they are not known
     goes_on: int | None = None  # the step of the checkpoint that it goes on from
     taken_up: bool = False  # begun by an earlier worker
-    task: asyncio.Task[None] | None = None  # what carries it to another disk than ours, and back
-    errand: Errand | None = None
+    errand: Errand = field(init=False)
+    task: asyncio.Task[None] | None = None  # what carries the errand out
     brought: Brought | None = None
     stopped: bool = False  # we asked for its end
-
-
-def holds(site: Site, content: str) -> bool:
-    """Whether an output that is not here lies there."""
-    return isinstance(site, Away) and site.holds(content)
 
 
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
@@ -114,9 +113,8 @@ class Attempts:
         from ..hosts.containers import Containers
 
         if site.name not in self._boxes:
-            local = site is self.host_pool.here
-            box = self.ws.config.driver("local") if local else self.host_pool.box
-            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, os.environ if local else None)
+            box = self.host_pool.box if site.elsewhere else self.ws.config.driver("local")
+            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, None if site.elsewhere else os.environ)
         return self._boxes[site.name]
 
     async def python(self, node: Node, site: Site) -> str:
@@ -125,7 +123,7 @@ class Attempts:
             return site.python
         content = str(self.survey.facts.locks[node.home, node.lock])
         # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
-        others = [] if site is self.host_pool.here else [each for each in self.host_pool.sites if not each.lost]
+        others = [each for each in self.host_pool.sites if not each.lost] if site in self.host_pool.sites else []
         for place in [site, *others]:
             if (place, content) not in self._pythons:
                 self._pythons[place, content] = asyncio.get_running_loop().create_task(self._environment(node, place, content))
@@ -146,7 +144,7 @@ class Attempts:
     async def _environment(self, node: Node, site: Site, content: str) -> str:
         from ..hosts.environments import built, python_of
 
-        what = f"{node.lock}{'' if site is self.host_pool.here else f' on {site.name}'}"
+        what = f"{node.lock}{f' on {site.elsewhere}' if site.elsewhere else ''}"
         if not await built(site, content):
             self.commits.say(f"installing the packages of {what}, once")
         lock = Path(self.survey.plan.homes[node.home], node.lock)
@@ -178,37 +176,37 @@ class Attempts:
 
         return {each.name: checkpoints.newest(generation.folder(each.name), each.checkpoint, world=world) for each in spec.state}
 
-    def errand(self, running: Running, spec: StepSpec, python: str, site: Away) -> Errand:
-        """An attempt that is carried to another disk: what is done here when it is known from where it goes on there."""
-        from ..hosts.checkpoint_sync import CheckpointSync, OverDepot, SyncedState
-
-        generation, attempt = running.state, running.attempt
-        folders = {each.name: f"states/{generation.id}/{each.name}" for each in spec.state} if generation is not None else {}
-        states = {each.path: folders[each.name] for each in spec.state}
+    def errand(self, running: Running, spec: StepSpec, python: str, restored: Mapping[str, checkpoints.Newest]) -> Errand:
+        """What carries an attempt out, on the host that it runs on."""
+        node, site, generation, attempt = running.node, running.site, running.state, running.attempt
+        states: list[StateFolder] = []
+        if generation is not None:
+            for name, path, pattern, every, keep in spec.state:
+                states.append(StateFolder(name, path, generation.folder(name), f"states/{generation.id}/{name}", pattern, every, keep))
+                states[-1].here.mkdir(parents=True, exist_ok=True)
 
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
             attempt.begin(self.scrap)
-            self.stage(running.node, spec, attempt, kept=lambda content: holds(site, content))
+            crashpoint("attempt-made")
+            self.stage(node, spec, attempt, site)
+            site.give_states(attempt, states)
             running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
             return self.command(running, spec, python, found)
 
-        errand = Errand(running.name, running.node.id, running.node.outputs, attempt, compose, spec.metrics, states)
+        say = functools.partial(self._say, node.id)
+        errand = Errand(running.name, node.outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
+        if states:
+            errand.processes = self.processes(spec, running.number, site)
+            errand.round = functools.partial(self._told, site)
         if spec.sync:
             from ..hosts.output_sync import Synced
 
-            made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in running.node.outputs}
+            made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
             errand.synced = [Synced(*made[name], every) for name, every in spec.sync]
-        if generation is not None:
-            kept = [
-                SyncedState(name, generation.folder(name), f"{site.root}/{folders[name]}", pattern, every, keep)
-                for name, _, pattern, every, keep in spec.state
-            ]
-            for state in kept:
-                state.here.mkdir(parents=True, exist_ok=True)
-            errand.checkpoint_sync = CheckpointSync(
-                OverDepot(site.host, site.depot), kept, functools.partial(self._told, site), world=self.processes(spec, running.number, site)
-            )
         return errand
+
+    def _say(self, id: str, words: str) -> None:
+        self.commits.say(f"{id}: {words}")
 
     def command(self, running: Running, spec: StepSpec, python: str, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
         """What is run, and the script that has to lie beside the attempt for it."""
@@ -247,11 +245,13 @@ class Attempts:
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, os.environ))}
         locks = tuple(device.lock for device in running.devices)
-        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks)
+        short = self.commits.expected.get(node.id, LONG) < LONG
+        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks, outlives=not short)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.login
             held = running.devices if gpus is not None else site.devices if limited else None
-            command = self.containers_of(site).wrap(command, image, self._mounts(running, spec, command), held, needed=bool(gpus))
+            mounts = site.mounts(attempt, command, running.errand.states)
+            command = self.containers_of(site).wrap(command, image, mounts, held, needed=bool(gpus))
         return command, script
 
     def _inherited(self, spec: StepSpec, site: Site, image: str) -> Passed:
@@ -270,8 +270,8 @@ class Attempts:
             self.commits.masker.learn([*more.secrets, *passwords(found.plain)])
         return found
 
-    def stage(self, node: Node, spec: StepSpec, attempt: Attempt, kept: Callable[[str], bool] = lambda _content: False) -> None:
-        """Put all that a step declares into its attempt directory; an output that is not here, but `kept` where it will run, by name only."""
+    def stage(self, node: Node, spec: StepSpec, attempt: Attempt, site: Site) -> None:
+        """Put all that a step declares into its attempt directory; an output that is not here, but where it will run, by name only."""
         cache = self.ws.cache
         for at, content, source, name, copy in self._declared(node):
             attempt.add_path(cache, at, content, source, name, copy=copy)
@@ -301,7 +301,7 @@ class Attempts:
             if below:
                 source = f"{self.ws.objects.path(Content(made))}/{below}"
                 attempt.add_path(cache, source, None, source, name)
-            elif kept(made) and not self.ws.objects.has(Content(made)):
+            elif site.holds(made) and not self.ws.objects.has(Content(made)):
                 attempt.objects[name] = made
             else:
                 attempt.add_object(self.ws.objects, made, name)
@@ -329,31 +329,6 @@ class Attempts:
             if made is not None and not below:
                 same.append(attempt.recall_object(made, name))
         return all(same)
-
-    def link_state(self, spec: StepSpec, attempt: Attempt, generation: checkpoints.Generation | None) -> None:
-        for name, path, *_ in spec.state:
-            assert generation is not None
-            folder = generation.folder(name)
-            folder.mkdir(parents=True, exist_ok=True)
-            os.symlink(folder.resolve(), attempt.place(path))
-
-    def _mounts(self, running: Running, spec: StepSpec, command: Command) -> list[Mount]:
-        """What a container has to see: the attempt, and all that it leads to."""
-        from ..hosts.containers import Mount, mounts
-
-        site, generation = running.site, running.state
-        if not isinstance(site, Away):
-            states = [str(generation.folder(each.name)) for each in spec.state] if generation is not None else []
-            return mounts(command, f"{site.root}/objects", states)
-        paths = site.paths(running.attempt)
-        states = [f"{site.root}/states/{generation.id}/{each.name}" for each in spec.state] if generation is not None else []
-        return [
-            Mount(paths.cwd, True),
-            *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
-            *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
-            Mount(f"{site.root}/objects"),
-            *(Mount(state, True) for state in states),
-        ]
 
     def _told(self, site: Site, round: Round) -> None:
         """What a checkpoint sync reports to the user."""

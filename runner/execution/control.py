@@ -52,11 +52,11 @@ def time_is_up(work: Work, limit: float) -> None:
 async def stop(running: Running) -> None:
     """End what runs; an attempt that has not begun yet on its host never does."""
     running.stopped = True
-    if running.errand is not None and running.errand.job is None:
+    job = running.errand.job
+    if job is None:
         if running.task is not None:
             running.task.cancel()
         return
-    job = running.errand.job if running.errand is not None and running.errand.job is not None else running.job
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
         await running.site.host.stop(job, GRACE)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost
 
-from ..errors import Infrastructure, Invalid, RecipeError
-from ..hosts.sites import Away
-from ..hosts.staging import OutputProblem, undeclared
+from ..errors import Invalid, RecipeError
+from ..hosts.sites import Brought, Site
+from ..hosts.staging import undeclared
 from ..language.imports import started
 from ..logs import Log
 from ..planning.ids import readable
@@ -31,16 +30,11 @@ from .attempts import Running, clear_up
 from .failing import fail, wait_again
 from .groups import with_data
 from .judging import grow
-from .looking_ahead import take_over, withdrawn
-from .successors import BRISK
 from .watches import PATIENCE
 from .work import End, Work
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 UNWATCHED: Final = 3
-"""Times that a step's supervisor here is killed in one run before that counts as the step's failure."""
+"""Times that the agent here is killed under a step in one run before that counts as the step's failure."""
 
 _log: Final = Log("loop")
 
@@ -50,16 +44,11 @@ class _Why(NamedTuple):
 
     reason: str
     words: str
+    fix: str = ""
 
 
 async def end(work: Work, id: str, end: End) -> None:
     """Take what an attempt gave, or note that it failed."""
-    if work.successors is not None:
-        if id in work.successors:
-            withdrawn(work, work.successors.pop(id))
-            return
-        take_over(work, work.successors, id, end)
-        work.successors.brisk = isinstance(end, Exit) and end.ended - end.started < BRISK
     running = work.running.pop(id)
     if isinstance(end, Exit):
         _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.site.name, end.reason, end.code, end.ended - end.started)
@@ -70,15 +59,15 @@ async def end(work: Work, id: str, end: End) -> None:
         if image and isinstance(end, Exit):
             with contextlib.suppress(DriverError):
                 await work.attempts.containers_of(running.site).over(running.site.paths(running.attempt).cwd, end)
-        if isinstance(end, HostLost) and isinstance(running.site, Away):
+        if isinstance(end, HostLost):
             _lose(work, running.site, str(end))
         if isinstance(end, Exit) and end.reason == BUSY:
             _discard(work, running)
             wait_again(work, id)
         elif (why := await _why(work, id, running, spec, end)) is not None:
             _failed(work, id, running, spec, why, end if isinstance(end, Exit) else None)
-        elif isinstance(end, Exit):
-            await _succeeded(work, id, running, spec, end)
+        elif isinstance(end, Exit) and running.brought is not None:
+            _succeeded(work, id, running, spec, end, running.brought)
     finally:
         if running.lock is not None:
             running.lock.release()
@@ -89,13 +78,13 @@ async def end(work: Work, id: str, end: End) -> None:
 async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) -> _Why | None:
     """Why an attempt failed; None when it ended well."""
     if isinstance(end, RecipeError):
-        return _Why("error", f"{end}{f' ({end.fix})' if end.fix else ''}")
+        if work.control.out_of_time:
+            return _limit(work)
+        return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
         return _Why("lost" if isinstance(end, HostLost) else "driver", str(end))
-    if end.reason == "withdrawn":
-        return _Why("lost", "an earlier run, which is gone, had prepared it and never began it")
     if end.reason == "stopped" and work.control.out_of_time:
-        return _Why(LIMIT, f"stopped: the whole run may take {work.plan.settings.limits.time:g} s (`limits.time`)")
+        return _limit(work)
     if end.reason == "stopped" and id in work.sick:
         work.sick.discard(id)
         return _Why("health", f"the recipe's health check failed {PATIENCE} times in a row")
@@ -104,24 +93,38 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
     if running.taken_up and end.reason == "stopped" and not work.control.interrupts:
         return _Why("lost", "an earlier run, which is gone, had asked it to stop")
     if end.code == 0 and end.reason == "exit":
-        return None
+        return _not_taken(running)
     return await _exit(work, id, running, spec, end)
+
+
+def _limit(work: Work) -> _Why:
+    return _Why(LIMIT, f"stopped: the whole run may take {work.plan.settings.limits.time:g} s (`limits.time`)")
+
+
+def _not_taken(running: Running) -> _Why | None:
+    """What is wrong with what a command left that ended well."""
+    assert running.brought is not None
+    problem, words = running.brought.problem, running.brought.words
+    if problem == "input":
+        return _Why("input", f"{words}; what is declared as an input is only to be read")
+    if problem == "output":
+        return _Why("lost" if running.taken_up else "output", f"{words} (exit 0)")
+    return _Why(problem, words) if problem else None
 
 
 async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
     """What a bad exit means, by what the step printed and by where it ran."""
     tail, image = attempt_result.tail(running.log, work.commits.masker), work.attempts.image(spec)
     reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
-    here = running.site is work.host_pool.here
-    if exit.reason == "lost" and here:
+    where = running.site.elsewhere
+    if exit.reason == "lost" and where:
+        words += f" ({where} was restarted, or it was killed there)"
+    elif exit.reason == "lost":
         # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
         work.unwatched[id] += 1
         if work.unwatched[id] >= UNWATCHED:
-            return _Why("unwatched", f"the process that watches steps was killed {UNWATCHED} times while it ran")
-    elif exit.reason == "lost":
-        words += f" ({running.site.name} was restarted, or it was killed there)"
+            return _Why("unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran")
     if reason == "exit":
-        where = "" if here else running.site.name
         if where and exit.code == 127 and not image:
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
         if full := attempt_result.full(tail, await running.site.room(), where):
@@ -129,13 +132,10 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
     return _Why(reason, words)
 
 
-async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> None:
-    crashpoint("job-over")
+def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: Brought) -> None:
     node, attempt = running.node, running.attempt
     seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
-    outputs = await _collected(work, running, spec)
-    if isinstance(outputs, _Why):
-        return _failed(work, id, running, spec, outputs)
+    outputs = brought.outputs
     crashpoint("outputs-stored")
     try:
         values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
@@ -175,32 +175,11 @@ async def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit
     return None
 
 
-async def _collected(work: Work, running: Running, spec: StepSpec) -> Mapping[str, str] | _Why:
-    """The contents of an attempt's outputs, stored; or what is wrong with them, or with its inputs."""
-    attempt, brought, outputs = running.attempt, running.brought, running.node.outputs
-    kept = [each.path for each in spec.state]
-    try:
-        if tampered := brought.changed if brought is not None else attempt.tampered(work.ws.cache, work.ws.objects):
-            who = "it, or somebody meanwhile, changed" if brought is None and tampered[0] in attempt.links else "it changed"
-            return _Why("input", f"{who} its input {tampered[0]}; what is declared as an input is only to be read")
-        if brought is not None:
-            if brought.wrong:
-                raise OutputProblem(brought.wrong)
-            return dict(brought.outputs)
-        if attempt.heavy(outputs):
-            return await asyncio.to_thread(attempt.collect, outputs, work.ws.objects, kept)
-        return attempt.collect(outputs, work.ws.objects, kept)
-    except OutputProblem as error:
-        return _Why("lost" if running.taken_up else "output", f"{error} (exit 0)")
-    except Infrastructure as error:
-        return _Why("disk", str(error))
-
-
 def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
     """What happened to be so, and is no part of the key."""
     found: dict[str, object] = {}
-    if running.site is not work.host_pool.here:
-        found["host"] = running.site.name
+    if running.site.elsewhere:
+        found["host"] = running.site.elsewhere
     if image:
         found["image"] = work.attempts.containers_of(running.site).digest(image)
     if python := work.attempts.interpreter(running.node, work.spec(running.node.id), running.site):
@@ -212,7 +191,7 @@ def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
 
 def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
-    attempt, (reason, words) = running.attempt, why
+    attempt, (reason, words, hint) = running.attempt, why
     tail = attempt_result.tail(running.log, work.commits.masker)
     if reason == "disk":
         delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
@@ -221,7 +200,8 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
     except OSError as error:
         log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
-    hint = "let the step end only processes that it started, by their ids" if reason == "unwatched" else ""
+    if reason == "unwatched":
+        hint = "let the step end only processes that it started, by their ids"
     if reason in ("exit", "output"):
         declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
         said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
@@ -241,12 +221,11 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
 
 def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
-    if running.errand is not None and isinstance(running.site, Away):
-        work.beside(work.tidying.clear_away(running.site, running.errand, ()))
+    work.beside(running.site.clear_after(running.errand, ()))
     clear_up(running, work.scrap, work.ws.objects)
 
 
-def _lose(work: Work, site: Away, why: str) -> None:
+def _lose(work: Work, site: Site, why: str) -> None:
     """A host is gone: nothing starts there any more, and another takes its place if there is one."""
     if site.lost:
         return
@@ -256,7 +235,7 @@ def _lose(work: Work, site: Away, why: str) -> None:
     work.beside(_replace(work, site))
 
 
-async def _replace(work: Work, lost: Away) -> None:
+async def _replace(work: Work, lost: Site) -> None:
     try:
         found = await work.host_pool.replace(lost)
         if found is not None:

@@ -12,7 +12,6 @@ from ..planning.secret_values import all_given
 from ..storage.files import Content
 from ..storage.remote_cache import Downloads
 from ..survey.survey import compiled, expansions, look
-from .attempts import holds
 from .groups import with_data
 from .work import Work
 
@@ -90,7 +89,7 @@ def is_made(work: Work, n: int) -> bool:
 
 def _can_be_taken(work: Work, n: int, made: Made) -> bool:
     contents = [made.outputs[name] for name in _taken(work, n) if name in made.outputs]
-    return all(work.ws.objects.has(Content(each)) or any(holds(site, each) for site in work.host_pool.sites) for each in contents)
+    return all(work.ws.objects.has(Content(each)) or any(site.holds(each) for site in work.host_pool.sites) for each in contents)
 
 
 def _taken(work: Work, n: int) -> set[str]:

@@ -15,19 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..errors import CannotRun, Infrastructure
-from ..hosts.sites import Away, Site
-from ..planning.plan import LOCAL, STATEFUL
+from ..hosts.sites import Site
+from ..planning.plan import LOCAL
 from ..planning.step import TEMPORARY
 from ..storage.files import Content
-from .attempts import clear_up
 from .control import GRACE, interrupt, stop, terminate, time_is_up
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
-from .looking_ahead import look_ahead
 from .signals import signals
 from .starting import start_ready
-from .watches import care, watch
+from .watches import watch
 from .work import Failure, Work
 
 
@@ -69,9 +67,7 @@ async def _turn(work: Work) -> None:
         moved = bool(work.ended)
         if moved:
             await end(work, *work.ended.popleft())
-        if work.successors is not None:
-            work.successors.take_back(work.running, all=work.scheduler.held or work.scheduler.room > 0)
-        if not (judge_ready(work) | await start_ready(work) | await look_ahead(work) | moved | bool(work.ended)):
+        if not (judge_ready(work) | await start_ready(work) | moved | bool(work.ended)):
             await work.rest()
         if work.groups.landed:
             work.groups.land()
@@ -80,8 +76,6 @@ async def _turn(work: Work) -> None:
 
 
 async def _close(work: Work) -> None:
-    for prepared in work.successors if work.successors is not None and not work.control.abandoned else ():
-        clear_up(prepared, work.scrap, work.ws.objects)
     if work.scheduler.finished:
         with contextlib.suppress(Infrastructure):  # raised again by the last flush
             work.commits.flush()
@@ -108,7 +102,7 @@ async def _set_up(work: Work) -> None:
         if not work.control.stopping:
             raise
     if stayed := _stayed(work):
-        await asyncio.gather(*(site.look_for(stayed) for site in sites if isinstance(site, Away)))
+        await asyncio.gather(*(site.look_for(stayed) for site in sites))
 
 
 def _stayed(work: Work) -> set[str]:
@@ -137,18 +131,17 @@ def _clock(work: Work) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _looks(work: Work) -> Iterator[None]:
-    """Look now and then at the hosts' health, if the recipe says how, and at the room that checkpoints take."""
-    looks = []
-    if health := work.plan.settings.health:
-        looks.append(watch(work.attempts.hooks, health.run, health.every, functools.partial(_end_sick, work)))
-    if any(work.plan.nodes[work.plan.index[id]].flags & STATEFUL for id in work.todo):
-        looks.append(care(work.running, work.states, work.commits.say))
-    tasks = [asyncio.get_running_loop().create_task(look) for look in looks]
+    """Look now and then at the hosts' health, if the recipe says how."""
+    health = work.plan.settings.health
+    if health is None:
+        yield
+        return
+    looks = watch(work.attempts.hooks, health.run, health.every, functools.partial(_end_sick, work))
+    task = asyncio.get_running_loop().create_task(looks)
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
+        task.cancel()
 
 
 async def _end_sick(work: Work, site: Site) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from drivers.base import Job
 
 from ..hosts.leases import HostPool
-from ..hosts.sites import Away, Paths, Site
+from ..hosts.sites import Paths, Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
 from ..storage.objects import delete_whole
@@ -61,7 +61,7 @@ class Orphans:
         exit = await site.host.wait(job, timedelta(0))
         if exit is None:
             return job, site
-        if exit.code == 0 and exit.reason == "exit" and not always and (isinstance(site, Away) or Attempt(path).whole(node.outputs)):
+        if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
             return job, site
         await self._clear(site, path)
         return None
@@ -74,8 +74,7 @@ class Orphans:
         await self._clear(site, f"{self._attempts}/{job.key}")
 
     async def _clear(self, site: Site, path: str) -> None:
-        if isinstance(site, Away):
-            await site.clear(site.paths(Attempt(path)))
+        await site.clear(site.paths(Attempt(path)))
         clear(path)
 
     async def goes_on(self, name: str) -> bool:
@@ -84,7 +83,7 @@ class Orphans:
         if site is None:
             return False
         over = await site.host.wait(Job(name), timedelta(0))
-        if over is not None and isinstance(site, Away):
+        if over is not None:
             await site.clear(Paths.at(f"{site.root}/attempts/{name}"))
         return over is None
 
@@ -114,7 +113,7 @@ class Orphans:
             going = [name for name in sorted(begun) if await self.goes_on(name)]
             for name in going:
                 site = self.site_of(name)
-                where = site.name if isinstance(site, Away) else "this machine"
+                where = (site.elsewhere if site is not None else "") or "this machine"
                 self.commits.say(
                     f"{where} goes on with a job of {run.id}, a run that is gone; this run does not need it, and that one asked for again takes it up"
                 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from drivers.base import DriverError, Exit, Job
 
 from ..digest import Digest
 from ..errors import CannotRun, Infrastructure, RecipeError
-from ..hosts.sites import Away, Errand, Site
+from ..hosts.sites import Site
 from ..hosts.staging import Attempt
 from ..logs import Log
 from ..planning.fingerprint import World
@@ -28,18 +27,16 @@ from ..planning.plan import LOCAL, UNCACHED, Node
 from ..planning.schedule import LIMIT
 from ..planning.step import StepSpec
 from ..secrets import tokenlike
-from ..storage.crash import crashpoint
 from ..storage.files import Content, no_space
 from ..storage.locks import Lock
 from . import attempt_result
-from .attempts import Running, holds
+from .attempts import Running
 from .control import GRACE, stop
 from .failing import fail, fail_unstarted, wait_again
 from .judging import is_made
 from .work import End, Work
 
 if TYPE_CHECKING:
-    from drivers.base import Command
     from drivers.devices import Device
 
     from ..storage import checkpoints
@@ -175,7 +172,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
 
             (words,) = replaced(work.ws, conflicts[:1])
             raise CannotRun(f"it would replace {words}", fix="move it away, give --overwrite, or `recipe adopt` it")
-        running = taken or await begin(work, held)
+        running = taken or await _begin(work, held)
     except (_Taken, RecipeError, OSError, DriverError) as error:
         if held.lock is not None:
             held.lock.release()
@@ -191,12 +188,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
         return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
     work.running[id] = running
     running.site.enter(running.wants, running.devices)
-    if running.errand is not None:
-        running.task = asyncio.get_running_loop().create_task(_carry(work, id, running, running.errand))
-    elif work.successors is not None and running.site is work.host_pool.here:
-        work.successors.near.hear(running.job, functools.partial(work.ends, id))
-    else:
-        work.beside(_wait(work, id, running))
+    running.task = asyncio.get_running_loop().create_task(_carry(work, id, running))
     if work.control.stopping:  # asked for while this job was being started
         work.beside(stop(running))
     return None
@@ -214,8 +206,8 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
             if found.passed and found.name is None:
                 work.commits.say(f"{id}: {found.words}")
     site = taken.site if taken is not None else held.site
-    if site is not work.host_pool.here:
-        data["site"] = site.name
+    if site.elsewhere:
+        data["site"] = site.elsewhere
     work.groups.record([work.scheduler.start(id, data)])
 
 
@@ -244,8 +236,8 @@ def name_of(work: Work, held: Held) -> str:
     return f"{held.key[:24]}-{run[-6:]}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
 
 
-async def begin(work: Work, held: Held, start: Callable[[Command, str], Awaitable[Job]] | None = None) -> Running:
-    """Prepare an attempt and start it: at once, unless `start` says in which way."""
+async def _begin(work: Work, held: Held) -> Running:
+    """Prepare an attempt to be carried out."""
     node, spec, site = held.node, held.spec, held.site
     wants = spec.resources.room
     if wants.get("gpus") and not held.gpus:
@@ -256,43 +248,26 @@ async def begin(work: Work, held: Held, start: Callable[[Command, str], Awaitabl
     python = "python" if image else await work.attempts.python(node, site)
     if image:
         await work.attempts.containers_of(site).image(image)
-    running = _running(work, held, held.name, Job(held.name))
-    attempt = running.attempt
+    running = _running(work, held, held.name, python)
     if held.state is not None:
         from ..storage import checkpoints
 
         checkpoints.hold(held.state.path.parent, held.name)
-    if isinstance(site, Away):
-        Path(f"{attempt.path}.site").write_text(site.name, encoding="utf-8")
-        running.errand = work.attempts.errand(running, spec, python, site)
-        return running
-    attempt.begin(work.scrap)
-    crashpoint("attempt-made")
-    work.attempts.stage(node, spec, attempt)
-    work.attempts.link_state(spec, attempt, held.state)
-    running.goes_on = max((found.step for found in held.restored.values() if found.step is not None), default=None)
-    command, script = work.attempts.command(running, spec, python, held.restored)
-    if script is not None:
-        work.scrap.write_script(site.paths(attempt).script, script)
-        work.scrap.log(running.log)
-    crashpoint("attempt-staged")
-    running.job = await (start or site.host.start)(command, held.name)
-    crashpoint("job-started")
+    if site.elsewhere:
+        Path(f"{running.attempt.path}.site").write_text(site.name, encoding="utf-8")
     return running
 
 
-def _running(work: Work, held: Held, name: str, job: Job, site: Site | None = None) -> Running:
+def _running(work: Work, held: Held, name: str, python: str, site: Site | None = None) -> Running:
     attempt = Attempt(f"{work.folder}/{name}")
-    log = attempt.path + ".log"
-    return Running(
+    running = Running(
         held.node,
         held.n,
         held.key,
         held.world,
         attempt,
-        job,
         name,
-        log,
+        attempt.path + ".log",
         time.time(),
         held.state,
         held.lock,
@@ -300,6 +275,8 @@ def _running(work: Work, held: Held, name: str, job: Job, site: Site | None = No
         held.spec.resources.room,
         held.gpus,
     )
+    running.errand = work.attempts.errand(running, held.spec, python, held.restored)
+    return running
 
 
 async def _taken_up(work: Work, held: Held) -> Running | None:
@@ -312,24 +289,21 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
         if found is None:
             continue
         job, site = found
-        running = _running(work, held, name, job, site)
+        running = _running(work, held, name, sys.executable, site)
         if not work.attempts.recall(held.node, running.attempt):
             await work.orphans.end(held.node, job, site)
             continue
         running.devices, running.taken_up = (), True
-        if isinstance(site, Away):
-            running.errand = work.attempts.errand(running, held.spec, sys.executable, site)
-            running.errand.job, running.errand.rejoined = job, True
+        running.errand.job, running.errand.rejoined = job, True
         return running
     return None
 
 
-async def _carry(work: Work, id: str, running: Running, errand: Errand) -> None:
-    """Put the end of an attempt elsewhere into the queue, whatever happens."""
-    assert isinstance(running.site, Away)
+async def _carry(work: Work, id: str, running: Running) -> None:
+    """Put the end of an attempt into the queue, whatever happens."""
     end: End
     try:
-        running.brought = await running.site.carry(errand)
+        running.brought = await running.site.carry(running.errand)
         end = running.brought.exit
     except asyncio.CancelledError:
         if not running.stopped:
@@ -338,20 +312,7 @@ async def _carry(work: Work, id: str, running: Running, errand: Errand) -> None:
     except (DriverError, RecipeError) as error:
         end = error
     except OSError as error:
-        end = no_space(error, error.filename or errand.name)
-    except Exception as error:
-        end = await _internal(id, running, error)
-    work.ends(id, end)
-
-
-async def _wait(work: Work, id: str, running: Running) -> None:
-    """Wait for the job's end, whatever happens: for a host that has to be asked."""
-    end: End | None = None
-    try:
-        while end is None:
-            end = await running.site.host.wait(running.job, FOREVER)
-    except DriverError as error:
-        end = error
+        end = no_space(error, error.filename or running.name)
     except Exception as error:
         end = await _internal(id, running, error)
     work.ends(id, end)
@@ -365,7 +326,7 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
     _log.error("%s: %s", readable(id), told)
     with contextlib.suppress(OSError):
         attempt_result.add(running.log, told)
-    if running.errand is None or running.errand.job is not None:
+    if running.errand.job is not None:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(stop(running), 2 * GRACE.total_seconds())
     words = f"internal error of recipe: {type(error).__name__}: {error}"
@@ -377,10 +338,11 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 
 def _site_for(work: Work, node: Node, wants: Mapping[str, float]) -> Site | None:
     """Where a step may start now: where what it needs lies already, else where there is room."""
-    if not work.host_pool.away or node.flags & LOCAL:
-        return work.host_pool.here
+    sites = work.host_pool.sites_of(local=bool(node.flags & LOCAL))
+    if len(sites) == 1 and not sites[0].elsewhere:
+        return sites[0]  # the scheduler has seen to it that there is room on this machine
     absent = _absent(work, node)
-    sites = [site for site in work.host_pool.sites if site.has_room(wants) and all(holds(site, content) for content in absent)]
+    sites = [site for site in sites if site.has_room(wants) and all(site.holds(content) for content in absent)]
     return next((site for site in sites if not site.silent), sites[0] if sites else None)
 
 
@@ -394,7 +356,7 @@ def _without_room(work: Work, id: str, node: Node, wants: Mapping[str, float]) -
     """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
     live = [site for site in work.host_pool.sites if not site.lost]
     for content in _absent(work, node):
-        if not any(holds(site, content) for site in live):
+        if not any(site.holds(content) for site in live):
             producer = next(each.producer for each in node.upstream if work.made[each.producer].outputs.get(each.output) == content)
             name = work.plan.nodes[producer].id
             work.made.pop(producer)
@@ -414,7 +376,7 @@ async def _pick(work: Work, id: str, site: Site, count: int) -> tuple[Device, ..
         if found.others and site.name not in work.queued_for:
             work.queued_for.add(site.name)
             what = "a GPU" if count == 1 else f"{count} GPUs"
-            where = "" if site is work.host_pool.here else f" on {site.name}"
+            where = f" on {site.elsewhere}" if site.elsewhere else ""
             held = f"{found.others} of {len(site.devices)} {'is' if found.others == 1 else 'are'}"
             work.commits.say(f"waiting for {what}{where}: {held} in use by another run")
     return found.devices

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from ..digest import of_value
 from ..hosts.scrap import Scrap
-from ..hosts.sites import Away, Errand
 from ..planning.step import StepSpec
 from ..storage.objects import delete
 from ..storage.workspace import Workspace
@@ -59,17 +58,13 @@ class Tidying:
                 from ..storage import checkpoints
 
                 checkpoints.prune(running.state.folder(name), pattern, keep)
-        path, errand = running.attempt.path, running.errand
+        path = running.attempt.path
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.
             self.commits.after_flush(functools.partial(self._forget, running, spec))
-        if errand is not None and isinstance(running.site, Away):
-            spent = list(errand.states.values()) if success and not spec.continues else []
-            clearing = functools.partial(self.clear_away, running.site, errand, spent)
-            self.commits.after_flush(lambda: self._beside(clearing()))
-        with contextlib.suppress(OSError):
-            if errand is None and isinstance(spec.run, str):
-                self._scrap.give_script(path + ".sh")
+        clearing = functools.partial(running.site.clear_after, running.errand, running.errand.states if success and not spec.continues else ())
+        self.commits.after_flush(lambda: self._beside(clearing()))
+        self._scrap.give_script(path + ".sh")
         failed = f"{self._attempts}/{self.failed_name(running.node.id)}" if self._failures_kept or not success else ""
         if failed and os.path.lexists(failed):
             delete(Path(failed))
@@ -87,14 +82,6 @@ class Tidying:
             attempt_result.discard(running.log, self.measured(running, spec), self._scrap)
         if running.state is not None and not spec.continues:
             delete(running.state.path)
-
-    async def clear_away(self, site: Away, errand: Errand, states: Sequence[str]) -> None:
-        """What an attempt used on another disk is not needed there any more.  Until it is gone, a note here says where it was."""
-        if not site.lost:
-            await site.clear(site.paths(errand.attempt), [f"{site.root}/{state}" for state in states])
-        for note in (".taken", ".site"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(errand.attempt.path + note)
 
     def keep_log(self, id: str, running: Running, spec: StepSpec) -> str:
         """Keep what the attempt printed and measured: where its log is from now on, if it has one."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from drivers.base import DriverError, Exit, NearHost
+from drivers.base import DriverError, Exit
 
 from ..errors import RecipeError
 from ..hosts.leases import HostPool
 from ..hosts.scrap import Scrap
 from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
-from ..planning.step import StateSpec, StepSpec
+from ..planning.step import StepSpec
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
@@ -24,7 +24,6 @@ from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
 from .resume import Claimed
-from .successors import Successors
 from .tasks import tasks_of
 from .tidying import Tidying
 
@@ -114,8 +113,6 @@ class Work:
         self._beside: set[asyncio.Task[None]] = set()
         self._consumers: dict[int, list[str]] | None = None
 
-        host = host_pool.here.host
-        self.successors = Successors(host) if isinstance(host, NearHost) else None
         self.orphans = Orphans(ws, commits, host_pool)
         self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
@@ -145,9 +142,6 @@ class Work:
     def spec(self, id: str) -> StepSpec:
         """What a step does, by its id."""
         return self.plan.specs()[self.plan.index[id]]
-
-    def states(self, running: Running) -> Sequence[StateSpec]:
-        return self.spec(running.node.id).state
 
     def consumers(self, n: int) -> Sequence[str]:
         """The steps of this run that need step `n`."""

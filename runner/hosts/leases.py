@@ -42,7 +42,8 @@ from ..logs import Log
 from ..retry import retry_async
 from ..storage.workspace import Workspace
 from . import interpreters
-from .sites import Away, Site, throttled
+from .away import Away, throttled
+from .sites import Site
 
 if TYPE_CHECKING:
     from .wire import Progress
@@ -124,6 +125,10 @@ class HostPool:
     def away(self) -> bool:
         """Whether steps run elsewhere than on this machine."""
         return self.name != "local"
+
+    def sites_of(self, *, local: bool) -> Sequence[Site]:
+        """Where a step may run: a local one on this machine only."""
+        return [self.here] if local else self.sites
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes."""

@@ -192,7 +192,6 @@ class Scheduler:
         self._keep_going = keep_going
         self._nodes: dict[str, _Node] = {}
         self._counts = dict.fromkeys(State, 0)
-        self._vacated = 0  # RUNNING steps that take no room any more
         self._hard_failures = 0  # FAILED without allow_failure
         self._ready = _Queue()
         self._shapes: dict[tuple[tuple[str, int], ...], _Shape] = {}
@@ -240,42 +239,16 @@ class Scheduler:
             walk.stop()
         return chosen
 
-    def successors(self, running: Iterable[str], resting: Collection[str] = ()) -> list[tuple[str, str]]:
-        """For each of these RUNNING steps, while all room is taken, the one that may begin the moment it is over: (RUNNING, QUEUED) pairs.
-
-        Only where that is what `startable` would choose then: all that waits asks for the same, which is what the RUNNING step has.
-        """
-        waiting = [shape for shape in self._shapes.values() if len(shape.queue)]
-        # Less than no room: whoever ran this before us died between a successor's start and the end of what it follows.
-        if self.room or self.held or len(waiting) != 1 or any(amount < 0 for amount in self._free.values()):
-            return []
-        pairs = []
-        walk = waiting[0].queue.walk(resting)
-        for id in running:
-            if self._nodes[id].shape_in(self._shapes, self._capacity) is waiting[0] and (node := walk.next()) is not None:
-                pairs.append((id, node.task.id))
-        walk.stop()
-        return pairs
-
     # What happened
 
     def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
         """A READY step is fresh, must run, or is skipped; also what follows from that."""
         return self._apply(self._nodes[id], _VERDICTS[verdict], reason)
 
-    def vacate(self, id: str) -> None:
-        """The process of a RUNNING step is over: another may have its room, while what it made is still looked at."""
+    def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
+        """A QUEUED step for which there is room begins to run."""
         node = self._nodes[id]
-        if node.state is not _S.RUNNING or node.vacated:
-            raise AssertionError(f"BUG: step {id} has no room to give")
-        node.vacated = True
-        self._vacated += 1
-        node.shape_in(self._shapes, self._capacity).give_back(self._free)
-
-    def start(self, id: str, data: Mapping[str, object] | None = None, *, begun: bool = False) -> Move:
-        """A QUEUED step for which there is room begins to run, or, as a successor, has begun by itself."""
-        node = self._nodes[id]
-        if (self.held and not begun) or self.room <= 0 or not node.shape_in(self._shapes, self._capacity).fits(self._free):
+        if self.held or self.room <= 0 or not node.shape_in(self._shapes, self._capacity).fits(self._free):
             raise AssertionError(f"BUG: no room to start {id}")
         (move,) = self._apply(node, _S.RUNNING, data=data)
         self._let_past(node.shape_in(self._shapes, self._capacity))
@@ -351,7 +324,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """How many more steps may run at once."""
-        return self._jobs - self._counts[_S.RUNNING] + self._vacated
+        return self._jobs - self._counts[_S.RUNNING]
 
     @property
     def held(self) -> bool:
@@ -397,9 +370,6 @@ class Scheduler:
             self._ready.discard(node)
         elif state is _S.QUEUED:
             node.shape_in(self._shapes, self._capacity).queue.discard(node)
-        elif node.vacated:
-            node.vacated = False
-            self._vacated -= 1
         elif state is _S.RUNNING:
             node.shape_in(self._shapes, self._capacity).give_back(self._free)
 
@@ -535,12 +505,11 @@ class Scheduler:
 class _Node:
     """A step among its neighbours."""
 
-    __slots__ = ("above", "below", "failures", "order", "passed", "preemptions", "rank", "shape", "state", "task", "unmet", "vacated")
+    __slots__ = ("above", "below", "failures", "order", "passed", "preemptions", "rank", "shape", "state", "task", "unmet")
 
     def __init__(self, task: Task, order: int, state: State, used: Spent | None) -> None:
         self.order = order
         self.state = state
-        self.vacated = False  # RUNNING, but its room is free
         self.failures = used.failures if used else 0
         self.preemptions = used.preemptions if used else 0
         self.below: list[_Node] = []

@@ -2,50 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from datetime import timedelta
+import contextlib
+import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from driver_contract import WakingContract
 
 import drivers
-from drivers.base import DriverError, Exit, Host, Rejected
-from drivers.local import Local, LocalHost
+from drivers import local
+from drivers.base import Command, Rejected
+from drivers.local import Local
+
+
+def _old() -> str | None:
+    """A Python 3.9, the oldest that the agent runs on."""
+    for name in ("python3.9", "pypy3.9"):
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run([name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True).stdout.strip()
+    return None
+
+
+OLD = _old()
 
 
 class TestLocal(WakingContract):
     def make(self, place: Path) -> Local:
         return Local(place / "root")
 
-    def test_who_listens_for_an_end_hears_it_once_also_when_it_was_long_ago(self, place: Path) -> None:
-        async def act(host: Host) -> None:
-            assert isinstance(host, LocalHost)
-            told: asyncio.Queue[Exit | DriverError] = asyncio.Queue()
-            jobs = [await host.start(self.command(f"exit {code}", place), f"job-{code}") for code in range(20)]
-            for job in jobs:
-                host.hear(job, told.put_nowait)
-            ends = [await told.get() for _ in jobs]
-            assert sorted(end.code for end in ends if isinstance(end, Exit) and end.code is not None) == list(range(20))
-            host.hear(jobs[3], told.put_nowait)
-            assert await told.get() == await host.wait(jobs[3], timedelta(0)) and told.empty()
 
-        self.on_host(place, act)
+class TestLocalOutlivingItsAgent(TestLocal):
+    """The same of jobs that run below a shell."""
 
-    def test_who_listens_hears_of_a_supervisor_that_was_killed(self, place: Path) -> None:
-        async def act(host: Host) -> None:
-            assert isinstance(host, LocalHost)
-            told: asyncio.Queue[Exit | DriverError] = asyncio.Queue()
-            job = await host.start(self.command("ps -o ppid= -p $$ > gate; exec sleep 600", place), "job")
-            host.hear(job, told.put_nowait)
-            supervisor = await asyncio.to_thread((place / "gate").read_text)
-            os.kill(int(supervisor), signal.SIGKILL)
-            end = await told.get()
-            assert isinstance(end, Exit) and end.reason == "lost"
+    def command(self, script: str, place: Path, **others: object) -> Command:
+        return replace(super().command(script, place, **others), outlives=True)
 
-        self.on_host(place, act)
+
+@pytest.mark.skipif(OLD is None, reason="there is no Python 3.9 here")
+class TestLocalWithAnAgentOfPython39(TestLocal):
+    @pytest.fixture(autouse=True)
+    def old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "sys", SimpleNamespace(executable=OLD))
 
 
 def test_a_driver_is_loaded_by_its_name() -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from drivers.base import Exit, Job
 from runner.execution.session import Choice, Settings
-from runner.hosts import sites as sites_module
+from runner.hosts import away
+from runner.hosts.checkpoint_sync import CheckpointSync
+from runner.hosts.sites import Errand, Paths
 from runner.storage.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
@@ -61,18 +63,18 @@ def there(space: Space, host: int = 1) -> Path:
 def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hung the run: whoever waited for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
-    whole = sites_module.Away._watch
+    whole = away.Away._watch
 
-    async def broken(site: sites_module.Away, errand: sites_module.Errand, job: Job, paths: sites_module.Paths) -> Exit:
-        if errand.step == "b":
+    async def broken(site: away.Away, errand: Errand, job: Job, paths: Paths, checkpoints: CheckpointSync | None) -> Exit:
+        if errand.outputs[0].path == "b":
             raise KeyError("injected")
-        return await whole(site, errand, job, paths)
+        return await whole(site, errand, job, paths, checkpoints)
 
-    monkeypatch.setattr(sites_module.Away, "_watch", broken)
+    monkeypatch.setattr(away.Away, "_watch", broken)
     assert space.attempt(settings=LOOPBACK) == ["a", "b"]
     assert space.summary is not None and space.summary.state == "FAILED"
     (failure,) = space.summary.failed
-    assert "internal error of recipe: KeyError: 'injected'" in failure.reason and "report it" in failure.reason
+    assert "internal error of recipe: KeyError: 'injected'" in failure.reason and "report it" in failure.hint
     assert "raise KeyError" in Path(failure.log).read_text()
     monkeypatch.undo()
     chain(space)
@@ -285,7 +287,7 @@ def test_what_a_host_says_a_failed_attempt_left_never_goes_where_inputs_are(tmp_
     (tmp_path / "attempt" / "input").symlink_to(tmp_path / "data")
     (tmp_path / "attempt" / "file").write_text("ours")
     for name in ("input/evil", "file", "file/below", "new/file"):
-        sites_module._leave(str(tmp_path / "attempt"), name, b"theirs")
+        away._leave(str(tmp_path / "attempt"), name, b"theirs")
     assert os.listdir(tmp_path / "data") == []
     assert (tmp_path / "attempt" / "file").read_text() == "ours"
     assert (tmp_path / "attempt" / "new" / "file").read_text() == "theirs"
@@ -439,7 +441,7 @@ def test_a_host_that_cannot_be_reached_for_a_while_costs_nothing(space: Space) -
 
 def test_a_step_starts_where_somebody_answers_as_long_as_there_is_such_a_place(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     loopback(space, hosts=2, slots=2)
-    monkeypatch.setattr(sites_module.Away, "silent", property(lambda site: site.name.endswith("host-1"), lambda _site, _value: None), raising=False)
+    monkeypatch.setattr(away.Away, "silent", property(lambda site: site.name.endswith("host-1"), lambda _site, _value: None), raising=False)
     space.recipe("steps:\n  s: {matrix: {i: [1, 2, 3]}, run: 'echo {{ matrix.i }} > {{ matrix.i }}.txt', outputs: {o: '{{ matrix.i }}.txt'}}\n")
     space.run(settings=LOOPBACK)
     where = list(sites(space.events).values())

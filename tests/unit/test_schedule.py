@@ -23,7 +23,6 @@ class World:
     jobs: int = 2
     keep_going: bool = True
     states: dict[str, State] = field(default_factory=dict)
-    vacated: set[str] = field(default_factory=set)  # RUNNING, though nothing of them runs any more
     reasons: dict[str, list[str]] = field(default_factory=dict)
     log: list[Move] = field(default_factory=list)
 
@@ -52,7 +51,7 @@ class World:
             state = self.states[need]
             assert state in (State.DONE, State.FRESH, State.SKIPPED) or (state is State.FAILED and by_id[need].allow_failure)
         assert not any(self.states[need] is State.SKIPPED for need in by_id[id].needs)
-        running = [by_id[other] for other, state in self.states.items() if state is State.RUNNING and other not in self.vacated]
+        running = [by_id[other] for other, state in self.states.items() if state is State.RUNNING]
         assert len(running) <= self.jobs
         for pool, size in CAPACITY.items():
             assert sum(min(task.pools.get(pool, 0), size) for task in running) <= size + 1e-6
@@ -83,12 +82,6 @@ class World:
             running = [id for id, state in scheduler.states().items() if state is State.RUNNING]
             if running:
                 id = running[-1 if newest_first else 0]
-                if self.outcome(id).ok and (pairs := scheduler.successors([id])):
-                    scheduler.vacate(id)
-                    self.vacated.add(id)
-                    if not self.store([scheduler.start(pairs[0][1], begun=True)], crash_at):
-                        return None
-                self.vacated.discard(id)
                 if not self.store(scheduler.end(id, self.outcome(id)), crash_at):
                     return None
         raise AssertionError("does not terminate")
@@ -119,7 +112,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def copy(world: World, **changes: object) -> World:
-    return replace(world, states={}, vacated=set(), reasons={}, log=[], **changes)  # type: ignore[arg-type]
+    return replace(world, states={}, reasons={}, log=[], **changes)  # type: ignore[arg-type]
 
 
 @settings(max_examples=80, deadline=None)
@@ -145,7 +138,7 @@ def test_without_keep_going_nothing_starts_after_a_failure_and_the_result_surviv
 
 
 @settings(max_examples=100, deadline=None)
-@given(worlds(), st.lists(st.sampled_from([*["judge", "start", "end"] * 2, "succeed", "gone", "adopt", "drain", "cancel"]), max_size=60))
+@given(worlds(), st.lists(st.sampled_from([*["judge", "start", "end"] * 2, "gone", "adopt", "drain", "cancel"]), max_size=60))
 def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: list[str]) -> None:
     world = copy(world)
     scheduler = world.scheduler()
@@ -160,13 +153,7 @@ def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: li
             moves = scheduler.judge(ready[0], world.verdicts[ready[0]])  # type: ignore[arg-type]
         elif what == "start" and (startable := scheduler.startable()):
             moves = [scheduler.start(startable[0])]
-        elif what == "succeed" and (pairs := scheduler.successors([id for id in now[State.RUNNING] if id not in world.vacated])):
-            ahead, id = pairs[0]
-            scheduler.vacate(ahead)
-            world.vacated.add(ahead)
-            moves = [scheduler.start(id, begun=True)]
         elif what == "end" and now[State.RUNNING]:
-            world.vacated.discard(now[State.RUNNING][0])
             moves = scheduler.end(now[State.RUNNING][0], world.outcome(now[State.RUNNING][0]))
         elif what == "gone" and (made := now[State.DONE] + now[State.FRESH]):
             moves = scheduler.gone(made[0], "blob is gone")
@@ -200,31 +187,6 @@ def run(scheduler: Scheduler, *ids: str) -> None:
 
 def simple(*tasks: Task, jobs: int = 4, keep_going: bool = False, **capacity: float) -> Scheduler:
     return Scheduler(tasks, capacity, jobs=jobs, keep_going=keep_going)
-
-
-def test_a_successor_is_what_would_start_next_and_takes_the_room_of_one_that_is_over() -> None:
-    s = simple(Task("a"), Task("b", priority=1.0), Task("c", priority=2.0), Task("d", ("c",)), jobs=1)
-    s.judge("a", "run")
-    s.start("a")
-    assert s.successors(["a"]) == []
-    s.judge("b", "run")
-    s.judge("c", "run")
-    assert s.successors(["a"]) == [("a", "c")] and s.successors(["a"], resting={"c"}) == [("a", "b")] and s.room == 0
-    s.vacate("a")
-    assert s.room == 1 and s.start("c", begun=True).after == "RUNNING" and s.room == 0 and s.startable() == []
-    s.end("a", Outcome(False, "output"))
-    assert s.held and s.room == 0 and s.successors(["c"]) == []
-    s.end("c", Outcome(True))
-    assert s.finished and s.room == 1
-
-
-def test_nothing_succeeds_a_step_whose_room_is_not_what_it_needs() -> None:
-    s = simple(Task("a", pools={"cpus": 1}), Task("b", pools={"cpus": 2}), Task("c", pools={"cpus": 1}), jobs=1, cpus=2)
-    run(s, "a")
-    s.judge("b", "run")
-    assert s.successors(["a"]) == []
-    s.judge("c", "run")
-    assert s.successors(["a"]) == []  # which of the two is next depends on more than this end
 
 
 def test_the_two_budgets_never_mix() -> None:

@@ -1,4 +1,4 @@
-"""What only a real machine can do to the supervisor: kills, daemons, races, a torn journal, a long path."""
+"""What only a real machine can do to the agent: kills, daemons, races, a torn journal, a long path."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from drivers import _supervisor
-from drivers.base import Command, Denied, DriverError, Exit, Job, Rejected
+from drivers.base import Command, Denied, Exit, Job, Rejected
 from drivers.local import LocalHost
+from runner.agent import journal, locks
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -41,8 +39,8 @@ def on(root: Path, act: Callable[[LocalHost], Coroutine[None, None, None]]) -> N
     asyncio.run(acting())
 
 
-async def begin(host: LocalHost, root: Path, script: str, key: str = "job") -> Job:
-    return await host.start(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV), key)
+async def begin(host: LocalHost, root: Path, script: str, key: str = "job", *, outlives: bool = False, limit: float | None = None) -> Job:
+    return await host.start(Command(("/bin/sh", "-euc", script), str(root.parent), ENV, timeout=limit, outlives=outlives), key)
 
 
 async def over(host: LocalHost, job: Job) -> Exit:
@@ -51,7 +49,14 @@ async def over(host: LocalHost, job: Job) -> Exit:
     return end
 
 
-def supervisors(root: Path) -> list[int]:
+async def said(host: LocalHost, job: Job) -> int:
+    """The number that a job prints when it has begun."""
+    while not (text := await host.log(job, 0)).endswith(b"\n"):  # noqa: ASYNC110  # a host is asked again, it does not call
+        await asyncio.sleep(0.01)
+    return int(text)
+
+
+def agents(root: Path) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -137,7 +142,7 @@ def test_a_stopped_job_whose_shell_is_gone_keeps_its_grace(root: Path) -> None:
     on(root, act)
 
 
-def test_when_the_supervisor_is_killed_its_jobs_are_ended_and_lost_and_never_run_again(root: Path) -> None:
+def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_and_never_run_again(root: Path) -> None:
     async def act(host: LocalHost) -> None:
         done = await begin(host, root, "exit 4", "done")
         assert (await over(host, done)).code == 4
@@ -146,8 +151,8 @@ def test_when_the_supervisor_is_killed_its_jobs_are_ended_and_lost_and_never_run
         pid = told(root.parent / "gate")
         waiting = asyncio.ensure_future(over(host, job))
         assert await host.wait(job, timedelta(0)) is None
-        (supervisor,) = supervisors(root)
-        os.kill(supervisor, signal.SIGKILL)
+        (agent,) = agents(root)
+        os.kill(agent, signal.SIGKILL)
         end = await waiting
         assert (end.code, end.reason) == (None, "lost")
         assert ended(pid, 0)
@@ -160,11 +165,99 @@ def test_when_the_supervisor_is_killed_its_jobs_are_ended_and_lost_and_never_run
     on(root, act)
 
 
-def test_a_supervisor_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None:
+def test_a_job_outlives_its_agent_and_the_next_one_tells_its_end(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        script = "echo ran >> count; echo $$; read go < gate; (exec sleep 600) & exit 7"
+        job = await begin(host, root, script, outlives=True)
+        await said(host, job)
+        waiting = asyncio.ensure_future(over(host, job))
+        assert await host.wait(job, timedelta(0)) is None
+        for _ in range(3):
+            while not (there := agents(root)):  # noqa: ASYNC110  # the next one is on its way
+                await asyncio.sleep(0.01)
+            (agent,) = there
+            os.kill(agent, signal.SIGKILL)
+            assert await asyncio.to_thread(ended, agent, 10)
+            assert await host.wait(job, timedelta(0)) is None
+            assert await host.start(Command(("false",), str(root.parent), outlives=True), "job") == job  # it is that job, not another one
+        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
+        end = await waiting
+        assert (end.code, end.reason, end.strays) == (7, "exit", 1)
+        assert (root.parent / "count").read_text() == "ran\n"
+
+    on(root, act)
+
+
+@pytest.mark.parametrize(("last", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9)])
+def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(root: Path, last: str, code: int, number: int | None) -> None:
+    async def leave(host: LocalHost) -> None:
+        shell = await said(host, await begin(host, root, f"echo $PPID; read go < gate; {last}", outlives=True))
+        (agent,) = agents(root)
+        await host.aclose()
+        os.kill(agent, signal.SIGKILL)
+        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
+        assert await asyncio.to_thread(ended, shell, 10)
+
+    async def come_back(host: LocalHost) -> None:
+        end = await over(host, Job("job"))
+        assert (end.code, end.signal, end.reason) == (code, number, "signal" if number else "exit")
+        assert end.ended >= end.started > 0
+
+    on(root, leave)
+    on(root, come_back)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_below_a_shell_saves_before_it_ends_when_it_is_stopped(root: Path, killed: bool) -> None:
+    async def act(host: LocalHost) -> None:
+        job = await begin(host, root, "trap 'echo saved > saved; exit 3' TERM; echo $$; while :; do sleep 0.02; done", outlives=True)
+        await said(host, job)
+        if killed:
+            os.kill(agents(root)[0], signal.SIGKILL)
+        await host.stop(job, LONG)
+        end = await over(host, job)
+        assert (end.code, end.reason) == (3, "stopped")
+        assert (root.parent / "saved").read_text() == "saved\n"
+
+    on(root, act)
+
+
+def test_a_job_that_outlives_its_agent_keeps_its_limit_and_one_that_ignores_it_is_killed(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        limited = await begin(host, root, "trap 'exit 4' TERM; echo $$; while :; do sleep 0.02; done", outlives=True, limit=1.0)
+        await said(host, limited)
+        deaf = await begin(host, root, "trap '' TERM; echo $$; while :; do sleep 0.02; done", "deaf", outlives=True)
+        pid = await said(host, deaf)
+        os.kill(agents(root)[0], signal.SIGKILL)
+        end = await over(host, limited)
+        assert (end.code, end.reason) == (4, "timeout") and end.ended - end.started < 10
+        await host.stop(deaf, timedelta(seconds=0.1))
+        end = await over(host, deaf)
+        assert (end.code, end.reason) == (None, "stopped") and ended(pid, 0)
+
+    on(root, act)
+
+
+def test_slots_are_used_again_and_never_while_something_of_their_job_lives(root: Path) -> None:
+    async def act(host: LocalHost) -> None:
+        for number in range(5):
+            await over(host, await begin(host, root, "exit 0", f"job-{number}", outlives=True))
+        assert os.listdir(root / "slots") == ["0"]
+        await said(host, await begin(host, root, "echo $$; read go < gate; exit 7", "waits", outlives=True))
+        os.kill(agents(root)[0], signal.SIGKILL)
+        assert (await over(host, await begin(host, root, "exit 5", "other", outlives=True))).code == 5
+        assert sorted(os.listdir(root / "slots")) == ["0", "1"]
+        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
+        assert (await over(host, Job("waits"))).code == 7
+
+    on(root, act)
+
+
+def test_an_agent_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None:
     async def act(host: LocalHost) -> None:
         job = await begin(host, root, "exit 6")
         assert (await over(host, job)).code == 6
-        (first,) = supervisors(root)
+        (first,) = agents(root)
         await host.aclose()
         assert await asyncio.to_thread(ended, first, 60)
         assert (await over(LocalHost(root), job)).code == 6
@@ -174,13 +267,13 @@ def test_a_supervisor_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> 
     on(root, act)
 
 
-def test_clients_that_come_at_once_share_one_supervisor(root: Path) -> None:
+def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
     async def act(host: LocalHost) -> None:
         hosts = [LocalHost(root) for _ in range(8)]
         jobs = await asyncio.gather(*(begin(each, root, "echo ran >> count; exit 5") for each in hosts))
         assert {end.code for end in await asyncio.gather(*map(over, hosts, jobs))} == {5}
         assert (root.parent / "count").read_text() == "ran\n"
-        assert len(supervisors(root)) == 1
+        assert len(agents(root)) == 1
         for each in hosts:
             await each.aclose()
 
@@ -202,19 +295,18 @@ def test_a_torn_journal_line_is_ignored(root: Path) -> None:
 def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.mkdir()
     monkeypatch.chdir(root)
-    monkeypatch.setattr(_supervisor, "JOURNAL_LIMIT", 100)
-    monkeypatch.setattr(_supervisor, "REMEMBERED", 3)
+    monkeypatch.setattr(journal, "LIMIT", 100)
     lines = [f'{{"job": "{number}", "began": 1}}\n{{"job": "{number}", "code": 0}}\n' for number in range(9)]
     Path("journal").write_text('{"job": "open", "began": 1}\n' + "".join(lines))
     remembered: dict[bytes, bytes] = {}
-    fd, unended = _supervisor._open_journal(remembered)
+    fd, unended = journal.open_journal(remembered, 3)
     os.close(fd)
-    assert unended == [b"open"]
+    assert list(unended) == [b"open"]
     assert list(remembered) == [b"6", b"7", b"8"]
     again: dict[bytes, bytes] = {}
-    fd, unended = _supervisor._open_journal(again)
+    fd, unended = journal.open_journal(again, 3)
     os.close(fd)
-    assert (again, unended) == (remembered, [b"open"])
+    assert (again, list(unended)) == (remembered, [b"open"])
     assert Path("journal").read_text().count("\n") == 4
 
 
@@ -261,7 +353,7 @@ def test_a_command_that_cannot_begin_says_which_part_failed(root: Path, argv: tu
     on(root, act)
 
 
-def test_nothing_that_the_worker_holds_open_is_held_by_the_supervisor(root: Path) -> None:
+def test_nothing_that_the_worker_holds_open_is_held_by_the_agent(root: Path) -> None:
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
 
@@ -285,88 +377,7 @@ def test_a_nul_in_a_command_is_rejected(root: Path) -> None:
     on(root, act)
 
 
-async def follow(host: LocalHost, root: Path, script: str, key: str, ahead: Job, heard: Callable[[Exit | DriverError], None]) -> Job:
-    job = await host.follow(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV), key, ahead)
-    host.hear(job, heard)
-    return job
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ends=st.lists(st.sampled_from(["exit 0", "exit 0", "exit 0", "exit 3", "kill -9 $$"]), min_size=1, max_size=6))
-def test_a_chain_goes_as_far_as_all_ends_well_one_at_a_time(tmp_path_factory: pytest.TempPathFactory, ends: list[str]) -> None:
-    root = tmp_path_factory.mktemp("chain") / "root"
-
-    async def act(host: LocalHost) -> None:
-        told: asyncio.Queue[tuple[int, Exit | DriverError]] = asyncio.Queue()
-        job = await begin(host, root, "echo + >> notes; echo - >> notes", "first")
-        for n, end in enumerate(ends):
-            job = await follow(host, root, f"echo + >> notes; echo - >> notes; {end}", f"job-{n}", job, lambda end, n=n: told.put_nowait((n, end)))
-        heard = dict([await told.get() for _ in ends])
-        far = next((n for n, end in enumerate(ends) if end != "exit 0"), len(ends))
-        reasons = [end.reason for _, end in sorted(heard.items()) if isinstance(end, Exit)]
-        assert reasons[:far] == ["exit"] * far and set(reasons[far + 1 :]) <= {"withdrawn"} and len(reasons) == len(ends)
-        assert (root.parent / "notes").read_text() == "+\n-\n" * (1 + min(far + 1, len(ends)))
-        if far + 1 < len(ends):  # what was withdrawn is not remembered: it may be begun after all
-            assert (await over(host, await begin(host, root, "exit 7", f"job-{len(ends) - 1}"))).code == 7
-
-    on(root, act)
-
-
-@pytest.mark.parametrize("how", ["withdrawn", "stopped", "ahead stopped", "no program"])
-def test_what_waits_for_another_never_begins_when_that_is_wanted_or_all_is_not_well(root: Path, how: str) -> None:
-    async def act(host: LocalHost) -> None:
-        told: asyncio.Queue[Exit | DriverError] = asyncio.Queue()
-        script = "read line < gate"
-        ahead = (
-            await begin(host, root, script) if how != "no program" else await host.start(Command(("nowhere",), cwd=str(root.parent), env=ENV), "job")
-        )
-        job = await follow(host, root, "touch begun", "next", ahead, told.put_nowait)
-        if how == "withdrawn":
-            host.withdraw(job)
-        elif how == "stopped":
-            await host.stop(job, LONG)
-        elif how == "ahead stopped":
-            await host.stop(ahead, LONG)
-        end = await told.get()
-        assert isinstance(end, Exit) and (end.code, end.reason) == (None, "withdrawn")
-        if how in ("withdrawn", "stopped"):
-            await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
-        await over(host, ahead)
-        assert not (root.parent / "begun").exists()
-
-    on(root, act)
-
-
-def test_what_has_begun_is_not_withdrawn_and_what_follows_the_past_begins_at_once(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
-        told: asyncio.Queue[Exit | DriverError] = asyncio.Queue()
-        ahead = await begin(host, root, "exit 0")
-        await over(host, ahead)
-        job = await follow(host, root, "read line < gate; exit 4", "next", ahead, told.put_nowait)
-        host.withdraw(job)
-        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
-        end = await told.get()
-        assert isinstance(end, Exit) and (end.code, end.reason) == (4, "exit")
-
-    on(root, act)
-
-
-def test_what_waits_begins_though_its_client_is_gone_and_the_next_client_hears_of_it(root: Path) -> None:
-    async def leave(host: LocalHost) -> None:
-        ahead = await begin(host, root, "read line < gate")
-        await follow(host, root, "exit 5", "next", ahead, lambda _: None)
-        assert await host.wait(ahead, timedelta(0)) is None
-
-    async def come_back(host: LocalHost) -> None:
-        assert await host.wait(Job("next"), timedelta(0)) is None
-        await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
-        assert (await over(host, Job("next"))).code == 5
-
-    on(root, leave)
-    on(root, come_back)
-
-
-def test_a_lock_stays_held_by_a_job_whose_supervisor_was_killed(root: Path) -> None:
+def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
     lock = f"test-{os.urandom(8).hex()}"
 
     async def act(host: LocalHost) -> None:
@@ -374,10 +385,10 @@ def test_a_lock_stays_held_by_a_job_whose_supervisor_was_killed(root: Path) -> N
         job = await host.start(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV, locks=(lock,)), "job")
         while not (said := await host.log(job, 0)):  # noqa: ASYNC110  # a host is asked again, it does not call
             await asyncio.sleep(0.01)
-        (supervisor,) = supervisors(root)
-        os.kill(supervisor, signal.SIGSTOP)  # so that nothing takes its place yet
+        (agent,) = agents(root)
+        os.kill(agent, signal.SIGSTOP)  # so that nothing takes its place yet
         await host.aclose()
-        os.kill(supervisor, signal.SIGKILL)
+        os.kill(agent, signal.SIGKILL)
         assert list(await host.free([lock])) == []
         os.kill(int(said), signal.SIGKILL)
         while not await host.free([lock]):  # noqa: ASYNC110
@@ -390,12 +401,12 @@ def test_a_lock_stays_held_by_a_job_whose_supervisor_was_killed(root: Path) -> N
 
 
 def test_a_lock_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_supervisor.os, "geteuid", lambda: f"test-{os.getpid()}")
+    monkeypatch.setattr(locks.os, "geteuid", lambda: f"test-{os.getpid()}")
     folder = Path(f"/tmp/recipe-test-{os.getpid()}")
     folder.symlink_to(tmp_path)
     try:
         with pytest.raises(PermissionError, match="must be a folder of this login's own"):
-            _supervisor.free_locks(["x"])
+            locks.free_locks(["x"])
         assert list(tmp_path.iterdir()) == []
     finally:
         folder.unlink()

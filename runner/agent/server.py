@@ -1,26 +1,25 @@
-"""The process that is the parent of all local jobs: begins them, ends them, and writes down how they ended.  Knows nothing of steps or stores.
+"""The agent: the parent of all jobs of one root on this machine.  Begins them, ends them, writes down how they ended; knows no steps and no stores.
 
 It outlives the worker that started it and serves whoever connects to its root next.  The root directory holds
 
-    lock      held (flock) as long as a supervisor lives here; never a pid, so nothing can be mistaken for it
+    lock      held (flock) as long as an agent lives here; never a pid, so nothing can be mistaken for it
     socket    where clients connect
     journal   one JSON line when a job begins and one when it is over, appended; a torn last line is ignored
+    slots/    a locked file for each job that lives: see `slots`
     logs/     what jobs print, straight from their own file descriptors
 
-A client sends frames (4 bytes of length, little-endian, then fields joined by NUL: `start`, `follow`, `withdraw`, `stop`, `wait`) and reads lines: a
-greeting, then the JSON line of every job that ends.  Every client hears of every end.
+A client sends frames (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`) and reads lines: a greeting, then
+the JSON line of every job that ends.  Every client hears of every end.
 
-A job that is to follow another begins as soon as that one has ended well (exit 0, of itself), before anybody hears of it.  When it ends otherwise, or
-on request, the follower never begins: that is told as an end with the reason `withdrawn`, and forgotten, so that it may be started later.
-
-A job may have locks: names that one job of this login holds on this machine, whatever root its supervisor has.  They are taken before it begins and
-held until it is over.  The job inherits the descriptors: when this process is killed, they stay held while anything of the job lives.  Where another
-job holds one, this one does not begin: its end is `busy`, which is forgotten in the same way.
+A job may have locks: see `locks`.  They are taken before it begins and held until it is over.  Where another job holds one, this one does not begin:
+its end is `busy`, which is forgotten, so that it may be started later.
 
 A job is over when its first process has ended and nothing of what it left behind is alive.  As a subreaper this process inherits every background
 process that a job leaves, also one that made a session of its own; the cookie in its environment (`RECIPE_JOB`), else its session, says whose it is.
-If this process is killed, how its jobs end can no longer be known: the next supervisor in this root ends what is left of them (SIGTERM, then
-SIGKILL) and writes them down as lost.
+
+This process may be killed at any moment, by the order of its writes: a job's slot is locked, then `began` is in the journal, then the process
+is there; its end is in the journal before anybody hears of it, and only then its slot is used again.  The next agent in this root waits for jobs
+that were to outlive an agent, and learns their exits from their slots.  What is left of any other it ends (SIGTERM, then SIGKILL): it is lost.
 
 Only the standard library, and little of it (no signal, socket, pathlib, json or re unless needed): start-up is part of every run.
 """
@@ -32,43 +31,48 @@ import select
 import sys
 import time
 
+from .journal import began, escaped, line, never, open_journal
+from .locks import free_locks, take_locks
+from .processes import kill, kill_group, oom_kills, processes, read, words
+from .slots import DESCRIPTOR, SHELL, Slots
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
     from collections.abc import Callable, Iterable
 
-GREETING = b'{"supervisor": 3}\n'
+GREETING = b'{"agent": 1}\n'
 LINGER = 2.0  # seconds without jobs or clients before the end
 STRAY_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what a job left behind
-GRACE = 10.0  # the same for a job that ran out of time, and for what a dead supervisor left
+GRACE = 10.0  # the same for a job that ran out of time, and for what a dead agent left
 HOPELESS = 5.0  # seconds after SIGKILL when we stop waiting for a process that cannot die
-REMEMBERED = 10_000  # ends kept in memory, and in the journal when it is pruned
-JOURNAL_LIMIT = 8 << 20
+ORPHAN_LOOK = 0.1  # between looks at a job whose agent was killed
+REMEMBERED = 10_000  # ends kept in memory
+OOM_SCORE = b"500"  # of jobs, above ours: where memory runs out, the kernel takes a job before its agent
 BACKLOG_LIMIT = 16 << 20  # bytes a client may leave unread
 
 SIGKILL, SIGTERM, SIGCONT = 9, 15, 18
 RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by whoever began us, but not in jobs
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-_WELL = b'", "code": 0, "signal": null, "reason": "exit", '  # in the line of a job that ended well
 
 
 class _Job:
     """One job that is not over yet."""
 
     __slots__ = (
-        *("ahead", "code", "cpu", "deadline", "ended", "follower", "held", "idle", "idle_at", "kill_at", "killed", "log", "name"),
-        *("orphaned", "peak", "pid", "reason", "session", "signal", "started", "strays", "termed"),
+        *("code", "cpu", "deadline", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
+        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed"),
     )
 
     def __init__(self, name: bytes, log: bytes) -> None:
         self.name = name
         self.log = log
-        self.ahead: _Job | None = None  # the job that it is to follow
-        self.follower: list[bytes] | None = None  # the frame of the one that is to follow it
         self.pid = 0  # 0: its first process is gone, or never was ours
         self.session = 0
         self.termed = False  # its group has been asked to end
-        self.orphaned = False  # its parent was a supervisor that is dead
+        self.orphaned = False  # its parent was an agent that is dead
+        self.outlives = False  # it runs below a shell that writes its exit down
+        self.slot = -1
         self.started = 0.0
         self.ended = 0.0
         self.deadline: float | None = None
@@ -85,7 +89,7 @@ class _Job:
         self.held: list[int] = []  # descriptors of its locks
 
 
-class Supervisor:
+class Agent:
     """Jobs, clients and the one loop."""
 
     def __init__(self, listener: int, first: int) -> None:
@@ -98,10 +102,11 @@ class Supervisor:
         self._jobs: dict[bytes, _Job] = {}
         self._pids: dict[int, _Job] = {}
         self._ending: list[_Job] = []  # first process gone, strays not
+        self._orphans: list[_Job] = []  # they go on, though their agent was killed
+        self._orphans_at = 0.0  # the time of the next look at them
         self._tolerated: dict[int, _Job | None] = {}  # background processes that belong, or may belong, to a running job
         self._stirred = False  # a process that we watch has ended
         self._timed: set[_Job] = set()  # jobs with any deadline
-        self._due: list[list[bytes]] = []  # frames of those whose turn has come
         self._over: dict[bytes, bytes] = {}
         self._lines: list[bytes] = []  # ends to be written and told
         self._unwritten = b""
@@ -113,8 +118,10 @@ class Supervisor:
             self._children: int | None = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
         except OSError:
             self._children = None
-        self._ooms = _oom_kills()
-        self._journal, open_jobs = _open_journal(self._over)
+        self._ooms = oom_kills()
+        self._slots = Slots()
+        self._spent: list[int] = []  # slots of jobs whose end is not on the disk yet
+        self._journal, open_jobs = open_journal(self._over, REMEMBERED)
         self._inherit(open_jobs)
         self._welcome(first)
 
@@ -126,11 +133,10 @@ class Supervisor:
                 if act is not None:
                     act(fd)
             self._reap()
+            if self._orphans:
+                self._look_after()
             if self._timed:
                 self._keep_time()
-            if self._due:
-                due, self._due = self._due, []
-                self._launch(due)
             if self._lines or self._unwritten:
                 self._publish()
             if self._jobs or self._inputs:
@@ -138,12 +144,14 @@ class Supervisor:
             elif self._quiet_since is None:
                 self._quiet_since = time.monotonic()
             elif time.monotonic() - self._quiet_since >= LINGER:
-                # A client that connects from here on is turned away before it got a greeting, and begins the next supervisor.
+                # A client that connects from here on is turned away before it got a greeting, and begins the next agent.
                 return
 
     def _patience(self) -> float | None:
-        if self._timed:
-            times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
+        times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
+        if self._orphans:
+            times.append(self._orphans_at)
+        if times:
             return max(0.0, min(times) - time.monotonic())
         if self._jobs or self._inputs:
             return None
@@ -223,16 +231,12 @@ class Supervisor:
                 continue
             self._begin(starts)
             starts = []
-            if fields[0] == b"follow":
-                self._queue(fields[1], fields[1:])
-            elif fields[0] == b"withdraw":
-                self._withdraw(fields[1])
-            elif fields[0] == b"stop":
+            if fields[0] == b"stop":
                 job = self._jobs.get(fields[1])
-                if job is not None and job.ahead is not None:
-                    self._withdraw(job.name)
-                elif job is not None:
+                if job is not None:
                     self._end(job, b"stopped", float(fields[2]))
+            elif fields[0] == b"free":
+                self._tell_free(fd, fields[1], fields[2].decode().split())
             else:
                 self._answer(fd, fields[1])
         del buffer[:begin]
@@ -244,7 +248,14 @@ class Supervisor:
         elif name in self._over:
             self._tell(fd, self._over[name])
         else:  # final, so that two askers never hear different things
-            self._settle(name, _line(name, None, None, b"lost", 0.0, time.time(), 0.0, 0, 0))
+            self._settle(name, line(name, None, None, b"lost", 0.0, time.time(), 0.0, 0, 0))
+
+    def _tell_free(self, fd: int, number: bytes, names: list[str]) -> None:
+        try:
+            free, problem = free_locks(names), b""
+        except OSError as error:
+            free, problem = [], b"%s: %s" % (os.fsencode(error.filename or "locks"), words(error))
+        self._tell(fd, b'{"free": %s, "locks": "%s", "problem": "%s"}\n' % (number, escaped(" ".join(free).encode()), escaped(problem)))
 
     # --- beginning
 
@@ -257,6 +268,7 @@ class Supervisor:
                 self._lines.append(self._over[name])
             elif name not in self._jobs:
                 job = _Job(name, fields[3])
+                job.outlives = fields[7] == b"1"
                 if self._holds(job, fields[6].decode().split()):
                     self._jobs[name] = job
                     fresh.append(fields)
@@ -267,64 +279,32 @@ class Supervisor:
         """Whether it has all its locks now; else its end is on its way."""
         try:
             held = take_locks(locks)
+            if held is not None and job.outlives:
+                job.slot, fd = self._slots.take()
+                held.append(fd)
         except OSError as error:
-            detail = b"cannot hold %s: %s" % (os.fsencode(error.filename or "its locks"), _why(error))
+            detail = b"cannot hold %s: %s" % (os.fsencode(error.filename or "its locks"), words(error))
             now = time.time()
-            self._settle(job.name, _line(job.name, 126, None, b"exit", now, now, 0.0, 0, 0, detail))
+            self._settle(job.name, line(job.name, 126, None, b"exit", now, now, 0.0, 0, 0, detail))
             return False
         if held is None:
-            self._lines.append(_never(job.name, b"busy"))
+            self._lines.append(never(job.name, b"busy"))
             return False
         job.held = held
         return True
 
     def _launch(self, frames: list[list[bytes]]) -> None:
         now = time.time()
-        self._write(b"".join([b'{"job": "%s", "began": %.3f}\n' % (fields[1], now) for fields in frames]))
+        jobs = [self._jobs[fields[1]] for fields in frames]
+        self._write(b"".join([began(now, job.name, job.slot, *fields[3:6]) for job, fields in zip(jobs, frames)]))
         for fields in frames:
             self._spawn(fields)
 
-    def _queue(self, after: bytes, fields: list[bytes]) -> None:
-        """Let a job begin when the one called `after` has ended well: now, if it has."""
-        name = fields[1]
-        ahead = self._jobs.get(after)
-        if name in self._over or name in self._jobs:
-            self._begin([fields])
-        elif fields[6]:
-            self._lines.append(_never(name, b"withdrawn"))
-        elif ahead is not None and ahead.follower is None:
-            self._jobs[name] = job = _Job(name, fields[3])
-            job.ahead = ahead
-            ahead.follower = fields
-        elif ahead is None and _WELL in self._over.get(after, b""):
-            self._begin([fields])
-        else:
-            self._lines.append(_never(name, b"withdrawn"))
-
-    def _withdraw(self, name: bytes) -> None:
-        """A job that waits for another never begins; one that has begun goes on."""
-        job = self._jobs.get(name)
-        if job is not None and job.ahead is not None:
-            job.ahead.follower = None
-            self._succeed(job)
-            del self._jobs[name]
-            self._lines.append(_never(name, b"withdrawn"))
-
-    def _succeed(self, job: _Job) -> None:
-        """What follows a job that is over begins in this turn of the loop, or never."""
-        if job.follower is not None:
-            name = job.follower[1]
-            if job.code == 0 and job.reason == b"exit":
-                self._jobs[name].ahead = None
-                self._due.append(job.follower)
-            else:
-                self._withdraw(name)
-
     def _spawn(self, fields: list[bytes]) -> None:
-        _, name, cwd, log, timeout, idle, _, count, *rest = fields
+        _, name, cwd, log, timeout, idle, _, _, count, *rest = fields
         argv = rest[: int(count)]
         pairs = iter(rest[int(count) :])
-        env = dict(zip(pairs, pairs, strict=True))
+        env = dict(zip(pairs, pairs))
         env[b"RECIPE_JOB"] = name + self._mark
         job = self._jobs[name]
         job.started = time.time()
@@ -332,15 +312,24 @@ class Supervisor:
             os.set_inheritable(fd, True)
         try:
             os.chdir(cwd)
-            pid = os.posix_spawn(
+            program, actions = (
                 self._program(argv[0], env),
-                argv,
-                env,
-                file_actions=(
+                [
                     (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
-                ),
+                ],
+            )
+            whole = argv
+            if job.outlives:
+                whole = [*SHELL, name, program, *argv[1:]]
+                program = SHELL[0]
+                actions.append((os.POSIX_SPAWN_DUP2, job.held[-1], DESCRIPTOR))
+            pid = os.posix_spawn(
+                program,
+                whole,
+                env,
+                file_actions=actions,
                 setsid=True,
                 setsigmask=(),
                 setsigdef=RESTORED,
@@ -353,6 +342,7 @@ class Supervisor:
             os.set_inheritable(fd, False)
         job.pid = job.session = pid
         self._pids[pid] = job
+        _prefer(pid)
         try:
             self._watch(pid)
         except OSError as error:  # no descriptor left to watch it with: it may not run unwatched
@@ -361,14 +351,18 @@ class Supervisor:
             del self._pids[pid]
             self._not_begun(job, argv[0], cwd, error)
             return
+        self._time(job, timeout, idle, 0.0)
+
+    def _time(self, job: _Job, timeout: bytes | str, idle: bytes | str, since: float) -> None:
+        """Keep the limits of a job that began at `since`, in seconds from now."""
         if timeout or idle:
             now = time.monotonic()
             self._timed.add(job)
             if timeout:
-                job.deadline = now + float(timeout)
+                job.deadline = now + since + float(timeout)
             if idle:
                 job.idle = float(idle)
-                job.idle_at = now + job.idle
+                job.idle_at = now + since + job.idle
 
     def _program(self, name: bytes, env: dict[bytes, bytes]) -> bytes:
         """What execvp would find, in the job's PATH and not in ours."""
@@ -390,11 +384,11 @@ class Supervisor:
         """Find out which part failed (posix_spawn does not say), tell it in the log, and end the job as a shell would."""
         code = 126
         what = b"cannot run " + program
-        why = _why(error)
+        why = words(error)
         try:
             os.chdir(cwd)
         except OSError as cause:
-            what, why = b"cannot enter the working directory " + cwd, _why(cause)
+            what, why = b"cannot enter the working directory " + cwd, words(cause)
         else:
             if error.errno == 2:
                 code = 127
@@ -407,15 +401,15 @@ class Supervisor:
         try:
             log = os.open(job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as cause:
-            code, what, why = 126, b"cannot write the log " + job.log, _why(cause)
+            code, what, why = 126, b"cannot write the log " + job.log, words(cause)
         else:
             try:
                 os.write(log, b"recipe: %s: %s\n" % (what, why))
             except OSError as cause:
-                what, why = b"cannot write the log " + job.log, _why(cause)
+                what, why = b"cannot write the log " + job.log, words(cause)
             os.close(log)
         self._drop(job)
-        self._settle(job.name, _line(job.name, code, None, b"exit", job.started, time.time(), 0.0, 0, 0, what + b": " + why))
+        self._settle(job.name, line(job.name, code, None, b"exit", job.started, time.time(), 0.0, 0, 0, what + b": " + why))
 
     # --- ending
 
@@ -471,10 +465,11 @@ class Supervisor:
             job.code = 128 + job.signal
         else:
             job.code = os.WEXITSTATUS(status)
+            job.signal = _signal_of(job.code) if job.outlives else None
         if not job.reason:
             job.reason = b"exit" if job.signal is None else b"signal"
             if job.code == 128 + SIGKILL:
-                kills = _oom_kills()
+                kills = oom_kills()
                 if kills > self._ooms:
                     job.reason = b"oom"
                 self._ooms = kills
@@ -498,7 +493,7 @@ class Supervisor:
         now = time.monotonic()
         ending = {job.name: job for job in self._ending}
         haunted: set[bytes] = set()
-        table = _processes()
+        table = processes()
         for pid in self._left_behind(table):
             _, group, session = table[pid]
             name = self._cookie(pid)
@@ -512,7 +507,7 @@ class Supervisor:
                 haunted.add(name)
                 self._signal_stray(ending[name], pid, group, now)
             else:
-                _kill(pid, SIGKILL)
+                kill(pid, SIGKILL)
         for job in list(self._ending):
             late = job.kill_at is not None and now >= job.kill_at
             if job.name not in haunted or (late and job.killed):
@@ -533,13 +528,13 @@ class Supervisor:
             except OSError:
                 self._stirred = True  # gone already, or no descriptor to watch it with
             if not (job.termed and group == job.session):  # a second SIGTERM may mean "at once" to those who got the first
-                _kill(pid, SIGTERM)
-                _kill(pid, SIGCONT)
+                kill(pid, SIGTERM)
+                kill(pid, SIGCONT)
         if job.killed or now >= job.kill_at:
-            _kill(pid, SIGKILL)
+            kill(pid, SIGKILL)
 
     def _left_behind(self, table: dict[int, tuple[int, int, int]]) -> Iterable[int]:
-        """Living processes below us but below no running job's first process, and what a dead supervisor's jobs left, which is below nobody."""
+        """Living processes below us but below no running job's first process, and what a dead agent's jobs left, which is below nobody."""
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)
@@ -557,7 +552,7 @@ class Supervisor:
 
     def _cookie(self, pid: int) -> bytes | None:
         try:
-            _, found, rest = (b"\0" + _read(f"/proc/{pid}/environ")).partition(b"\0RECIPE_JOB=")
+            _, found, rest = (b"\0" + read(f"/proc/{pid}/environ")).partition(b"\0RECIPE_JOB=")
         except OSError:
             return None
         value = rest.split(b"\0", 1)[0]
@@ -566,11 +561,14 @@ class Supervisor:
     def _end(self, job: _Job, reason: bytes, grace: float) -> None:
         """SIGTERM now, SIGKILL after `grace`; asked again, the earlier deadline holds."""
         kill_at = time.monotonic() + grace
-        if job.pid and not job.termed:
+        if (job.pid or job in self._orphans) and not job.termed:
             job.reason = reason
             job.termed = True
-            _kill_group(job.pid, SIGTERM)
-            _kill_group(job.pid, SIGCONT)
+            for number in (SIGTERM, SIGCONT):
+                if job.pid:
+                    kill_group(job.pid, number)
+                for pid in self._of(job) if job.orphaned else ():
+                    kill(pid, number)
         if job.kill_at is None or kill_at < job.kill_at:
             job.kill_at = kill_at
         job.deadline = job.idle_at = None
@@ -586,11 +584,15 @@ class Supervisor:
                 self._look_idle(job, now)
             if job.kill_at is not None and now >= job.kill_at:
                 if job.pid:
-                    _kill_group(job.pid, SIGKILL)
+                    kill_group(job.pid, SIGKILL)
                     job.killed = True
                     job.kill_at = now + HOPELESS
-                else:
-                    sweep = True
+                    continue
+                if job in self._orphans:
+                    self._over_at_last(job)
+                    job.killed = True
+                    job.kill_at = now + HOPELESS
+                sweep = True
         if sweep:
             self._sweep()
 
@@ -607,15 +609,16 @@ class Supervisor:
 
     def _finish(self, job: _Job) -> None:
         self._drop(job)
-        line = _line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays))
-        self._settle(job.name, line)
+        end = line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays))
+        self._settle(job.name, end)
 
     def _drop(self, job: _Job) -> None:
         self._jobs.pop(job.name, None)
         self._timed.discard(job)
         while job.held:
             os.close(job.held.pop())
-        self._succeed(job)
+        if job.slot >= 0:
+            self._spent.append(job.slot)
 
     def _settle(self, name: bytes, line: bytes) -> None:
         self._over[name] = line
@@ -642,16 +645,28 @@ class Supervisor:
                 self._unwritten = data[os.write(self._journal, data) :]
             except OSError:
                 self._unwritten = data
+        while self._spent and not self._unwritten:
+            self._slots.give(self._spent.pop())
 
-    def _inherit(self, names: list[bytes]) -> None:
-        """End what a supervisor that was killed here left running."""
-        cookies = {name for pid in _processes() if (name := self._cookie(pid)) is not None}
+    def _inherit(self, began: dict[bytes, bytes]) -> None:
+        """Wait for what is to outlive an agent that was killed here; end whatever else it left running."""
+        cookies = {name for pid in processes() if (name := self._cookie(pid)) is not None}
         now = time.monotonic()
-        for name in dict.fromkeys([*names, *cookies]):
-            job = _Job(name, b"")
-            job.reason, job.started, job.ended = b"lost", 0.0, time.time()
+        if began:
+            from json import loads
+        for name in dict.fromkeys([*began, *cookies]):
+            told = loads(began[name]) if name in began else {}
+            job = _Job(name, os.fsencode(told.get("log", "")))
+            job.orphaned, job.slot = True, told.get("slot", -1)
+            if job.slot >= 0:
+                self._slots.keep(job.slot)
+                job.outlives, job.started = True, told["began"]
+                self._jobs[name] = job
+                self._orphans.append(job)
+                self._time(job, told["timeout"], told["idle"], job.started - time.time())
+                continue
+            job.reason, job.ended = b"lost", time.time()
             if name in cookies:
-                job.orphaned = True
                 job.kill_at = now + GRACE
                 self._jobs[name] = job
                 self._ending.append(job)
@@ -662,205 +677,56 @@ class Supervisor:
             self._sweep()
         self._write(b"")
 
+    def _look_after(self) -> None:
+        """See which jobs of a dead agent are over."""
+        now = time.monotonic()
+        if now < self._orphans_at:
+            return
+        self._orphans_at = now + ORPHAN_LOOK
+        over = [job for job in self._orphans if self._slots.status(job.slot, job.name) is not None or not self._slots.alive(job.slot)]
+        for job in over:
+            self._over_at_last(job)
+        if over:
+            self._sweep()
 
-def _processes() -> dict[int, tuple[int, int, int]]:
-    """Living processes: pid -> parent, group, session."""
-    table = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                state, parent, group, session = _read(f"/proc/{entry}/stat").rpartition(b")")[2].split()[:4]
-            except (OSError, ValueError):
-                continue
-            if state not in (b"Z", b"X"):
-                table[int(entry)] = (int(parent), int(group), int(session))
-    return table
+    def _over_at_last(self, job: _Job) -> None:
+        """The shell of an orphan is gone, or has no patience left: what its slot says is its end."""
+        self._orphans.remove(job)
+        job.code, job.ended = self._slots.status(job.slot, job.name), time.time()
+        job.signal = None if job.code is None else _signal_of(job.code)
+        job.reason = job.reason or (b"lost" if job.code is None else b"exit" if job.signal is None else b"signal")
+        job.deadline = job.idle_at = None
+        self._ending.append(job)
+
+    def _of(self, job: _Job) -> list[int]:
+        """The processes that bear a job's cookie."""
+        return [pid for pid in processes() if self._cookie(pid) == job.name]
 
 
-def _kill(pid: int, number: int) -> None:
+def _prefer(pid: int) -> None:
+    """Have the kernel end this process before us where memory runs out."""
     try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _kill_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed for memory: in our memory cgroup where it says so, else on this machine."""
-    try:
-        groups = _read("/proc/self/cgroup").split(b"\n")
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
     except OSError:
-        groups = []
-    candidates = []
-    for line in groups:
-        _, _, rest = line.partition(b":")
-        kinds, _, path = rest.partition(b":")
-        if kinds == b"memory":
-            candidates += [b"/sys/fs/cgroup/memory" + path + b"/memory.oom_control", b"/sys/fs/cgroup/memory/memory.oom_control"]
-        elif not kinds and path:
-            candidates += [b"/sys/fs/cgroup" + path + b"/memory.events"]
-    for file in [*candidates, b"/proc/vmstat"]:
-        try:
-            for line in _read(file).split(b"\n"):
-                if line.startswith(b"oom_kill "):
-                    return int(line.split()[1])
-        except OSError:
-            continue
-    return 0
-
-
-def _read(path: str | bytes) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _why(error: OSError) -> bytes:
-    return os.fsencode(error.strerror or str(error))
-
-
-def _line(
-    name: bytes,
-    code: int | None,
-    number: int | None,
-    reason: bytes,
-    started: float,
-    ended: float,
-    cpu: float,
-    peak: int,
-    strays: int,
-    detail: bytes = b"",
-) -> bytes:
-    form = b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}'
-    return (
-        form
-        % (
-            name,
-            b"null" if code is None else b"%d" % code,
-            b"null" if number is None else b"%d" % number,
-            reason,
-            started,
-            ended,
-            cpu,
-            peak,
-            strays,
-            b', "detail": "%s"' % _escaped(detail) if detail else b"",
-        )
-        + b"\n"
-    )
-
-
-def _never(name: bytes, reason: bytes) -> bytes:
-    """The end of a job that did not begin, and may begin later."""
-    return _line(name, None, None, reason, 0.0, 0.0, 0.0, 0, 0)
-
-
-def take_locks(names: Iterable[str]) -> list[int] | None:
-    """Descriptors that hold all these locks; None where another process holds one.  Raises OSError."""
-    held: list[int] = []
-    for name in sorted(names):  # in one order: of two jobs that want the same several locks, one gets them
-        fd = _lock(name, shared=False)
-        if fd is None:
-            for other in held:
-                os.close(other)
-            return None
-        held.append(fd)
-    return held
-
-
-def free_locks(names: Iterable[str]) -> list[str]:
-    """Those that no process holds.  Raises OSError."""
-    free = []
-    for name in names:
-        fd = _lock(name, shared=True)
-        if fd is not None:
-            os.close(fd)
-            free.append(name)
-    return free
-
-
-def _lock(name: str, *, shared: bool) -> int | None:
-    import fcntl
-
-    path = f"{_lock_folder()}/{name}.lock"
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            os.utime(fd)  # programs that clean /tmp leave new files
-            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)  # a number that no script's `exec 3>` replaces
-        except BlockingIOError:
-            return None
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        finally:
-            os.close(fd)
-
-
-def _lock_folder() -> str:
-    """Where the locks of this login are.  Raises PermissionError where the folder is not its own.
-
-    Not below `$XDG_RUNTIME_DIR`, which one login may have in one session and not in the next, and which goes with the last session.
-    """
-    folder = f"/tmp/recipe-{os.geteuid()}"  # noqa: S108  # the owner is checked
-    for path in (folder, f"{folder}/gpus"):
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            there = os.stat(path, follow_symlinks=False)
-            if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
-                raise PermissionError(13, "it must be a folder of this login's own that no other may enter", path) from None
-    return f"{folder}/gpus"
-
-
-def _escaped(text: bytes) -> bytes:
-    """Inside a JSON string; what has no four-digit code becomes a question mark."""
-    plain = (c if c < "\U00010000" else "?" for c in text.decode("utf-8", "replace"))
-    return "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\u{ord(c):04x}" for c in plain).encode()
-
-
-def _open_journal(over: dict[bytes, bytes]) -> tuple[int, list[bytes]]:
-    """Fill `over` with the ends on disk; the journal, open for appending, and the jobs in it that have no end."""
+        return  # it is over, or there is no such file
     try:
-        data = _read("journal")
-    except FileNotFoundError:
-        data = b""
-    begun: dict[bytes, None] = {}
-    for line in data.split(b"\n")[:-1]:
-        if not (line.startswith(b'{"job": "') and line.endswith(b"}")):
-            continue
-        name, _, rest = line[9:].partition(b'"')
-        if rest.startswith(b', "began"'):
-            begun[name] = None
-        else:
-            begun.pop(name, None)
-            over[name] = line + b"\n"
-    for name in list(over)[:-REMEMBERED]:
-        del over[name]
-    if len(data) > JOURNAL_LIMIT:
-        pruned = b"".join([*over.values(), *(b'{"job": "%s", "began": 0}\n' % name for name in begun)])
-        fd = os.open("journal.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(pruned)
-        os.rename("journal.new", "journal")
-    fd = os.open("journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    if data and not data.endswith(b"\n"):
-        os.write(fd, b"\n")
-    # The working directory changes with every job; what is opened by a relative name is opened before the first.
-    return fd, list(begun)
+        os.write(fd, OOM_SCORE)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _signal_of(code: int) -> int | None:
+    """The signal that ended a command, as its shell tells it."""
+    return code - 128 if 128 < code <= 128 + 64 else None
 
 
 def main(root: str, lock: int, listener: int, first: int) -> None:
     """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us."""
     # Whatever else the client held open (a pipe somebody reads to its end, a jobserver) would be held by us, and by every job.
     kept = sorted((2, lock, listener, first))
-    for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+    for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")]):
         os.closerange(below + 1, above)
     for fd in kept[1:]:
         os.set_inheritable(fd, False)
@@ -868,7 +734,7 @@ def main(root: str, lock: int, listener: int, first: int) -> None:
 
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     os.chdir(root)
-    Supervisor(listener, first).serve()
+    Agent(listener, first).serve()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""The journal: one JSON line when a job begins and one when it is over, appended; a torn last line is ignored."""
+
+from __future__ import annotations
+
+import os
+
+from .processes import read
+
+LIMIT = 8 << 20
+"""Bytes above which it is written anew, without what nobody asks for."""
+
+
+def line(
+    name: bytes,
+    code: int | None,
+    number: int | None,
+    reason: bytes,
+    started: float,
+    ended: float,
+    cpu: float,
+    peak: int,
+    strays: int,
+    detail: bytes = b"",
+) -> bytes:
+    form = b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}'
+    return (
+        form
+        % (
+            name,
+            b"null" if code is None else b"%d" % code,
+            b"null" if number is None else b"%d" % number,
+            reason,
+            started,
+            ended,
+            cpu,
+            peak,
+            strays,
+            b', "detail": "%s"' % escaped(detail) if detail else b"",
+        )
+        + b"\n"
+    )
+
+
+def never(name: bytes, reason: bytes) -> bytes:
+    """The end of a job that did not begin, and may begin later."""
+    return line(name, None, None, reason, 0.0, 0.0, 0.0, 0, 0)
+
+
+def escaped(text: bytes) -> bytes:
+    """Inside a JSON string; what has no four-digit code becomes a question mark."""
+    plain = (c if c < "\U00010000" else "?" for c in text.decode("utf-8", "replace"))
+    return "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\u{ord(c):04x}" for c in plain).encode()
+
+
+def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes) -> bytes:
+    """A job begins.  One that has a slot outlives this agent: what the next one needs to wait for it stands there, too."""
+    more = b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"' % (slot, escaped(log), timeout, idle) if slot >= 0 else b""
+    return b'{"job": "%s", "began": %.3f%s}\n' % (name, now, more)
+
+
+def open_journal(over: dict[bytes, bytes], remembered: int) -> tuple[int, dict[bytes, bytes]]:
+    """The journal, open for appending, and by name the first lines of the jobs in it that have no end.  The last `remembered` ends go into `over`."""
+    try:
+        data = read("journal")
+    except FileNotFoundError:
+        data = b""
+    open_jobs: dict[bytes, bytes] = {}
+    for line in data.split(b"\n")[:-1]:
+        if not (line.startswith(b'{"job": "') and line.endswith(b"}")):
+            continue
+        name, _, rest = line[9:].partition(b'"')
+        if rest.startswith(b', "began"'):
+            open_jobs[name] = line
+        else:
+            open_jobs.pop(name, None)
+            over[name] = line + b"\n"
+    for name in list(over)[:-remembered]:
+        del over[name]
+    if len(data) > LIMIT:
+        fd = os.open("journal.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(b"".join([*over.values(), *(line + b"\n" for line in open_jobs.values())]))
+        os.rename("journal.new", "journal")
+    fd = os.open("journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    if data and not data.endswith(b"\n"):
+        os.write(fd, b"\n")
+    # The working directory changes with every job; what is opened by a relative name is opened before the first.
+    return fd, open_jobs
