@@ -5,6 +5,7 @@
     recipe = runner.load("sft@1")
     survey = runner.plan("./pipeline.yaml", {"epochs": 3})       # what a run would do, and why; survey.plan.graph is a networkx.DiGraph
     summary = runner.run("./pipeline.yaml", {"epochs": 3}, on_event=print)
+    results = runner.results("./pipeline.yaml")                          # a row for each instance and run: inputs, metrics, time
 
 Errors are `runner.errors.RecipeError`s: `Invalid` has every problem of a recipe or its inputs, each with its place; a failed step is in the summary.
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .storage.runs import Event
     from .survey.survey import Request, Survey
 
-__all__ = ["__version__", "load", "plan", "run"]
+__all__ = ["__version__", "load", "plan", "results", "run"]
 
 
 def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
@@ -95,6 +96,28 @@ def run(
         if python and not request.current_python:
             how = replace(how, python=python)
         return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
+
+
+def results(recipe: str | Path | None = None, *, workspace: str | Path | None = None, frame: bool | None = None) -> Any:
+    """What the runs of a recipe gave: a row for each instance and run with inputs, metrics and time in seconds, as `recipe results --csv` prints it.
+
+    A pandas.DataFrame where pandas is installed, else a list of mappings; `frame` asks for one of the two.  Without a recipe that of the last run.
+    Raises errors.NotFound, ImportError if a frame is asked for without pandas.
+    """
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    from .interface.cli.chosen import opened, recipe_of
+    from .survey import comparison
+
+    standing = _standing(workspace, recipe or "")
+    with opened(standing.root) as ws:
+        named = recipe_of(ws, standing, None if recipe is None else str(recipe))
+        tables = comparison.compared(comparison.results(ws, named), comparison.selects(ws, named))
+    rows = [row for table in tables for row in table.flat()]
+    if frame or (frame is None and find_spec("pandas") is not None):
+        return import_module("pandas").DataFrame(rows)
+    return rows
 
 
 def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:

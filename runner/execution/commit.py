@@ -121,6 +121,8 @@ class GroupCommit:
         self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
+        self.answers = ""
+        """The request that the run's next state answers: `cancel`, `pause` or `resume`."""
 
     @property
     def size(self) -> int:
@@ -137,6 +139,11 @@ class GroupCommit:
         self._next.moves.append(move)
         if move.subject == "run" and move.before != move.after:
             self._next.state = (str(move.after), move.reason)
+
+    def take_back(self) -> None:
+        """The move that was noted last is not made after all: something was asked for meanwhile."""
+        self._next.moves.pop()
+        self._next.state = None
 
     def next_attempt(self, step: str) -> int:
         self._tries[step] = number = self._tries.get(step, 0) + 1
@@ -289,6 +296,7 @@ class GroupCommit:
                 attempts=group.attempts,
                 changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.changes(), group.tiny, group.published),
                 run_state=state,
+                answers=self.answers,
                 landed=landed,
             )
             _log.debug("group of %d moves, %d traces: %.1f ms", len(group.moves), len(group.traces), 1000 * (time.monotonic() - begun))

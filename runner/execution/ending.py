@@ -88,9 +88,9 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
     if end.reason == "stopped" and id in work.sick:
         work.sick.discard(id)
         return _Why("health", f"the recipe's health check failed {PATIENCE} times in a row")
-    if end.reason == "stopped" and end.detail and not work.control.interrupts:
+    if end.reason == "stopped" and end.detail and not work.control.stopping:
         return _Why("lost", f"{running.site.name} ended it: {end.detail}")
-    if running.taken_up and end.reason == "stopped" and not work.control.interrupts:
+    if running.taken_up and end.reason == "stopped" and not work.control.stopping:
         return _Why("lost", "an earlier run, which is gone, had asked it to stop")
     if end.code == 0 and end.reason == "exit":
         return _not_taken(running)

@@ -19,7 +19,7 @@ from ..hosts.sites import Site
 from ..planning.plan import LOCAL
 from ..planning.step import TEMPORARY
 from ..storage.files import Content
-from .control import GRACE, interrupt, stop, terminate, time_is_up
+from .control import GRACE, heed, interrupt, stop, terminate, time_is_up
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
@@ -62,7 +62,7 @@ def publish_all(work: Work) -> None:
 
 
 async def _turn(work: Work) -> None:
-    while not work.scheduler.finished and not work.control.abandoned:
+    while not work.scheduler.finished and not work.control.abandoned and work.scheduler.result != "PAUSED":
         # One end at a time: what takes its place runs while the next is looked at.
         moved = bool(work.ended)
         if moved:
@@ -76,7 +76,7 @@ async def _turn(work: Work) -> None:
 
 
 async def _close(work: Work) -> None:
-    if work.scheduler.finished:
+    if work.scheduler.finished or work.scheduler.result == "PAUSED":
         with contextlib.suppress(Infrastructure):  # raised again by the last flush
             work.commits.flush()
         await work.settle(GRACE.total_seconds())
@@ -160,6 +160,7 @@ def _pulse(work: Work) -> Iterator[None]:
     def beat() -> None:
         nonlocal timer
         work.wake()
+        heed(work)
         if work.tick:
             work.tick()
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)

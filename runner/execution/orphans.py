@@ -140,6 +140,19 @@ class Orphans:
         return found
 
 
+def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
+    """The attempts of a run that lie in a folder: those of this machine, and those of others with the names of their hosts."""
+    here, elsewhere = [], {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run[-6:]:
+            continue
+        try:
+            elsewhere[name] = Path(folder, f"{name}.site").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            here.append(name)
+    return here, elsewhere
+
+
 def clear(path: str) -> None:
     """Delete all that there is of an attempt."""
     delete_whole(Path(path))

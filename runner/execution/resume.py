@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..digest import of_value
+from ..errors import Busy
 from ..planning.schedule import FINAL, Move, Spent, State, spent
 from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
@@ -41,19 +42,25 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
     return of_value("request", [plan.digest, dict(plan.inputs), str(ws.root), dict(how), content])
 
 
-def take_over(ws: Workspace, found: Survey, digest: str) -> Claimed | None:
-    """Claim the last run with this digest whose worker is dead.  Other runs of the recipe with dead workers are over.  None: there is none."""
+def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
+    """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
+
+    Other runs of the recipe with dead workers are over.  Raises Busy where `wanted` cannot go on.
+    """
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
-        if not row.fence or row.state not in ("QUEUED", "ACTIVE"):
+        asked = row.id == wanted or (not wanted and row.data.get("digest") == digest and row.request != "cancel")
+        if not row.fence or row.state not in ("QUEUED", "ACTIVE", "PAUSED") or (row.state == "PAUSED" and not asked):
             continue
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
-        if taken is None and row.data.get("digest") == digest and (taken := _as_it_stood(ws, found, row, fence)) is not None:
+        if taken is None and asked and (taken := _as_it_stood(ws, found, row, fence)) is not None:
             continue
-        reason = "its worker is gone"
-        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", reason)], run_state=("FAILED", reason), answers=row.request)
+        state, reason = ("CANCELLED", "cancelled") if row.request == "cancel" else ("FAILED", "its worker is gone")
+        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
+    if wanted and (taken is None or taken.id != wanted):
+        raise Busy(f"run {wanted} cannot go on: its plan is another one by now, or somebody works on it", fix="`recipe retry` makes a new run of it")
     return taken
 
 
@@ -75,4 +82,7 @@ def _as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claim
             failed.setdefault(attempt.step, []).append(attempt.reason)
     states = {id: stored.get(id, State.WAITING) for id in todo | open}
     made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)
-    return Claimed(row.id, fence, row.state, True, states, {id: spent(reasons) for id, reasons in failed.items()}, tries, made)
+    budgets = {id: spent(reasons) for id, reasons in failed.items()}
+    if row.request:  # a pause that its worker never read, or that is over now
+        ws.store.runs.group(row.id, fence, run_state=(row.state, row.reason), answers=row.request)
+    return Claimed(row.id, fence, row.state, True, states, budgets, tries, made)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
 from ..logs import Log, mask
@@ -27,10 +27,11 @@ from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
     from ..hosts.leases import HostPool
-    from ..storage.runs import Event
+    from ..storage.runs import Event, RunRow
     from .commit import GroupCommit
     from .loop import Report
     from .resume import Claimed
+    from .unattended import END
     from .work import Failure
 
 
@@ -60,6 +61,8 @@ class Overview(NamedTuple):
     """Takes the run's secrets out of what a step prints."""
     command: Callable[[str], str] = lambda id: ""
     """A step's command as it would be typed, by the step's id."""
+    steps: Callable[[str], float | None] = lambda id: None
+    """How many steps a training takes, by the step's id; None where its inputs do not say."""
 
 
 _log = Log("session")
@@ -88,6 +91,17 @@ class Listener(Protocol):
     def end(self, summary: Summary) -> None: ...
 
 
+class Label(NamedTuple):
+    """What the caller calls a run, for `runs` and `results`."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+NO_LABEL: Final = Label()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to run, as opposed to what."""
@@ -100,6 +114,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    label: Label = NO_LABEL
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
@@ -148,8 +163,11 @@ def demand(ws: Workspace, found: Survey) -> None:
                 found.made.pop(producer)
 
 
-def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener) -> Summary:
-    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary."""
+def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener, resumed: str = "") -> Summary:
+    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary.
+
+    `resumed`: the run that goes on with it, paused or without a worker; by default one of the same request, else a new one.
+    """
     since = _Since(time.monotonic(), ws.store.database.version())
     found = look(ws, request, choice)
     todo = found.todo
@@ -163,7 +181,7 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         return summary
     preflight(ws, found, settings)
     _check(ws, found, settings, listener)
-    return _work(ws, found, choice, settings, listener, since)
+    return _work(ws, found, choice, settings, listener, since, resumed)
 
 
 class _Since(NamedTuple):
@@ -183,7 +201,7 @@ def _sizes(found: Survey) -> tuple[int, int]:
     return len(answers) - answers.count(SKIPPED), answers.count(FRESH)
 
 
-def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: _Since) -> Summary:
+def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: _Since, resumed: str) -> Summary:
     import asyncio
 
     from drivers import load
@@ -205,7 +223,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     total, fresh = _sizes(found)
     how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
     digest = resume.request_digest(ws, found, how)
-    taken = resume.take_over(ws, found, digest)
+    taken = resume.take_over(ws, found, digest, resumed)
     id = taken.id if taken is not None else new_id()
     fence = taken.fence if taken is not None else 0
     commits: GroupCommit | None = None
@@ -220,7 +238,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
             if found.request.current_python:
                 await host_pool.match()
             jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
-            begins = taken or _submitted(ws, found, id, digest, total, fresh)
+            begins = taken or _submitted(ws, found, id, digest, choice, settings)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
             contended = ws.store.database.version() != since.version
@@ -233,7 +251,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         if report.state == "COMPLETED" and found.library:
             loop.publish_all(working)
             _point_latest(ws, found)
-        return report, working.control.interrupts > 0
+        return report, working.control.interrupts > 0 or report.state in ("CANCELLED", "PAUSED")
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
@@ -249,10 +267,10 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         if commits is not None:
             commits.keys.close()
     assert commits is not None
-    _over(ws, commits, report, "interrupted" if interrupted else "")
+    state = _over(ws, commits, report, "interrupted" if interrupted else "")
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
-    summary = Summary(report.state, counts, since.seconds, report.failures, made, id, interrupted, report.abandoned)
+    summary = Summary(state, counts, since.seconds, report.failures, made, id, interrupted, report.abandoned)
     if ws.remote_cache is not None and not report.abandoned:
         ws.remote_cache.finish(listener.say)
     _tell(ws, listener)
@@ -260,16 +278,64 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     return summary
 
 
-def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> None:
-    """Store the end of a run; one that was left is there for the next worker."""
+def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
+    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it."""
     from ..planning.schedule import Move
+    from ..storage.runs import Requested
 
     if report.abandoned:
         commits.flush()
         ws.store.runs.release(commits.run, commits.fence)
-    else:
-        commits.move(Move("run", commits.run, "ACTIVE", report.state, why))
-        commits.flush((report.state, why))
+        return report.state
+    state = report.state
+    while True:
+        reason = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why) if state in ("CANCELLED", "PAUSED") else why
+        commits.move(Move("run", commits.run, "ACTIVE", state, reason))
+        try:
+            commits.flush((state, reason))
+            break
+        except Requested as error:  # in the last moment: a cancel wins over any other end, and there is nothing left to pause
+            commits.take_back()
+            commits.answers = error.request
+            state = "CANCELLED" if error.request == "cancel" else state
+    if state == "PAUSED":
+        ws.store.runs.release(commits.run, commits.fence)
+    return state
+
+
+def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], None]) -> bool:
+    """Cancel or pause a run that no worker has.  False: a worker has it after all.
+
+    What it left running on this machine is stopped.  What it left on others is named: a run with the same driver takes it up, or ends it.
+    """
+    import asyncio
+    from datetime import datetime
+
+    from drivers import load
+    from drivers.base import Offer, Order
+
+    from . import unattended
+    from .orphans import left_by
+
+    fence = unattended.claimed(ws, row)
+    if fence is None:
+        return False
+    names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
+    for name, site in elsewhere.items():
+        say(f"{site} may go on with {name}, a job of {row.id}: `recipe run` with the same driver takes it up, or ends it")
+
+    async def end() -> None:
+        local = load("local")(ws.home / "local")
+        lease = await local.acquire(Order(Offer("local", "local"), row.id, datetime.max))
+        for host in await local.hosts(lease) or ():
+            await unattended.end(host, names)
+            await host.aclose()
+        await local.release(lease)
+
+    if names:
+        asyncio.run(end())
+    unattended.close(ws, row, fence, state)
+    return True
 
 
 def _given_up(ws: Workspace, id: str, fence: int, commits: GroupCommit | None, error: BaseException) -> None:
@@ -299,13 +365,16 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, fresh: int) -> Claimed:
+def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
     from ..storage.runs import RunRow
     from .resume import Claimed
 
+    total, fresh = _sizes(found)
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
+    data |= {"choice": asdict(choice), "settings": {name: value for name, value in asdict(settings).items() if name != "label"}}
+    data |= {name: value for name, value in settings.label._asdict().items() if value}
     ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
     fence = ws.store.runs.claim(id, f"process {os.getpid()}")
     if fence is None:
@@ -317,18 +386,23 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, total: int, f
 def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, total: int, fresh: int, masker: Masker) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
     from ..planning.schedule import Move
+    from ..survey import run_graph
     from ..survey.input_manifests import remember
     from .commit import GroupCommit
 
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     remember(ws, found)
+    if not begins.resumed:
+        run_graph.remember(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
-    listener.begin(Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found)))
+    listener.begin(
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+    )
     _tell(ws, listener)
     if begins.resumed:
-        listener.say(f"resuming run {begins.id}, whose worker is gone")
+        listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
     commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
     return commits
 
@@ -343,6 +417,18 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
+
+
+_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
+"""Inputs that say how many steps a training takes."""
+
+
+def _steps(found: Survey, id: str) -> float | None:
+    n = found.plan.index.get(id)
+    author = found.plan.specs()[n].author if n is not None else {}
+    reads = author.get("reads", {})
+    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
+    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
 
 
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:

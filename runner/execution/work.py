@@ -59,6 +59,10 @@ class Control:
 
     interrupts: int = 0
     """1: start nothing new.  2: stop what runs.  3: leave it running and go."""
+    request: str = ""
+    """What was asked for in the store and is being done: `cancel`, `pause`, `resume`."""
+    looked: int = -1
+    """The version of the store at the last look for a request."""
     out_of_time: bool = False
     """The run reached its `limits.time`."""
     stopping: bool = False

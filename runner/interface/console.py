@@ -288,11 +288,12 @@ class Live:
         marks.append((f"  {span(now - self._begun)}", ""))
         left = self._forecast.left(self._rows.values(), now)
         if left is not None and left >= 1:
-            marks.append((f"  ETA {span(left)}", "good"))
+            marks.append((f"  {(now - self._begun) / (now - self._begun + left):.0%}  ETA {span(left)}", "good"))
         size = min(_BAR, room - sum(width(text) for text, _ in marks) - 3)
         if size < 5:
             return marks
-        done = size * ended // total
+        under_way = sum(row.share(now) for row in self._rows.values())
+        done = int(size * (ended + under_way) // total)
         doing = min(-(-size * running // total), size - done)
         return [("[", ""), ("=" * done, "good"), ("-" * doing, "odd"), (" " * (size - done - doing) + "] ", ""), *marks]
 
@@ -320,7 +321,8 @@ class _Row:
         # A relative path is one of the workspace's.
         self._log = LogTail(os.path.join(story.workspace, str(event.data.get("log") or "")), story.masker)
         metrics = event.data.get("metrics")
-        self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics)), story.masker) if metrics else None
+        total = story.steps(event.id) if metrics else None
+        self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics)), story.masker, total) if metrics else None
 
     def poll(self, now: float) -> bool:
         changed = self._log.poll()
@@ -333,14 +335,22 @@ class _Row:
             return max(0.0, self.expected - (now - self._started))
         return told
 
+    def share(self, now: float) -> float:
+        """How much of it is done, from 0 to 1, as far as that is known."""
+        left = self.left(now)
+        passed = now - self._started
+        return passed / (passed + left) if left is not None and passed + left > 0 else 0.0
+
     def segments(self, names: int, now: float, bars: bool) -> list[Line]:
         name = fit(self.name, names)
         said: list[Line] = [(f"  {name}{' ' * (names - width(name))}", "bold"), (f"  {span(now - self._started):>6}", "")]
         if self._metrics is not None:
             said.append((f"  {text}" if (text := self._metrics.text(bars)) else "", ""))
-            left = self._metrics.left(now)
-            if left is not None and left >= 1:
-                said.append((f"  ETA {span(left)}", "good"))
+        left = self.left(now)
+        if left is not None and left >= 1:
+            told = self._metrics is not None and self._metrics.left(now) is not None
+            share = "" if told else f"  ~{(now - self._started) / (now - self._started + left):.0%}"  # by what it took before
+            said.append((f"{share}  ETA {span(left)}", "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
 
@@ -406,16 +416,20 @@ class _Story:
         self.workspace = ""
         self.masker = Masker()
         self._command: Callable[[str], str] = lambda id: ""
+        self.steps: Callable[[str], float | None] = lambda id: None
         self.total = self.ended = self.failed = 0
         self._restored = 0
         self._tries: dict[str, int] = {}
+        self._recipe = ""
+        self._compares = False  # whether an instance of a matrix reported metrics
         self._many = False
         self._allowed = _A_SECOND
         self._allowed_at = 0.0
 
     def begin(self, overview: Overview) -> None:
         self.workspace, self.masker, self._command = overview.workspace, overview.masker, overview.command
-        self.total, self.ended = overview.total, overview.fresh
+        self.steps = overview.steps
+        self.total, self.ended, self._recipe = overview.total, overview.fresh, overview.recipe
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()
 
@@ -432,6 +446,7 @@ class _Story:
                 self.total += more if isinstance(more, int) else 0  # a matrix has become its instances
                 continue
             after, before = event.after, event.before
+            self._compares |= after == "DONE" and "[" in event.id and bool(event.data.get("metrics"))
             if before in _FINAL:
                 self.ended -= 1
             if after in _FINAL:
@@ -521,7 +536,7 @@ class _Story:
         return told
 
     def sum(self, summary: Summary) -> list[Line]:
-        """The last line: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`."""
+        """The last lines: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and how to compare the instances of a matrix."""
         counts = summary.counts
         total = sum(counts.values()) or self.total
         steps = f"{total} step{'' if total == 1 else 's'}"
@@ -536,8 +551,10 @@ class _Story:
         parts.append(f"{counts.get('FAILED', 0)} failed")
         parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
         head = "interrupted: " if summary.interrupted else "cancelled: " if summary.state == "CANCELLED" else ""
+        head = "paused: " if summary.state == "PAUSED" else head
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
-        return [*told, (f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style)]
+        told.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
+        return [*told, *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else [])]
 
 
 class _Stream:

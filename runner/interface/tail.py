@@ -137,10 +137,11 @@ class LogTail:
 class MetricsTail:
     """The training metrics of a running step, as far as they have been written."""
 
-    __slots__ = ("_first", "_last", "_masker", "_path", "_points", "_seen", "_stride", "_sum", "_summed", "main", "values")
+    __slots__ = ("_first", "_last", "_masker", "_path", "_points", "_seen", "_stride", "_sum", "_summed", "_total", "main", "values")
 
-    def __init__(self, path: str, masker: Masker) -> None:
+    def __init__(self, path: str, masker: Masker, total: float | None = None) -> None:
         self._path, self._masker = path, masker
+        self._total = total  # steps, as the inputs say
         self._seen = 0
         self.values: dict[str, float] = {}
         self.main = ""
@@ -171,9 +172,14 @@ class MetricsTail:
             self._first = self._first or self._last
         return bool(told)
 
+    @property
+    def total(self) -> float | None:
+        """How many steps there will be: as the training says, else as its inputs do."""
+        return self.values.get("max_steps", self.values.get("total_steps", self._total))
+
     def left(self, now: float) -> float | None:
         """Seconds until the last step, at the pace we have seen; None while that cannot be told."""
-        most = self.values.get("max_steps", self.values.get("total_steps"))
+        most = self.total
         if most is None or self._first is None or self._last is None or self._last[0] <= self._first[0]:
             return None
         pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
@@ -182,9 +188,10 @@ class MetricsTail:
     def text(self, bars: bool) -> str:
         """`step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2  1.2k tokens/s`, as far as these are known."""
         values, said = self.values, []
-        most = values.get("max_steps", values.get("total_steps"))
+        most = self.total
         if "step" in values:
-            said.append(f"step {_number(values['step'])}" + (f"/{_number(most)}" if most is not None else ""))
+            share = f"/{_number(most)} {min(values['step'] / most, 1):.0%}" if most is not None and most > 0 else ""
+            said.append(f"step {_number(values['step'])}{share}")
         elif "epoch" in values:
             said.append(f"epoch {_number(values['epoch'])}")
         if self.main:

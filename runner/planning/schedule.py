@@ -313,6 +313,10 @@ class Scheduler:
         """Start nothing new; a running step that ends because it was stopped is QUEUED again, at no cost to its budgets."""
         self._pausing = True
 
+    def resume(self) -> None:
+        """The pause is taken back."""
+        self._pausing = False
+
     # How it stands
 
     def state(self, id: str) -> State:

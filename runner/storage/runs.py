@@ -130,6 +130,10 @@ class Runs(Protocol):
         """The events of a run with a number above `after`, in order, without gaps."""
         ...
 
+    def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
+        """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
+        ...
+
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
         ...

@@ -67,6 +67,15 @@ class SqliteRuns:
         rows = self._database.all("SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit))
         return [Event._make((*row[:8], mapping(row[8]))) for row in rows]
 
+    def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
+        rows = self._database.all(
+            "SELECT run, id, data FROM events WHERE run IN (SELECT value FROM json_each(?)) AND subject = 'step' AND after = 'RUNNING'"
+            " ORDER BY run, seq",
+            (json.dumps(list(runs)),),
+        )
+        begun = {(run, id): data for run, id, data in rows}
+        return {place: str(site) for place, data in begun.items() if '"site"' in data and (site := mapping(data).get("site"))}
+
     def live(self, run: str) -> bool:
         return self._locks.held(_claim_name(run))
 

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage import objects
 from ..storage.garbage import Garbage
 from ..storage.index import Made, Published, Trace
+from ..storage.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .survey import Survey, out_dir
 
@@ -160,6 +161,31 @@ def _remove_empty(root: Path, target: Path) -> None:
 def _parents(path: str) -> list[str]:
     parts = path.split("/")
     return ["/".join(parts[:n]) for n in range(1, len(parts))]
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def demand_over(ws: Workspace, row: RunRow) -> None:
+    """Raise Busy where a run is under way, or its worker died with steps begun: their jobs may live, and `recipe run` resumes them."""
+    if ws.store.runs.live(row.id):
+        raise Busy(f"run {row.id} is under way", fix="wait for it, or stop it")
+    if row.state not in FINAL and any(step.state == "RUNNING" for step in ws.store.runs.steps(row.id).values()):
+        raise Busy(f"the worker of run {row.id} died, and its steps may be running", fix="`recipe run` resumes it; then remove it")
+
+
+def left_by(ws: Workspace, run: str) -> list[Leftover]:
+    """Logs and metrics of a run, and what its failed attempts left."""
+    dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
+    found = [Leftover("attempt", ws.home / name, _size(ws.home / name)) for name in dirs if (ws.home / name).is_dir()]
+    logs = ws.home / "runs" / run
+    return [*found, *([Leftover("logs", logs, _size(logs))] if logs.is_dir() else [])]
+
+
+def forget(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
+    """Delete runs and what they left; their results stay.  Answers how many bytes went."""
+    ws.store.runs.forget(runs)
+    return discard(ws, beside)
 
 
 # -- what lies beside the store ----------------------------------------------------------------------------------------------------------------------

@@ -174,3 +174,9 @@ def test_thousands_of_keys_are_found_and_only_those(store: Store, claimed: int) 
         expected = {key for key in asked if key != "none" and int(key[1:]) < 1200}
         assert set(store.index.traces(asked)) == expected
     assert len(store.index.outputs("tool@1")) == 1200 and store.index.traces([]) == {}
+
+
+def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(store: Store, claimed: int) -> None:
+    begun = [Move("step", id, "QUEUED", "RUNNING", data=data) for id, data in (("a", {"site": "box"}), ("b", {"site": "box"}), ("b", {}), ("c", {}))]
+    store.runs.group("r1", claimed, [*begun, DONE])
+    assert store.runs.places(["r1", "none"]) == {("r1", "a"): "box"} and store.runs.places([]) == {}

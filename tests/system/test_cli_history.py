@@ -115,7 +115,7 @@ def test_a_step_alone_is_one_of_the_last_run(space: Space, recipe: Recipe) -> No
     run = json.loads(recipe("runs", "--json").out)[0]["id"]
     space.run(choice=Choice(only="m", again=("m",)))
     said = recipe("logs", "a")
-    assert said.code == 3 and f"recipe logs {run}/a" in said.err
+    assert said.out == "from a\n" and said.err.startswith(f"from run {run}, ")
 
 
 def test_every_attempt_has_its_log(space: Space, recipe: Recipe) -> None:
@@ -131,6 +131,8 @@ def test_a_step_that_was_fresh_has_its_log_where_it_ran(letters: Space, recipe: 
     letters.recipe(LETTERS.replace("wc -c", "wc -l"))
     letters.run()
     said = recipe("logs", "last/make")
+    assert said.code == 0 and said.err.startswith(f"from run {first}, ")
+    said = recipe("logs", "last/make", "-f")
     assert said.code == 3 and f"recipe logs {first}/make" in said.err
 
 

@@ -143,9 +143,9 @@ def test_training_metrics_stand_beside_the_step_with_their_course_and_its_end(st
     stage.metrics("train", {"step": 2, "loss": 3.0}, {"step": 11, "loss": 2.0, "tokens_per_second": 1500.0})
     stage.pass_time(10.0)
     bar, row = stage.seen()
-    assert row == "  train     10s  step 11/100  loss 2 █▅▁  1.5k tokens/s  ETA 1m29s"
+    assert row == "  train     10s  step 11/100 11%  loss 2 █▅▁  1.5k tokens/s  ETA 1m29s"
     # What the metrics say of `train` (89 s) goes before what it took last time (1 s).
-    assert bar.endswith("1 running  10s  ETA 1m32s")
+    assert bar.endswith("1 running  10s  10%  ETA 1m32s")
 
 
 def test_the_end_is_not_guessed_for_a_step_of_which_nothing_is_known(stage: Stage) -> None:
@@ -454,3 +454,21 @@ def test_a_display_that_dies_leaves_the_terminal_sane(terminal: tuple[int, int],
     assert frozenset(screen.mode) == before and not screen.cursor.hidden
     assert screen.display[0].startswith("[=")
     assert screen.cursor.y >= 2  # what the shell prints next does not go over the display
+
+
+def test_percent_and_end_come_of_the_inputs_where_the_metrics_do_not_tell_them(stage: Stage) -> None:
+    stage.begin(steps={"train": 200.0}.get)
+    stage.start("train", b"", {"step": 0, "loss": 4.0})
+    stage.pass_time()
+    stage.metrics("train", {"step": 50, "loss": 3.0})
+    stage.pass_time(10.0)
+    assert stage.seen()[1] == "  train     10s  step 50/200 25%  loss 3 █▁  ETA 30s"
+
+
+def test_percent_and_end_come_of_an_earlier_run_where_nothing_else_tells_them(stage: Stage) -> None:
+    stage.begin(to_run=("train",), total=1, fresh=0, expected={"train": 40.0})
+    stage.start("train", b"working\n")
+    stage.pass_time(10.0)
+    bar, row = stage.seen()
+    assert row == "  train     10s  ~25%  ETA 30s  working"
+    assert bar.startswith("[=======---") and bar.endswith("0/1  1 running  10s  25%  ETA 30s"), "a single step fills the bar"

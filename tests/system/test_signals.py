@@ -37,11 +37,11 @@ def finish(worker: subprocess.Popen[str]) -> tuple[int, str]:
     return worker.returncode, said
 
 
-def hear(worker: subprocess.Popen[str], words: str) -> None:
+def hear(worker: subprocess.Popen[str], words: str) -> str:
     assert worker.stderr is not None
     for line in worker.stderr:
         if words in line:
-            return
+            return line
     raise AssertionError(f"never said {words!r}")
 
 
@@ -156,3 +156,22 @@ def test_ctrl_c_on_a_terminal_drains_and_leaves_the_terminal_in_order(space: Spa
     assert os.waitstatus_to_exitcode(status) == 130
     assert said.rstrip().count(b"\x1b[?25l") <= said.count(b"\x1b[?25h"), "the cursor is shown at the end"
     assert starts(space) == ["one"]
+
+
+def test_an_interrupt_says_which_checkpoint_a_second_one_keeps(space: Space) -> None:
+    os.mkfifo(space.root / "gate")
+    space.recipe(f"""
+steps:
+  train:
+    run: 'touch {{{{ state.kept }}}}/step-34.json && echo "{{}}" > {{{{ state.kept }}}}/step-34.json && cat {space.root}/gate > {{{{ outputs.o }}}}'
+    state: {{kept: {{checkpoint: "step-*.json"}}}}
+    outputs: {{o: o.txt}}
+  plain: {{run: "cat {space.root}/gate > {{{{ outputs.o }}}}", outputs: {{o: p.txt}}}}
+""")
+    worker = space.start("run", "-j", "2")
+    until(lambda: any(path.stat().st_size for path in space.root.glob(".recipe/states/*/1/kept/step-34.json")))
+    worker.send_signal(signal.SIGINT)
+    said = hear(worker, "press Ctrl-C again to stop now")
+    assert "train keeps step-34.json" in said and "plain starts over next time" in said
+    worker.send_signal(signal.SIGINT)
+    assert finish(worker)[0] == 130

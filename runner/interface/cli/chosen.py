@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import CannotRun, NotFound, did_you_mean
+from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
+from ...execution.session import look
 from ...language import library
+from ...paths import Standing, is_path
 from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
@@ -17,7 +20,7 @@ from ...survey.survey import Request, read
 from .parser import out_folder, published_below, told_apart
 
 if TYPE_CHECKING:
-    from ...storage.runs import RunRow
+    from ...storage.runs import AttemptRow, RunRow
     from ...storage.store import Store
     from ...survey.survey import Survey
 
@@ -84,16 +87,20 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def _last(ws: Workspace) -> Request | None:
-    for row in ws.store.runs.latest(last=1):
-        asked = row.data.get("asked")
-        if isinstance(asked, dict):
-            out = Path(asked["out"]) if asked["out"] is not None else None
-            return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
-    return None
+    return next((asked for row in ws.store.runs.latest(last=1) if (asked := request_of_run(row)) is not None), None)
+
+
+def request_of_run(row: RunRow) -> Request | None:
+    """What a run was asked for; None for one that did not note it."""
+    asked = row.data.get("asked")
+    if not isinstance(asked, dict):
+        return None
+    out = Path(asked["out"]) if asked["out"] is not None else None
+    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
 
 
 def find_run(store: Store, word: str) -> RunRow:
-    """The run that a word names: its id, a part of it that no other has, `last`, or `last~1` for the one before."""
+    """The run that a word names: its id, its name, a part of its id that no other has, `last`, or `last~1` for the one before."""
     rows = store.runs.latest()
     if not rows:
         raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
@@ -103,13 +110,62 @@ def find_run(store: Store, word: str) -> RunRow:
         if number >= len(rows):
             raise NotFound(f"{word}: there are only {len(rows)} runs here", fix="`recipe runs` lists them")
         return rows[number]
-    matching = [row for row in rows if row.id == word] or [row for row in rows if word and word in row.id]
+    matching = (
+        [row for row in rows if row.id == word]
+        or [row for row in rows if word and row.data.get("name") == word][:1]
+        or [row for row in rows if word and word in row.id]
+    )
     if len(matching) == 1:
         return matching[0]
     if matching:
         shown = ", ".join(row.id for row in matching[:3])
         raise NotFound(f'"{word}" may be any of {len(matching)} runs: {shown}, …', fix="give more of it")
     raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [row.id for row in rows] + ["last"]) or "`recipe runs` lists them")
+
+
+def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
+    """The recipe of runs here that a word names: its id, its name, its file; without a word that of the last run.  Raises NotFound, Invalid."""
+    known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest()))
+    if not known:
+        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+    if word is None or word in known:
+        return word or known[0]
+    versions = [id for id in known if id.partition("@")[0] == word]
+    if not versions or is_path(word):
+        with suppress(NotFound):
+            from ...language import parse
+
+            versions = [id for id in known if id == parse.load(library.find(library.meant(standing, word), standing.root)).id]
+    if not versions:
+        raise NotFound(f"no recipe {word} was run here", fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}")
+    return versions[0]
+
+
+def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
+    """Whether a word names a step that a recent run of a recipe, or of any, had to look at."""
+    return any(word in names(step) for row in ws.store.runs.latest(recipe=recipe, last=50) for step in ws.store.runs.steps(row.id))
+
+
+def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
+    """The attempts that made the results which a run found fresh for a step, or for all its instances; else those begun last.
+
+    The step may be one of another recipe: then the last run that has it.  Empty where it never ran here.
+    """
+    asked = request_of_run(row)
+    traces = []
+    with suppress(RecipeError, OSError):
+        found = look(ws, asked) if asked is not None else None
+        keys = [verdict.key for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if word in names(node.id)] if found else []
+        known = ws.store.index.traces([key for key in keys if key])
+        traces = [known[key] for key in keys if key in known]
+    attempts = [attempt for trace in traces for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.outcome == "done"]
+    if attempts:
+        return list({attempt.step: attempt for attempt in attempts}.values())
+    for each in [row, *ws.store.runs.latest(recipe=row.recipe), *ws.store.runs.latest()]:
+        steps = [step for step in ws.store.runs.steps(each.id) if word in names(step)]
+        if latest := ws.store.runs.latest_attempts(each.recipe, [*steps, word]):
+            return list(latest.values())
+    return []
 
 
 def find_nodes(found: Survey, word: str) -> list[int]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -15,8 +16,9 @@ from ...planning.schedule import word
 from ...survey.input_manifests import manifest
 from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
+from ..tables import aligned
 from ..tail import canvas, named, shown, span
-from .chosen import find_run, moment, near_step, opened
+from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
 
 if TYPE_CHECKING:
     from ...storage.runs import RunRow
@@ -30,8 +32,11 @@ _LISTED, _STEPS = 10, 50
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "runs":
         parser.add_argument("-n", dest="last", type=_positive, default=20, metavar="N", help="so many, newest first (default: 20)")
+        parser.add_argument("--recipe", metavar="RECIPE", help="only those of this recipe, by its name or path")
+        parser.add_argument("--failed", action="store_true", help="only those that failed, or whose worker died")
+        parser.add_argument("--tag", metavar="TAG", help="only those with this tag")
         parser.add_argument("--json", action="store_true", help="for programs")
-        parser.epilog = "examples:\n  recipe runs\n  recipe runs -n 1 --json"
+        parser.epilog = "examples:\n  recipe runs\n  recipe runs -n 1 --json\n  recipe runs --recipe sweep --failed"
     elif verb == "logs":
         parser.add_argument(
             "run",
@@ -61,24 +66,37 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _runs(ws: Workspace, args: argparse.Namespace) -> int:
-    rows = ws.store.runs.latest(last=args.last)
+    chosen = args.recipe is not None or args.failed or args.tag is not None
+    recipe = recipe_of(ws, args.standing, args.recipe) if args.recipe is not None else None
+    rows = ws.store.runs.latest(recipe=recipe) if chosen else ws.store.runs.latest(last=args.last)
+    rows = [row for row in rows if args.tag is None or args.tag in tags(row)]
     tallies = ws.store.runs.tallies([row.id for row in rows])
     told = [overview(ws, row, tallies[row.id]) for row in rows]
+    told = [item for item in told if not args.failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")][: args.last]
     if args.json:
         print(json.dumps(told, indent=2))
         return 0
-    if not rows:
-        print("nothing was run here yet", file=sys.stderr)
+    if not told:
+        print("there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr)
         return 0
-    table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "RECIPE", "INPUTS")]
+    table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "RECIPE", "INPUTS", "LABEL")]
     for item in told:
         counts = item["steps"]
         took = span(item["seconds"]) if item["seconds"] is not None else ""
         given = " ".join([*([f"--preset {item['preset']}"] if item["preset"] else []), *(f"{k}={v}" for k, v in item["given"].items())])
         numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
-        table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, item["recipe"], shown(given)))
-    print("\n".join(_aligned(table)))
+        label = " ".join(filter(None, [item["name"], *(f"#{tag}" for tag in item["tags"]), item["note"] and f"({item['note']})"]))
+        table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, item["recipe"], shown(given), shown(label)))
+    if not any(row[-1] for row in table[1:]):
+        table = [row[:-1] for row in table]
+    print("\n".join(aligned(table, range(3, 7))))
     return 0
+
+
+def tags(row: RunRow) -> list[str]:
+    """The tags that a run was begun with."""
+    found = row.data.get("tags")
+    return [str(tag) for tag in found] if isinstance(found, list) else []
 
 
 class StepCounts(TypedDict):
@@ -94,6 +112,9 @@ class RunOverview(TypedDict):
     """A run as `--json` prints it.  Times are in seconds."""
 
     id: str
+    name: str
+    tags: list[str]
+    note: str
     recipe: str
     created: float
     ended: float | None
@@ -121,6 +142,9 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
     begun = "ACTIVE" if row.state == "QUEUED" and row.fence else row.state  # a worker has it, and may have died before it stored a move
     return {
         "id": row.id,
+        "name": str(row.data.get("name", "")),
+        "tags": tags(row),
+        "note": str(row.data.get("note", "")),
         "recipe": row.recipe,
         "created": row.created,
         "ended": row.ended,
@@ -139,12 +163,6 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
     }
 
 
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    right = {3, 4, 5, 6}
-    return ["  ".join(cell.rjust(widths[n]) if n in right else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
-
-
 # -- logs --------------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -158,11 +176,7 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     found = parts(ws.store.runs.events(row.id))
     chosen = [part for part in found if step is None or step in names(part.step)]
     if step is not None and not chosen:
-        known = ws.store.runs.steps(row.id)
-        if step in known:
-            print(f"{readable(step)} was not started: {known[step].state}", file=sys.stderr)
-            return 0
-        raise _did_not_run(ws, row, step, list(known))
+        return _logs_of_makers(ws, args, row, step, writer)
     if args.attempt is not None:
         chosen = [part for part in chosen if part.number == args.attempt]
         if not chosen:
@@ -175,17 +189,45 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
+def _logs_of_makers(ws: Workspace, args: argparse.Namespace, row: RunRow, step: str, writer: Writer) -> int:
+    """What the attempts printed whose results a run found: it did not begin the step itself."""
+    state = next((each.state for id, each in ws.store.runs.steps(row.id).items() if step in names(id)), "")
+    made = [attempt for attempt in makers(ws, row, step) if args.attempt in (None, attempt.n)] if state in ("", "FRESH") else []
+    if not made:
+        if state:
+            _say(f"{readable(step)} was not started: {state}")
+            return 0
+        raise NotFound(f'"{step}" did not run in {row.id}', fix=near_step(step, list(ws.store.runs.steps(row.id))))
+    any_shown = False
+    for run in dict.fromkeys(attempt.run for attempt in made):
+        mine = {(attempt.step, attempt.n): attempt.ended or 0.0 for attempt in made if attempt.run == run}
+        _say(earlier(max(mine.values()), run))
+        begun = {(part.step, part.number): part for part in parts(ws.store.runs.events(run))}
+        chosen = [begun[each] for each in mine if each in begun]  # in the plan's order
+        any_shown |= show(ws, run, chosen, writer, _say, heads=len(made) > 1)
+    if not any_shown and not args.quiet:
+        _say("nothing was printed, or its log is not kept")
+    return 0
+
+
+def earlier(ended: float, run: str) -> str:
+    """Which run made a result, and how long ago."""
+    return f"from run {run}, {span(max(0.0, time.time() - ended))} ago"
+
+
 def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
     """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
     word = stored(word)
     rows = ws.store.runs.latest(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
     ids = list(ws.store.runs.steps(rows[0].id)) if rows else []
-    if rows and (any(word in names(id) for id in ids) or word in ws.store.runs.latest_attempts(rows[0].recipe, [word])):
-        return rows[0], word  # or it did not run in that one, which is told
+    if rows and (any(word in names(id) for id in ids) or has_run(ws, word, rows[0].recipe)):
+        return rows[0], word  # or it did not run in that one
     name, slash, step = word.partition("/")
     try:
         return find_run(ws.store, name), step if slash else None
     except NotFound as error:
+        if rows and not slash and has_run(ws, word, None):
+            return rows[0], word  # it is one of another recipe
         near = did_you_mean(word, [id.partition("[")[0] for id in ids] + ids)
         raise NotFound(str(error), fix=near or error.fix) from error
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...advice import bottleneck
-from ...errors import NotFound
+from ...errors import CannotRun, NotFound
 from ...language.units import about
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
+from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
+from ..tables import aligned
 from ..tail import named, shown, span
-from .chosen import find_run, moment, near_step, opened
+from .chosen import find_run, makers, moment, near_step, opened
+from .history import earlier, overview
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
@@ -26,10 +30,6 @@ if TYPE_CHECKING:
 
 _LISTED = 60  # steps
 _COLUMNS = 5  # metrics of a table
-_BESIDE = frozenset({"step", "epoch", "lr", "learning_rate", "grad_norm", "samples_per_second", "tokens_per_second", "memory_gb", "gpu"})
-"""Metrics that say how a training went on, and not what came of it."""
-_LESS = re.compile(r"loss|perplexity|ppl|err|wer|cer|mse|mae|nll|fid", re.IGNORECASE)
-"""In names of metrics of which less is better."""
 
 
 @dataclass(slots=True)
@@ -48,15 +48,49 @@ class _Done:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
     parser.add_argument("--step", type=stored, metavar="STEP", help="this step, and all instances of it where it is a matrix")
+    parser.add_argument("--html", action="store_true", help="write one file to look at and to send: graph, times, curves, pictures, tables, logs")
+    parser.add_argument("-o", "--output", metavar="FILE", help="with --html: where to, `-` for standard output (default: NAME-RUN.html here)")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json"
+    parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json\n  recipe report --html -o sweep.html"
 
 
 def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         row = find_run(ws.store, args.run)
-        told = described(ws, row, args.step)
+        if args.html:
+            return _html(ws, row, args.output)
+        try:
+            told = described(ws, row, args.step)
+        except NotFound:
+            made = makers(ws, row, args.step)
+            if not made:
+                raise
+            last = max(made, key=lambda attempt: attempt.ended or 0.0)
+            print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
+            told = described(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(told, indent=2) if args.json else "\n".join(as_text(told)))
+    return 0
+
+
+def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
+    """Write the report as a page.  Raises CannotRun where it cannot be written."""
+    from ...survey import run_story
+    from ..page import render
+
+    told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
+    given = " ".join([*([f"--preset {told['preset']}"] if told["preset"] else []), *(f"{name}={value}" for name, value in told["given"].items())])
+    label = " ".join(filter(None, [told["name"], *(f"#{tag}" for tag in told["tags"])]))
+    text = render(run_story.tell(ws, row), state=told["state"], label=label, given=given)
+    if output == "-":
+        sys.stdout.write(text)
+        return 0
+    target = Path(output or f"{row.recipe.partition('@')[0]}-{row.id}.html")
+    if target.resolve().is_relative_to(ws.home):
+        raise CannotRun(f"{target} is in the folder that recipe keeps", fix="name another place with -o")
+    new = target.with_name(f"{target.name}.{os.getpid()}.new")
+    new.write_text(text, "utf-8")
+    new.replace(target)
+    print(shown(str(target)))
     return 0
 
 
@@ -119,8 +153,6 @@ class RunReport(TypedDict):
 
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
-    from .history import overview
-
     told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
     if told["seconds"] is None and ws.store.runs.live(row.id):
         told["seconds"] = time.time() - row.created
@@ -247,7 +279,7 @@ def as_text(told: RunReport) -> list[str]:
         table.append(
             (named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
         )
-    text += _aligned(table, left=2)
+    text += aligned(table, range(2, 5))
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
     for many in _alike(steps):
@@ -266,7 +298,7 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
     """Steps with metrics, the instances of one together."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
-        if any(name not in _BESIDE and not name.startswith("time_") and _number(value["last"]) for name, value in step["metrics"].items()):
+        if any(of_note(name) and _number(value["last"]) for name, value in step["metrics"].items()):
             groups.setdefault(bare(step["id"]), []).append(step)
     yield from groups.values()
 
@@ -274,16 +306,16 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
     """A table of the last values of metrics, and of the best where they were better before."""
     names = dict.fromkeys(name for step in steps for name, value in step["metrics"].items() if _number(value["last"]))
-    wanted = [name for name in names if name not in _BESIDE and not name.startswith("time_")]
+    wanted = [name for name in names if of_note(name)]
     columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
     for name in wanted[:_COLUMNS]:
-        best = "min" if _LESS.search(name) else "max"
+        best = "min" if less(name) else "max"
         columns.append((shown(name), name, "last"))
         if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
             columns.append((f"{best} {shown(name)}", name, best))
     table = [("METRICS", *(head for head, _, _ in columns))]
     table += [(named(step["id"]), *(_cell(step, name, which) for _, name, which in columns)) for step in steps[:_LISTED]]
-    text = _aligned(table, left=1)
+    text = aligned(table, range(1, len(table[0])))
     if len(wanted) > _COLUMNS:
         text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json tells all)")
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
@@ -295,12 +327,6 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
 def _cell(step: StepReport, name: str, which: str) -> str:
     value = dict(step["metrics"].get(name, {})).get(which)
     return f"{value:.4g}" if isinstance(value, (int, float)) else shown(str(value)) if value is not None else ""
-
-
-def _aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """A table in text, the columns from `left` on flush right."""
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    return ["  ".join(cell.rjust(widths[n]) if n >= left else cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in table]
 
 
 def _training(id: str, told: Training) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...execution.session import Choice, Settings, concerned, look
+from ...execution.session import Choice, Label, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
     from ...storage.workspace import Workspace
-    from ...survey.survey import Survey
+    from ...survey.survey import Request, Survey
 
 
 LINES = 20
@@ -46,6 +46,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
+        parser.add_argument(
+            "--name", default="", metavar="NAME", help="call this run NAME: `recipe runs` and `results` show it, and it is found by it"
+        )
+        parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="mark this run with a word that several runs may have")
+        parser.add_argument("--note", default="", metavar="TEXT", help="a remark that is stored with this run")
         parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
         parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
         parser.add_argument(
@@ -74,9 +79,6 @@ def run(args: argparse.Namespace) -> int:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
             return 0
-        from ...logs import through
-        from ..console import Live, for_stream
-
         pools = dict(_pool(word) for word in args.pool)
         settings = Settings(
             args.driver,
@@ -87,11 +89,21 @@ def run(args: argparse.Namespace) -> int:
             args.link == "hard",
             pools,
             tuple(args.allow),
+            Label(args.name, tuple(args.tag), args.note),
             args.python if args.python != "current" else "",
         )
-        listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=args.print_commands)
-        with through(listener.log if isinstance(listener, Live) else None):
-            summary = run_session(ws, request, choice, settings, listener)
+        return carried_out(ws, request, choice, settings, args)
+
+
+def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
+    """Run it, shown as the flags say; the exit code.  `resumed`: the run that goes on with it."""
+    from ...logs import through
+    from ..console import Live, for_stream
+
+    commands = getattr(args, "print_commands", False)
+    listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=commands)
+    with through(listener.log if isinstance(listener, Live) else None):
+        summary = run_session(ws, request, choice, settings, listener, resumed)
     if summary.interrupted:
         return 130
     if summary.state == "COMPLETED":

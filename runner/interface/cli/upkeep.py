@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...errors import CannotRun
 from ...execution.session import look
 from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored
-from ...survey.upkeep import Shown, adopt, demand_quiet, discard, examined, leftovers, stale, withdraw
+from ...survey.upkeep import Shown, adopt, demand_over, demand_quiet, discard, examined, forget, left_by, leftovers, stale, withdraw
 from ..differences import brief
 from ..tail import named, shown
-from .chosen import add_words, begun, existing, find_nodes, one_request, requests
+from .chosen import add_words, begun, existing, find_nodes, find_run, moment, one_request, requests
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
@@ -31,6 +32,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
         return
     parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
+    if verb == "rm":
+        parser.add_argument("runs", nargs="+", metavar="RUN", help="a run: an id or a part of one, its name, last, last~1")
+        parser.add_argument("--yes", action="store_true", help="without asking")
+        parser.epilog = (
+            "Results stay: `recipe clean` removes published files, `recipe gc` what is stored.\n\n"
+            "examples:\n  recipe rm last\n  recipe rm 7bde57 53d542 --yes"
+        )
+        return
     parser.add_argument("--json", action="store_true", help="for programs")
     if verb == "clean":
         add_words(parser)
@@ -51,6 +60,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.verb == "rm":
+        with existing(args.workspace) as ws:
+            return _rm(ws, args)
     if args.verb != "adopt":
         with existing(args.workspace) as ws:
             return _clean(ws, args) if args.verb == "clean" else _gc(ws, args)
@@ -145,6 +157,36 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if not args.quiet:
         print(f"{'would free' if args.dry_run else 'freed'} {about(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
     return 0
+
+
+def _rm(ws: Workspace, args: argparse.Namespace) -> int:
+    """Forget runs.  Raises Busy where one is under way, NotFound, CannotRun."""
+    rows = list({row.id: row for row in (find_run(ws.store, word) for word in args.runs)}.values())
+    beside = []
+    for row in rows:
+        demand_over(ws, row)
+        left = left_by(ws, row.id)
+        beside += left
+        if not args.quiet:
+            size = about(sum(item.size for item in left))
+            print(f"{row.id}  {shown(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts")
+    if args.dry_run:
+        return 0
+    if not args.yes and not _agreed(len(rows)):
+        print("nothing was removed", file=sys.stderr)
+        return 3
+    freed = forget(ws, [row.id for row in rows], beside)
+    if not args.quiet:
+        print(f"freed {about(freed)}; results stay, `recipe gc` removes those that nothing needs")
+    return 0
+
+
+def _agreed(count: int) -> bool:
+    """Whether the person at the terminal says yes.  Raises CannotRun where there is none."""
+    if not sys.stdin.isatty():
+        raise CannotRun("there is no terminal to ask at", fix="add --yes")
+    print(f"forget {'this run' if count == 1 else f'these {count} runs'}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:

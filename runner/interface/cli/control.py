@@ -1,0 +1,136 @@
+"""`recipe cancel`, `pause`, `resume`, `retry`: ask something of a run, from any terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import Busy, Invalid, NotFound, Problem
+from ...execution.session import Choice, Settings, end_unattended
+from ...planning.ids import stored
+from ...storage.runs import FINAL
+from .chosen import existing, find_run, request_of_run
+from .parser import check_driver
+from .run import carried_out
+
+if TYPE_CHECKING:
+    from ...storage.runs import RunRow
+    from ...storage.workspace import Workspace
+
+PATIENCE = 60.0
+"""Seconds that a request is waited for: what runs may save for 30."""
+LOOK = 0.1
+
+_RUN = "an id or a part of one, last (the default), last~1"
+_END: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help=_RUN)
+    if verb == "cancel":
+        parser.description = (
+            "End a run: its steps get SIGTERM, and SIGKILL 30 seconds later.  Results and checkpoints stay."
+            "  What a run without a worker left running on this machine ends, too."
+        )
+        parser.epilog = "examples:\n  recipe cancel\n  recipe cancel 3f1035"
+    elif verb == "pause":
+        parser.description = (
+            "Stop a run so that it can be resumed: its steps get SIGTERM, a training saves a checkpoint, and SIGKILL comes 30 seconds later."
+            "  A step without a state begins anew when the run is resumed."
+        )
+        parser.epilog = "examples:\n  recipe pause\n  recipe resume"
+    else:
+        parser.add_argument("--driver", metavar="NAME", help="where to run (default: as before)")
+        parser.add_argument("--json", action="store_true", help="one event a line")
+        if verb == "retry":
+            parser.add_argument("--from", dest="begin", type=stored, metavar="STEP", help="this step and everything after it, whatever is remembered")
+            parser.epilog = "examples:\n  recipe retry\n  recipe retry last~2 --from train"
+        else:
+            parser.epilog = "examples:\n  recipe resume\n  recipe resume 3f1035 --driver ssh"
+
+
+def run(args: argparse.Namespace) -> int:
+    with existing(args.workspace) as ws:
+        row = find_run(ws.store, args.run)
+        if args.verb in _END:
+            return _end(ws, row, args.verb)
+        if args.driver is not None:
+            check_driver(args.driver)
+        return _resume(ws, row, args) if args.verb == "resume" else _retry(ws, row, args)
+
+
+def _end(ws: Workspace, row: RunRow, verb: str) -> int:
+    """Cancel or pause a run: by its worker, or, where it has none, here."""
+    if row.state in FINAL or row.state == _END[verb]:
+        raise _refused(f"run {row.id} is {row.state} already")
+    while True:
+        if ws.store.runs.live(row.id):
+            if not ws.store.runs.request(row.id, verb):
+                raise _refused(f"run {row.id} is {ws.store.runs.get(row.id).state} already")
+            done = _waited(ws, row.id)
+        else:
+            done = end_unattended(ws, row, _END[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
+        if done:
+            break
+    state = ws.store.runs.get(row.id).state
+    print(f"run {row.id} is {state}" + (f"; recipe resume {row.id} goes on with it" if state == "PAUSED" else ""))
+    return 0 if state == _END[verb] else 1
+
+
+def _waited(ws: Workspace, run: str) -> bool:
+    """Wait until the worker of a run has done what was asked of it.  False: it died meanwhile.  Raises Busy."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        row = ws.store.runs.get(run)
+        if row.state in FINAL or row.state == "PAUSED":
+            return True
+        if not ws.store.runs.live(run):
+            return False
+        time.sleep(LOOK)
+    raise Busy(f"run {run} was asked, and is not stopped after {PATIENCE:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
+
+
+def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
+    if row.state in FINAL:
+        raise _refused(f"run {row.id} is {row.state}: there is nothing to resume", "`recipe retry` runs it once more")
+    if ws.store.runs.live(row.id):
+        if row.request != "pause":
+            raise _refused(f"run {row.id} is running", f"`recipe logs {row.id} -f` follows it")
+        ws.store.runs.request(row.id, "resume")
+        print(f"run {row.id} was about to pause, and goes on")
+        return 0
+    return _again(ws, row, args, _choice(row), resumed=row.id)
+
+
+def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
+    if row.state not in FINAL:
+        raise _refused(f"run {row.id} is not over", "`recipe resume` goes on with it, `recipe cancel` ends it")
+    return _again(ws, row, args, Choice(begin=args.begin) if args.begin else _choice(row))
+
+
+def _again(ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = "") -> int:
+    request = request_of_run(row)
+    if request is None:
+        raise NotFound(f"run {row.id} did not note what it was asked for", fix="`recipe run` with its recipe and inputs runs it again")
+    settings = Settings(**_noted(row, "settings"))
+    if args.driver is not None and args.driver != settings.driver:
+        settings = replace(settings, driver=args.driver, hosts=())
+    return carried_out(ws, request, choice, settings, args, resumed)
+
+
+def _choice(row: RunRow) -> Choice:
+    return Choice(**_noted(row, "choice"))
+
+
+def _noted(row: RunRow, what: str) -> dict[str, Any]:
+    """What a run noted of how it was asked for, as the values that it had; empty where it was an earlier version's."""
+    found = row.data.get(what)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _refused(why: str, fix: str = "`recipe runs` lists runs and their states") -> Invalid:
+    return Invalid([Problem("bad-request", why, fix=fix)])

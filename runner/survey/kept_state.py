@@ -1,0 +1,131 @@
+"""The checkpoints that a plan's steps have here: found, copied out, put aside so that an earlier one counts.  Knows no command line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import Busy, CannotRun, NotFound
+from ..storage import checkpoints
+from ..storage.objects import delete
+from ..storage.workspace import Workspace
+from .explain import image_of
+from .survey import Survey
+
+_ASIDE = ".aside"
+"""Beside a generation's states: checkpoints newer than the one to resume from."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of a step.  `why` says why no training goes on from it; empty for a whole one."""
+
+    path: Path
+    number: int  # the last in its name, -1 without one
+    step: int | None
+    why: str
+    size: int
+    made: float
+    aside: bool = False
+
+
+class Kept(NamedTuple):
+    """One state of a step, with its checkpoints, the newest first."""
+
+    step: str
+    state: str
+    folder: Path
+    pattern: str | None
+    lock: str
+    note: str  # why earlier state is not used, if so
+    checkpoints: Sequence[Checkpoint]
+
+    def newest(self) -> Checkpoint | None:
+        """The one that a run resumes from."""
+        return next((each for each in self.checkpoints if not each.why and not each.aside), None)
+
+    def numbered(self, number: int | None) -> Checkpoint:
+        """The checkpoint with this number; without one the newest whole one.  Raises NotFound."""
+        found = self.newest() if number is None else next((each for each in self.checkpoints if each.number == number), None)
+        if found is None:
+            which = f"checkpoint {number}" if number is not None else "whole checkpoint"
+            there = ", ".join(str(each.number) for each in self.checkpoints if each.number >= 0)
+            raise NotFound(f"{self.step} has no {which} here", fix=f"there are {there}" if there else "`recipe run` makes them")
+        return found
+
+
+def kept(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[Kept]:
+    """The states of these steps, under the inputs of the survey.  Raises CannotRun where what a step needs is not known yet."""
+    answer = []
+    for n in numbers:
+        node, spec = found.plan.nodes[n], found.plan.specs()[n]
+        if not spec.state:
+            continue
+        image = image_of(found, n)
+        if image is None:
+            raise CannotRun(f"the checkpoints of {node.id} are found by what it needs, which is not made yet", fix=f"recipe run --until {node.id}")
+        key = checkpoints.key(spec, image["world"], node.id)
+        generation, note = checkpoints.chosen(ws.home / "states" / key, spec.continues)
+        for state in spec.state:
+            folder = generation / state.name
+            there = _checkpoints(folder, state.checkpoint)
+            there += [each._replace(aside=True) for each in _checkpoints(generation / _ASIDE / state.name, state.checkpoint)]
+            there.sort(key=lambda each: (each.number, not each.aside, each.made), reverse=True)
+            answer.append(Kept(node.id, state.name, folder, state.checkpoint, f"state-{key}", note, there))
+    return answer
+
+
+def _checkpoints(folder: Path, pattern: str | None) -> list[Checkpoint]:
+    found = []
+    for name, verdict in checkpoints.judged(folder, pattern):
+        path = folder / name
+        made = path.stat().st_mtime if path.exists() else 0.0
+        found.append(Checkpoint(path, checkpoints.number(name), verdict.step, verdict.why, _size(path), made))
+    return found
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [path / name for name in checkpoints.files(path)] if path.is_dir() else []
+    return sum(each.lstat().st_size for each in files)
+
+
+def export(checkpoint: Checkpoint, target: Path) -> Path:
+    """Copy a checkpoint to `target`, or into it where that is a folder; nothing is replaced.  Answers where it lies.  Raises CannotRun."""
+    place = target / checkpoint.path.name if target.is_dir() else target
+    if os.path.lexists(place):
+        raise CannotRun(f"{place} is there already", fix="name another place, or move it away")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new = place.with_name(f"{place.name}.{os.getpid()}.new")
+    if checkpoint.path.is_dir():
+        shutil.copytree(checkpoint.path, new, symlinks=True)
+    else:
+        shutil.copy2(checkpoint.path, new)
+    new.rename(place)
+    return place
+
+
+def go_back(ws: Workspace, state: Kept, number: int) -> Checkpoint:
+    """Put aside the checkpoints with greater numbers, and take back those aside that have not: the next run resumes from this one.
+
+    Raises Busy while a run works with them, NotFound, CannotRun where that one is not whole.
+    """
+    lock = ws.locks.try_hold(state.lock)
+    if lock is None:
+        raise Busy(f"{state.step} is running with these checkpoints", fix="stop that run first: Ctrl-C there")
+    with lock:
+        chosen = state.numbered(number)
+        if chosen.why:
+            raise CannotRun(f"{chosen.path.name} cannot be resumed from: {chosen.why}", fix="choose another: `recipe checkpoints` lists them")
+        aside = state.folder.parent / _ASIDE / state.state
+        for each in state.checkpoints:
+            if each.aside == (each.number > number):
+                continue
+            to = (state.folder if each.aside else aside) / each.path.name
+            if each.aside and os.path.lexists(to):
+                continue  # it was trained again meanwhile
+            delete(to)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            each.path.rename(to)
+    return chosen

@@ -1,0 +1,53 @@
+"""The graph of a run, kept with it: which steps need which, how many instances each has, and the keys of those whose results were there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..planning.ids import bare
+from ..planning.judge import FRESH, RESTORE
+from ..storage.workspace import Workspace
+from .survey import Survey
+
+MOST = 5000
+"""So many fresh instances are kept by name."""
+
+
+class RunGraph(NamedTuple):
+    """Steps without instances, in order: what each needs, how many instances it has.  `fresh`: the keys of instances whose results were there."""
+
+    needs: Mapping[str, Sequence[str]]
+    instances: Mapping[str, int]
+    fresh: Mapping[str, str]
+
+
+def folded(found: Survey) -> RunGraph:
+    """The graph of a plan, and what is fresh in it."""
+    steps = [bare(node.id) for node in found.plan.nodes]
+    needs: dict[str, dict[str, None]] = {}
+    instances: dict[str, int] = {}
+    for n, step in enumerate(steps):
+        instances[step] = instances.get(step, 0) + 1
+        needs.setdefault(step, {}).update(dict.fromkeys(steps[need] for need in sorted(found.plan.needs(n)) if steps[need] != step))
+    fresh = [(node.id, verdict.key) for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if verdict.answer in (FRESH, RESTORE)]
+    return RunGraph({step: list(needed) for step, needed in needs.items()}, instances, {id: key for id, key in fresh[:MOST] if key})
+
+
+def remember(ws: Workspace, run: str, found: Survey) -> None:
+    """Keep the graph of a run that begins."""
+    ws.write(_file(ws, run), json.dumps(folded(found)._asdict()).encode())
+
+
+def recall(ws: Workspace, run: str) -> RunGraph | None:
+    """The graph of a run; None where it is not kept."""
+    try:
+        return RunGraph(**json.loads(_file(ws, run).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _file(ws: Workspace, run: str) -> Path:
+    return ws.home / "runs" / run / "graph.json"

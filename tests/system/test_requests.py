@@ -1,0 +1,151 @@
+"""Cancel, pause, resume and retry: asked from another terminal, done by the run's worker, or without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from runner.execution import loop
+from runner.execution.loop import Report
+from runner.execution.work import Work
+from runner.storage.store import Store
+from tests.support import Space, until
+
+TRAINER = """
+  b:
+    run: |
+      echo b >> {root}/starts
+      n=$(ls b.state | wc -l)
+      trap 'echo saved; exit 143' TERM
+      while [ $n -lt 3 ] || [ -e {root}/slow ]; do n=$((n+1)); touch b.state/step-$n; sleep 0.02; done
+      cat {{{{ steps.a.o }}}} > b.txt
+    outputs: {{o: b.txt}}
+    state: {{kept: {{path: b.state/, checkpoint: "step-*"}}}}
+"""
+
+
+@pytest.fixture
+def trained(space: Space) -> Space:
+    """A short step, and one that saves where it is, and goes on for as long as there is a file `slow`."""
+    space.recipe(f"steps:\n  a: {{run: 'echo a >> {space.root}/starts; echo one > a.txt', outputs: {{o: a.txt}}}}{TRAINER.format(root=space.root)}")
+    space.write("slow", "")
+    return space
+
+
+def starts(space: Space) -> list[str]:
+    return (space.root / "starts").read_text().split()
+
+
+def steps_made(space: Space) -> int:
+    return len(list((space.root / ".recipe/states").rglob("step-*")))
+
+
+def runs(space: Space) -> list[tuple[str, str]]:
+    with Store.open(space.root / ".recipe") as store:
+        return [(row.id, row.state) for row in store.runs.latest()]
+
+
+def test_a_paused_run_stops_after_saving_and_goes_on_from_there_under_its_id(trained: Space) -> None:
+    worker = trained.start("run")
+    until(lambda: steps_made(trained) > 3)
+    code, told, _ = trained.command("pause")
+    _, said = worker.communicate(timeout=30)
+    ((id, state),) = runs(trained)
+    assert (code, worker.returncode, state) == (0, 130, "PAUSED") and f"recipe resume {id}" in told and "paused: 2 steps" in said
+    made = steps_made(trained)
+    assert made > 3 and starts(trained) == ["a", "b"]
+    (trained.root / "slow").unlink()
+    code, _, said = trained.command("resume")
+    assert code == 0, said
+    assert runs(trained) == [(id, "COMPLETED")] and starts(trained) == ["a", "b", "b"] and steps_made(trained) in (0, made)
+
+
+def test_a_run_asked_for_again_is_the_paused_one(trained: Space) -> None:
+    worker = trained.start("run")
+    until(lambda: steps_made(trained) > 0)
+    trained.command("pause")
+    worker.communicate(timeout=30)
+    (trained.root / "slow").unlink()
+    code, _, said = trained.command("run")
+    assert code == 0 and "which was paused" in said and [state for _, state in runs(trained)] == ["COMPLETED"]
+
+
+def test_a_cancelled_run_is_over_and_what_ran_is_gone(trained: Space) -> None:
+    worker = trained.start("run")
+    until(lambda: steps_made(trained) > 0)
+    code, told, _ = trained.command("cancel")
+    worker.communicate(timeout=30)
+    assert (code, worker.returncode, [state for _, state in runs(trained)]) == (0, 130, ["CANCELLED"]) and "is CANCELLED" in told
+    made = steps_made(trained)
+    (trained.root / "slow").unlink()
+    assert trained.command("retry")[0] == 0
+    assert [state for _, state in runs(trained)] == ["COMPLETED", "CANCELLED"] and made > 0
+
+
+@pytest.mark.parametrize(("verb", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
+def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(trained: Space, verb: str, state: str) -> None:
+    worker = trained.start("run")
+    until(lambda: steps_made(trained) > 0)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.communicate(timeout=30)
+    code, told, said = trained.command(verb)
+    assert code == 0 and f"is {state}" in told, said
+    made = steps_made(trained)
+    until(lambda: "stopped" in (trained.root / ".recipe/local/journal").read_text())
+    assert steps_made(trained) == made
+    (trained.root / "slow").unlink()
+    code, _, said = trained.command("resume" if verb == "pause" else "retry")
+    assert code == 0, said
+    assert [each for _, each in runs(trained)] == (["COMPLETED"] if verb == "pause" else ["COMPLETED", "CANCELLED"])
+
+
+def test_a_cancel_that_its_worker_never_read_is_honoured_by_the_next_run(trained: Space) -> None:
+    worker = trained.start("run")
+    until(lambda: steps_made(trained) > 0)
+    worker.send_signal(signal.SIGSTOP)
+    ((id, _),) = runs(trained)
+    with Store.open(trained.root / ".recipe") as store:
+        assert store.runs.request(id, "cancel")
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.communicate(timeout=30)
+    (trained.root / "slow").unlink()
+    assert trained.command("run")[0] == 0
+    assert [state for _, state in runs(trained)] == ["COMPLETED", "CANCELLED"]
+
+
+@pytest.mark.parametrize(("what", "state"), [("cancel", "CANCELLED"), ("pause", "COMPLETED"), ("resume", "COMPLETED")])
+def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(space: Space, monkeypatch: pytest.MonkeyPatch, what: str, state: str) -> None:
+    space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
+    whole = loop.run
+
+    async def asked(work: Work) -> Report:
+        report = await whole(work)
+        with Store.open(Path(space.root, ".recipe")) as other:
+            assert other.runs.request(work.commits.run, what)
+        return report
+
+    monkeypatch.setattr(loop, "run", asked)
+    space.attempt()
+    assert space.summary is not None and space.summary.state == state
+    assert [found for _, found in runs(space)] == [state]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_a_run_that_is_over_is_left_alone(space: Space, verb: str) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    space.run()
+    code, _, said = space.command(verb)
+    assert code == 3 and "is COMPLETED" in said
+
+
+def test_a_run_that_is_under_way_is_neither_resumed_nor_retried(trained: Space) -> None:
+    worker = trained.start("run")
+    until(lambda: steps_made(trained) > 0)
+    for verb, words in (("resume", "is running"), ("retry", "is not over")):
+        code, _, said = trained.command(verb)
+        assert code == 3 and words in said, said
+    (trained.root / "slow").unlink()
+    assert worker.wait(30) == 0
