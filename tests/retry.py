@@ -1,6 +1,7 @@
-"""`--retry N`: when at most N tests failed, each is tried once more, alone; printed, counted, and shown with what failed at first.
+"""`--retry N`: when at most N tests failed, each is tried up to twice more, alone; printed, counted, and shown with what failed at first.
 
-Real servers and processes on a machine that others use, too, may fail once.  More than N failures are not bad luck: none is tried again.
+Real servers and processes on a machine that others use, too, may fail once, and what made them fail may still be going on at the next try.  More than
+N failures are not bad luck: none is tried again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from _pytest.terminal import TerminalReporter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--retry", type=int, default=0, metavar="N", help="try at most N failed tests once more, alone")
+    parser.addoption("--retry", type=int, default=0, metavar="N", help="try at most N failed tests up to twice more, alone")
 
 
 @pytest.hookimpl(trylast=True)  # after the workers of xdist are gone
@@ -46,13 +47,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _again(name: str, config: pytest.Config, reporter: TerminalReporter) -> bool:
-    """Whether a test passes alone, in a pytest of its own."""
+    """Whether a test passes alone, in a pytest of its own, at one of two tries."""
     argv = [sys.executable, "-m", "pytest", "--retry", "0", "-m", "", name]
-    done = subprocess.run(argv, cwd=config.rootpath, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
-    reporter.write_line(
-        f"retry: {name}: {'passed' if done.returncode == 0 else 'failed again'}", red=done.returncode != 0, yellow=done.returncode == 0
-    )
-    return done.returncode == 0
+    for number in ("first", "second"):
+        done = subprocess.run(argv, cwd=config.rootpath, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+        passed = done.returncode == 0
+        reporter.write_line(f"retry: {name}: {'passed' if passed else 'failed'} at the {number} try", red=not passed, yellow=passed)
+        if passed:
+            return True
+    return False
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -23,6 +23,9 @@ GRACE = timedelta(seconds=10)
 _LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|(?:[a-z]+-)?\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
 """What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
+_FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
+"""How a command ends by itself, or by a limit of its own."""
+
 
 class Orphans:
     """Attempt directories that were there already, by the beginning of their keys."""
@@ -49,7 +52,10 @@ class Orphans:
         return self._found.pop(head, [])
 
     async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
-        """The job of an attempt that an earlier worker left, if it runs still or ended well unseen; else what is left of it goes."""
+        """The job of an attempt that an earlier worker left, if it runs still, ended well unseen, or failed unseen in this very run.
+
+        Else what is left of it goes: an attempt that was cut off, or one that failed in a run that is over, costs this run no retry.
+        """
         path = f"{self._attempts}/{name}"
         site = self.site_of(name)
         if site is None:
@@ -62,6 +68,9 @@ class Orphans:
         if exit is None:
             return job, site
         if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
+            return job, site
+        tag = _LEFT.fullmatch(name)
+        if exit.reason in _FAILED and (exit.code != 0 or exit.reason != "exit") and tag is not None and tag[1] == self.commits.run[-6:]:
             return job, site
         await self._clear(site, path)
         return None

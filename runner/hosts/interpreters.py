@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -20,6 +21,8 @@ NAMES: Final = ("python", "python3")
 _ASK: Final = "import platform, sys; print(sys.executable); print(platform.python_version())"
 _PATIENCE: Final = 2.0
 """Seconds that a Python may take to say which it is."""
+_asked: dict[str, subprocess.Popen[str]] = {}
+"""Those that were asked, and whose answer nobody has read."""
 
 
 def chosen(asked: str, root: Path, environ: Mapping[str, str]) -> str:
@@ -62,18 +65,40 @@ def described(python: str) -> str:
     return f"{path} ({number})" if number else path
 
 
+def ask(python: str) -> None:
+    """Have an interpreter that must be run for that say which it is, while other things are done: a shim of pyenv takes 0.2 s."""
+    if python not in _asked and not _known(python):
+        with contextlib.suppress(OSError):
+            _asked[python] = subprocess.Popen(
+                [python, "-c", _ASK], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+
+
 def version(python: str) -> tuple[str, str]:
     """The interpreter behind a path, and its version as far as that is known without running it; one that only leads to another is asked."""
-    if found := re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE):
-        return python, found[1]
-    if found := re.fullmatch(r"python(\d+\.\d+)", os.path.basename(os.path.realpath(python))):
-        return python, found[1]
-    try:
-        ran = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True, timeout=_PATIENCE)
-        itself, number = ran.stdout.splitlines()
-        return itself, number
-    except (OSError, ValueError, subprocess.SubprocessError):
+    if number := _known(python):
+        return python, number
+    ask(python)
+    asked = _asked.pop(python, None)
+    if asked is None:
         return python, ""
+    try:
+        said, _ = asked.communicate(timeout=_PATIENCE)
+        itself, number = said.splitlines()
+        return itself, number
+    except ValueError:
+        return python, ""
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        asked.communicate()
+        return python, ""
+
+
+def _known(python: str) -> str:
+    """The version of an interpreter as far as it is known without running it."""
+    found = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE)
+    found = found or re.fullmatch(r"python(\d+\.\d+)", os.path.basename(os.path.realpath(python)))
+    return found[1] if found else ""
 
 
 def _settings(python: str) -> str:

@@ -423,7 +423,9 @@ class HostPool:
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
         named = "" if self.away and self.python != interpreters.CURRENT else self.python
-        return interpreters.chosen(named, self.ws.root, os.environ)
+        python = interpreters.chosen(named, self.ws.root, os.environ)
+        interpreters.ask(python)
+        return python
 
     def _near(
         self,

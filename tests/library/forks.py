@@ -1,8 +1,9 @@
 """Starts programs as forks of one process that has imported torch and what lies over it: a start costs no imports.  Knows no trainer.
 
 Such a program is a child of the test like any other: its own argv, folder, environment, output and exit status, and signals reach it as ever.  It
-shares with its siblings the seed of Python's hashes, and what libraries read of the environment while they are imported; both are real in the runs
-of `smoke`, in what `accelerate launch` starts, and wherever a test starts a Python itself.  Run as a program, this is the process that is forked.
+shares with its siblings the seed of Python's hashes, and what libraries read of the environment while they are imported; so do the processes that
+`accelerate launch` starts.  Both are real in the runs of `smoke`, where `FORKS_REAL` is set, and wherever a test starts a Python itself.  Run as a
+program, this is the process that is forked.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ENV = {
 }  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36
 HELD = Path(__file__).parent / "held"
+LAUNCHER = "accelerate.commands.launch"
 
 
 class Forked(subprocess.Popen[str]):
@@ -46,13 +48,14 @@ class Forked(subprocess.Popen[str]):
     def _execute_child(
         self, args: Sequence[str], executable: object, preexec_fn: object, close_fds: object, pass_fds: object, cwd: str | None,
         env: Mapping[str, str] | None, startupinfo: object, creationflags: object, shell: object, p2cread: int, p2cwrite: int, c2pread: int,
-        c2pwrite: int, errread: int, errwrite: int, *_: object,
+        c2pwrite: int, errread: int, errwrite: int, restore_signals: bool, gid: object, gids: object, uid: object, umask: int,
+        start_new_session: bool, *_: object, line: socket.socket | None = None,
     ) -> None:  # fmt: skip
-        asked = {"argv": args[1:], "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
+        asked = {"argv": args[1:], "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env), "session": start_new_session}
         streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         _reap_orphans(True)  # of a child that forks and ends, as that one does, this process is the parent
         try:
-            self.pid = _ask(_parent(args[0]), asked, streams)
+            self.pid = _ask(line or _parent(args[0]), asked, streams)
         finally:
             _reap_orphans(False)
         self._child_created = True
@@ -147,6 +150,8 @@ def _serve(line: socket.socket) -> dict[str, Any]:
         line.close()
         os.closerange(3, max(told, tell, *streams) + 1)
         asked: dict[str, Any] = json.loads(said)
+        if asked["session"]:
+            os.setsid()
         os.chdir(asked["cwd"])
         os.environ.clear()
         os.environ.update(asked["env"])
@@ -160,7 +165,12 @@ def main() -> None:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be forked"
     gc.freeze()
-    program, *words = _serve(line)["argv"]
+    _become(_serve(line))
+
+
+def _become(asked: dict[str, Any]) -> None:
+    """Run a program in this process."""
+    program, *words = asked["argv"][asked["argv"][0] == "-u" :]
     module = program == "-m"
     sys.argv = words if module else [program, *words]
     first = Path.cwd() if module else Path(program).parent
@@ -168,9 +178,29 @@ def main() -> None:
     if "HOLD_AT" in os.environ:
         runpy.run_path(str(HELD / "sitecustomize.py"))
     if module:
+        if words[0] == LAUNCHER and "FORKS_REAL" not in os.environ:
+            _fork_what_it_starts()
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(program, run_name="__main__")
+
+
+def _fork_what_it_starts() -> None:
+    """The Pythons that a launcher starts are forks, too: of a process that is forked now, before the launcher has threads."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        mine.close()
+        _become(_serve(its))
+        sys.exit()
+    its.close()
+    real = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+    def execute(self: Any, args: Any, *more: Any) -> None:
+        if isinstance(args, str) or args[0] != sys.executable:
+            return real(self, args, *more)
+        Forked._execute_child(self, args, *more, line=mine)
+
+    subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

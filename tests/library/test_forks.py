@@ -13,6 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.library import forks
+from tests.system.test_sft_trainer import launched
 
 LOOK = """
 import json, os, random, sys
@@ -63,6 +64,17 @@ def test_it_ends_as_it_would(line: str, status: int, said: str, tmp_path: Path) 
     (tmp_path / "end.py").write_text(line)
     done = forks.run([sys.executable, str(tmp_path / "end.py")], env={}, timeout=120)
     assert done.returncode == status and said in done.stderr and bool(done.stderr) == bool(said)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_what_a_launcher_starts_is_a_fork_of_its_own_session_too(real: bool, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(
+        "import os, sys\nprint(os.environ['RANK'], sys.argv[1:], os.getsid(0) == os.getpid(), 'trl' in sys.modules, os.getpgid(0) == os.getpgid(os.getppid()))"
+    )
+    env = {"PATH": os.environ["PATH"], **({"FORKS_REAL": "1"} if real else {})}
+    done = forks.run(launched([sys.executable, str(tmp_path / "rank.py"), "x"], 2), env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} ['x'] True {not real} False" for rank in (0, 1)]
 
 
 def test_a_signal_reaches_it_and_no_other(tmp_path: Path) -> None:

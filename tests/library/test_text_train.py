@@ -67,7 +67,7 @@ def test_a_killed_training_ends_in_the_same_bits(method: str, processes: int, li
     """Killed at step 7 of 9, resumed at 5 and continued to 12.  Two processes learn the very bits that one learns."""
     flags, undisturbed = METHODS[method], trained[method]
     metrics = tmp_path / "metrics.jsonl"
-    env = {"RECIPE_WORLD_SIZE": str(processes), "RECIPE_METRICS": str(metrics)}
+    env = {"RECIPE_WORLD_SIZE": str(processes), "RECIPE_METRICS": str(metrics)} | ({"FORKS_REAL": "1"} if processes > 1 else {})
     signal_at("step 7/9", training(library, tmp_path, *flags, processes=processes, max_steps=9), signal.SIGKILL, tmp_path / "gate", **env)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000005"]
     assert not (tmp_path / "weights").exists()

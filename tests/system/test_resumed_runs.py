@@ -129,7 +129,18 @@ def test_a_resumed_run_has_the_retries_that_were_left(space: Path) -> None:
     (space / "gate").touch()
     code, _ = run(space)
     (row,) = runs(space)
-    assert (code, row.state, begun(space)) == (1, "FAILED", 3), "what was cut off is begun once more, and there is no other try"
+    assert (code, row.state, begun(space)) == (1, "FAILED", 2), "its last try failed, whoever saw it"
+
+
+def test_a_failure_that_no_worker_saw_costs_a_retry(space: Path) -> None:
+    (space / "ws/recipe.yaml").write_text(RECIPE.replace("      echo b >", '      echo $$ > "$GATE.pid"\n      exit 3 #'))
+    killed_in_b(space)
+    (space / "gate").touch()
+    pid = space / "gate.pid"
+    wait_for(lambda: pid.exists() and bool(pid.read_text()))
+    wait_for(lambda: not Path("/proc", pid.read_text().strip()).exists())
+    code, _ = run(space)
+    assert (code, begun(space)) == (1, 2), "one retry"
 
 
 def test_what_was_forced_and_done_is_not_forced_again(space: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotRun
-from runner.hosts.interpreters import chosen, command_path, version
+from runner.hosts.interpreters import ask, chosen, command_path, version
 
 
 def program(path: Path) -> str:
@@ -67,3 +68,13 @@ def test_the_version_of_an_environment_is_read_and_not_asked(tmp_path: Path) -> 
     (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\nversion_info = 3.12.3.final.0\n")
     assert version(python) == (python, "3.12.3")
     assert version(str(tmp_path / "none")) == (str(tmp_path / "none"), "")
+
+
+def test_a_python_that_has_to_be_run_for_its_version_says_it_while_other_things_are_done(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    shim = tmp_path / "shim"
+    shim.write_text(f"#!/bin/sh\nread line < {tmp_path}/gate\necho /real/python\necho 3.99.1\n")
+    shim.chmod(0o755)
+    ask(str(shim))
+    (tmp_path / "gate").write_text("go\n")  # it is running already
+    assert version(str(shim)) == ("/real/python", "3.99.1")
