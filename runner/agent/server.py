@@ -312,15 +312,12 @@ class Agent:
             os.set_inheritable(fd, True)
         try:
             os.chdir(cwd)
-            program, actions = (
-                self._program(argv[0], env),
-                [
-                    (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
-                ],
-            )
-            whole = argv
+            program, whole = self._program(argv[0], env), argv
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ]
             if job.outlives:
                 whole = [*SHELL, name, program, *argv[1:]]
                 program = SHELL[0]

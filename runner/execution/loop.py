@@ -3,7 +3,7 @@
     judge what is ready · start what fits · when neither moved, wait for one end
 
 Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker
-that dies leaves its jobs to their supervisor; the next run with the same key finds the attempt by its name, which is the key's and takes its result.
+that dies leaves its jobs to their agent; the next run with the same key finds the attempt by its name, which is the key's and takes its result.
 """
 
 from __future__ import annotations

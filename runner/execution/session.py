@@ -221,7 +221,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     mask(masker)
     local = load("local")(ws.home / "local")
     if isinstance(local, Waking):
-        local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
+        local.wake()  # what it takes to begin an agent passes while the rest is being prepared
 
     from ..hosts.interpreters import CURRENT
     from ..hosts.pool import HostPool, need_for

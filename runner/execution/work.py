@@ -110,7 +110,7 @@ class Work:
         self.held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
         self.named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
         self.sick: set[str] = set()  # steps on a host whose health check failed
-        self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their supervisor here was killed
+        self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their agent was killed
         self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
         self.replacing = 0  # hosts that are being replaced, or asked for
         self.rented_at = 0.0  # the last look at which machines are needed
