@@ -4,6 +4,7 @@
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
 # make house   circles of imports, walls between rooms, sizes: printed, and held to their limits
+# make clients the official clients of rented machines, for the tests of their fakes
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew
 # make release accept what the released recipes are now (fixtures/recipes.lock)
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of programs: each module is compiled once, also where the caller's environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test proof lint house bench docs release clean
+.PHONY: demo check test proof lint house clients bench docs release clean
 .DEFAULT_GOAL := test
 
 # torch comes first and alone: what follows then finds the pinned one and brings no other.
@@ -64,6 +65,20 @@ lint: .venv/.ready
 
 house: .venv/.ready
 	$(BIN)/python benchmarks/house.py
+
+# The clients that providers publish, each in an environment of its own: their pins exclude each other, and nothing of ours imports them.
+CLIENT_vastai := vastai==1.9.1
+CLIENT_prime := prime==0.18.0
+CLIENT_gcp := google-cloud-compute==1.57.0 google-api-python-client==2.202.0
+CLIENT_schemathesis := schemathesis==4.32.5
+CLIENTS := $(foreach name,vastai prime gcp schemathesis,.cache/clients/$(name)/.ready)
+
+$(CLIENTS): .cache/clients/%/.ready: Makefile
+	$(PYTHON) -m venv .cache/clients/$*
+	.cache/clients/$*/bin/pip install --quiet $(CLIENT_$*)
+	touch $@
+
+clients: $(CLIENTS)
 
 .cache/peers/.ready:
 	$(PYTHON) -m venv .cache/peers

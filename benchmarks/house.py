@@ -24,8 +24,8 @@ PLAN_FREE = ("runner.planning.step",)
 """What `hosts` may know of planning: the types of a step's parts, never a Plan."""
 LOADERS = ("hosts", "runner.execution.session")
 """Who may load a driver."""
-OPEN = ("drivers.base", "drivers.machine", "drivers.devices")
-"""What anybody may read of `drivers`: its contract, and how a machine and its GPUs are described."""
+OPEN = ("drivers.base", "drivers.machine", "drivers.devices", "drivers.fakes")
+"""What anybody may read of `drivers`: its contract, how a machine and its GPUs are described, and the front door of the fake providers."""
 TABLE = ("DRIVERS", "install_line")
 """Names that load no driver: what drivers there are, and what installs one."""
 ADVISED = "runner.execution.session"

@@ -23,6 +23,7 @@ MAY_BE_MISSING = (
     r"docker-init is not installed",
     r"this process may not limit memory",  # a container of a CI has no cgroup to write to
     r"/dev/shm is on the disk of the tests",
+    r"RECIPE_PROVIDER_SCHEMAS names no folder",  # documents without a licence, which nobody may hand on
     r"another Python than 3\.11\.7",  # the numbers of the test are of its tokenizer module
 )
 """Reasons, as regular expressions, for which a test may be skipped in CI.  .ci/run installs everything else."""
@@ -45,6 +46,18 @@ def needs(name: str) -> str:
             pytest.skip(reason)
         return name
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") or lacks(name)
+
+
+def client(name: str) -> Path:
+    """The Python that has the official client of a provider; else a skip."""
+    home = Path(__file__).parents[1] / ".cache" / "clients" / name
+    return home / "bin" / "python" if (home / ".ready").exists() else pytest.skip(f"the official client of {name} is not installed: make clients")
+
+
+def published_schemas() -> Path:
+    """The folder of the OpenAPI documents of providers; else a skip.  They bear no licence, so they are no part of this repository."""
+    named = os.environ.get("RECIPE_PROVIDER_SCHEMAS", "")
+    return Path(named) if named else pytest.skip("RECIPE_PROVIDER_SCHEMAS names no folder with the OpenAPI documents of providers")
 
 
 @contextmanager

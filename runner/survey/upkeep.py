@@ -167,11 +167,11 @@ def _parents(path: str) -> list[str]:
 
 
 def demand_over(ws: Workspace, row: RunRow) -> None:
-    """Raise Busy where a run is under way, or its worker died with steps begun: their jobs may live, and `recipe run` resumes them."""
+    """Raise Busy where a run is under way, or its worker died with steps begun: their jobs may live, and `recipe cancel` ends them."""
     if ws.store.runs.live(row.id):
         raise Busy(f"run {row.id} is under way", fix="wait for it, or stop it")
     if row.state not in FINAL and any(step.state == "RUNNING" for step in ws.store.runs.steps(row.id).values()):
-        raise Busy(f"the worker of run {row.id} died, and its steps may be running", fix="`recipe run` resumes it; then remove it")
+        raise Busy(f"the worker of run {row.id} died, and its steps may be running", fix=f"`recipe cancel {row.id}` ends it; then remove it")
 
 
 def left_by(ws: Workspace, run: str) -> list[Leftover]:

@@ -47,6 +47,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "config": ("stores", "the settings in force, and where each comes from"),
     "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
+    "fake-provider": ("fake_provider", "a provider of rented GPUs that costs nothing, on this machine, to try and test against"),
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }
 
@@ -152,7 +153,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
 def overview() -> str:
     """The text of `recipe --help`."""
     lines = ["usage: recipe VERB …", "", "Make for ML training: run versioned recipes, and only what changed.", "", "verbs:"]
-    lines += [f"  {verb:<11} {words}" for verb, (_, words) in VERBS.items()]
+    lines += [f"  {verb:<13} {words}" for verb, (_, words) in VERBS.items()]
     lines += ["", "recipe VERB --help tells the flags of a verb; recipe alone lists recipes.", "", EPILOG]
     return "\n".join(lines)
 

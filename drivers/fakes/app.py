@@ -1,0 +1,160 @@
+"""A World over HTTP: an ASGI application, and a server for it.  The only part of the fakes that knows a clock and a network."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route as HttpRoute
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from . import faults as words
+from .world import EPOCH, MAX_BODY, Reply, Request, World, lines, number, parsed
+
+PATIENCE = 20.0
+"""Seconds for which a caller is kept waiting at most, where the provider does."""
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+class Clock:
+    """The time of a World: that of this machine, moved ahead on request, or one that stands until it is moved."""
+
+    def __init__(self, virtual: bool) -> None:
+        self.virtual = virtual
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return (EPOCH if self.virtual else time.time()) + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+class Connections(H11Protocol):
+    """HTTP/1.1 whose connections are known by the caller's address, so that one can be cut off."""
+
+    open: ClassVar[dict[tuple[str, int], asyncio.Transport]] = {}
+
+    def data_received(self, data: bytes) -> None:
+        self.open[self.transport.get_extra_info("peername")] = self.transport
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open.pop(self.transport.get_extra_info("peername"), None)
+        super().connection_lost(exc)
+
+
+class Cut(Response):
+    """No reply: the connection is closed without a byte."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (transport := Connections.open.get(tuple(scope["client"]))) is not None:
+            transport.abort()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+
+def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
+    """The World of one account, with `/_ledger`, `/_clock` and `/_faults` beside what the provider has.
+
+    `real`: its machines are processes of this machine for as long as the application lives.
+    """
+    operations = sorted({route.operation for route in world.routes})
+
+    async def ledger(request: HttpRequest) -> Response:
+        world.advance(clock.now())
+        return PlainTextResponse(lines(world.settled()), media_type="application/x-ndjson")
+
+    async def move(request: HttpRequest) -> Response:
+        seconds = number((parsed(await request.body()) or {}).get("advance"), -1.0)
+        if request.method == "POST" and seconds < 0:
+            return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
+        clock.advance(max(0.0, seconds) if request.method == "POST" else 0.0)
+        world.advance(clock.now())
+        return JSONResponse({"now": clock.now()})
+
+    async def disturb(request: HttpRequest) -> Response:
+        if request.method == "POST":
+            try:
+                world.faults[:] = words.parse((await request.body()).decode("utf-8", "replace"), operations)
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"faults": ",".join(map(str, world.faults)), "operations": operations})
+
+    async def provider(request: HttpRequest) -> Response:
+        if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
+            return JSONResponse({"error": "too large"}, 413)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = Request(request.method, request.url.path, request.url.query, headers, await request.body())
+        reply = world.handle(asked, clock.now())
+        if reply.hold and not clock.virtual:
+            await asyncio.sleep(min(reply.hold, PATIENCE))
+            reply = world.handle(asked, clock.now())
+        return _response(reply)
+
+    @asynccontextmanager
+    async def machines(app: Starlette) -> AsyncIterator[None]:
+        from .machines import GLANCE, Machines
+
+        async def follow() -> None:
+            while True:
+                world.advance(clock.now())
+                await kept.follow()
+                await asyncio.sleep(GLANCE)
+
+        with TemporaryDirectory(prefix="recipe-fake-", ignore_cleanup_errors=True) as root:
+            kept = Machines(world, Path(root))
+            following = asyncio.create_task(follow())
+            try:
+                yield
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await kept.end()
+
+    return Starlette(lifespan=machines if real else None, routes=[
+        HttpRoute("/_ledger", ledger),
+        HttpRoute("/_clock", move, methods=["GET", "POST"]),
+        HttpRoute("/_faults", disturb, methods=["GET", "POST"]),
+        HttpRoute("/{path:path}", provider, methods=METHODS),
+    ])  # fmt: skip
+
+
+def _response(reply: Reply) -> Response:
+    if reply.lost:
+        return Cut()
+    headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
+    found = Response(reply.encoded(), reply.status, headers)
+    if reply.status != 204:
+        found.headers["content-type"] = reply.kind
+    return found
+
+
+def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool, real: bool, ready: Callable[[str], None]) -> None:
+    """Serve a World on loopback until SIGINT or SIGTERM."""
+    if real and not kind.real:
+        raise ValueError("its machines cannot be real yet: --hosts none")
+    clock = Clock(virtual)
+    world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
+    if real:
+        import_module("asyncssh")  # refused here if it is missing, not when the first machine comes up
+        world.key = token_hex(16)  # who rents here executes programs as whoever serves
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        ready("".join(f"export {line.format(url=url, key=world.key or 'fake')}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
+        config = uvicorn.Config(application(world, clock, real), http=Connections, log_level="error", access_log=False)
+        uvicorn.Server(config).run(sockets=[listener])

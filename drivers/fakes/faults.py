@@ -1,0 +1,98 @@
+"""What a fake provider can be asked to do wrong, as data: `throttled=0.1,lost@create=once,late=90`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from difflib import get_close_matches
+from random import Random
+from typing import Final, NamedTuple
+
+CHANCES: Final = {
+    "cut": "the connection is closed before the request has any effect",
+    "lost": "the request takes effect, then the connection is closed",
+    "throttled": "too many requests",
+    "broken": "a server error before the request has any effect",
+    "crashed": "a server error after the request has taken effect",
+    "denied": "the key is refused",
+    "taken": "the offer is gone, or there is no capacity, when a machine is created",
+    "dearer": "the price has risen by a tenth when a machine is created",
+    "undead": "destroying is confirmed, and the machine lives on",
+    "stuck": "a machine never comes up",
+    "failed": "a machine cannot boot",
+    "fewer": "a machine has one GPU less than was sold",
+    "loose": "a search returns one offer that its filters exclude",
+}
+"""Faults whose value is a chance from 0 to 1, or `once`."""
+AMOUNTS: Final = {
+    "boot": "seconds until a machine is up (default 40)",
+    "late": "a new machine is missing from listings for up to this many seconds",
+    "pace": "requests closer together than the provider's own limits times this are refused",
+    "preempted": "how often an hour an interruptible machine is preempted",
+    "balance": "US dollars in the account (default 100)",
+    "foreign": "machines of somebody else that are in the account from the start",
+    "reserved": "seconds after its creation in which a machine cannot be destroyed",
+    "restless": "1: a page of a listing begins at a number of rows, so it shifts when a row vanishes",
+    "quota": "searches a day, then none until midnight UTC (vastai); GPUs of a kind in a region (gcp, default 8)",
+    "team": "1: the key is of a team, so keys of an account are refused (vastai)",
+    "swept": "seconds after which keys that a machine wrote itself are removed from it (vastai, `--hosts real`)",
+    "unreachable": "1: a listing over all zones does not reach the first of them (gcp)",
+}
+"""Faults whose value is an amount that holds until it is changed."""
+
+
+class Fault(NamedTuple):
+    """One thing that goes wrong.  `operation` empty: in all of them.  `once`: the next time, then no more."""
+
+    name: str
+    value: float
+    operation: str = ""
+    once: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}{'@' * bool(self.operation)}{self.operation}={'once' if self.once else f'{self.value:g}'}"
+
+
+def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
+    """Read `NAME[@OPERATION]=VALUE`, separated by commas.  `operations` are those that exist.  Raises ValueError with a sentence."""
+    return tuple(_one(word.strip(), operations) for word in text.split(",") if word.strip())
+
+
+def _one(word: str, operations: Sequence[str]) -> Fault:
+    left, equals, value = word.partition("=")
+    name, _, operation = left.partition("@")
+    known = [*CHANCES, *AMOUNTS]
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        raise ValueError(f'there is no fault "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"))
+    if operation and operations and operation not in operations:
+        raise ValueError(f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})')
+    if operation and name in AMOUNTS:
+        raise ValueError(f"{name} holds for the whole provider: write {name}=AMOUNT")
+    if value == "once" and name in CHANCES:
+        return Fault(name, 1.0, operation, once=True)
+    try:
+        number = float(value) if equals else 1.0
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf or (name in CHANCES and number > 1):
+        raise ValueError(f"{word}: " + ("write a chance from 0 to 1, or `once`" if name in CHANCES else "write a number of at least 0"))
+    return Fault(name, number, operation)
+
+
+class Luck:
+    """The faults of one request, drawn from its own seed: equal requests of equal worlds have equal luck."""
+
+    def __init__(self, faults: list[Fault], seed: str, operation: str) -> None:
+        self._faults = faults
+        self._operation = operation
+        self.random = Random(seed)
+
+    def strikes(self, name: str) -> bool:
+        """Whether a fault happens now.  One that is ordered `once` is used up."""
+        for fault in self._faults:
+            if fault.name == name and fault.operation in ("", self._operation) and (fault.once or self.random.random() < fault.value):
+                if fault.once:
+                    self._faults.remove(fault)
+                return True
+        return False

@@ -1,0 +1,465 @@
+"""Google Compute Engine v1 as a World: instances by operations, zones with stock, quotas, and what ends an instance when nobody does."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from random import Random
+from typing import ClassVar, NamedTuple
+from uuid import UUID
+
+from .gcp_instances import (
+    ATTACHED,
+    DISK,
+    ENDING,
+    GPUS,
+    INSERTING,
+    METRICS,
+    NAME,
+    QUOTA,
+    ROOT,
+    SPOT,
+    TYPES,
+    UNLISTED,
+    ZONES,
+    Instance,
+    Type,
+    date,
+    filtered,
+    fingerprint,
+    holds,
+    ordered,
+    shown,
+    whole,
+)
+from .world import Call, Document, Reply, Route, World, document
+
+
+class Operation(NamedTuple):
+    """What was asked for, and when it is done."""
+
+    name: str
+    zone: str  # empty: of the whole project
+    kind: str
+    target: str
+    target_id: str
+    asked: float
+    done: float
+    code: str = ""
+    message: str = ""
+    available: tuple[str, ...] = ()
+
+
+class Gcp(World[Instance]):
+    """One project at Google Compute Engine."""
+
+    _P: ClassVar = "/compute/v1/projects/{project}"
+    _Z: ClassVar = _P + "/zones/{zone}"
+    _I: ClassVar = _Z + "/instances/{name}"
+    routes: ClassVar = (
+        Route("POST", _Z + "/instances", "create"),
+        Route("GET", _Z + "/instances", "zone_listing"),
+        Route("GET", _P + "/aggregated/instances", "listing"),
+        Route("GET", _I, "show"),
+        Route("DELETE", _I, "destroy"),
+        Route("POST", _I + "/start", "start"),
+        Route("POST", _I + "/stop", "stop"),
+        Route("POST", _I + "/setMetadata", "set_metadata"),
+        Route("POST", _I + "/setLabels", "set_labels"),
+        Route("POST", _I + "/simulateMaintenanceEvent", "simulate"),
+        Route("GET", _I + "/serialPort", "serial"),
+        Route("GET", _I + "/getGuestAttributes", "guest_attributes"),
+        Route("GET", _Z + "/operations", "operations"),
+        Route("GET", _Z + "/operations/{operation}", "operation"),
+        Route("POST", _Z + "/operations/{operation}/wait", "wait"),
+        Route("GET", _P + "/global/operations/{operation}", "operation"),
+        Route("POST", _P + "/global/operations/{operation}/wait", "wait"),
+        Route("GET", _Z + "/acceleratorTypes", "accelerator_types"),
+        Route("GET", _Z + "/machineTypes", "machine_types"),
+        Route("GET", _P + "/regions/{region}", "region"),
+        Route("POST", _P + "/global/firewalls", "add_firewall"),
+        Route("GET", _P + "/global/firewalls/{name}", "firewall"),
+    )
+    open: ClassVar = frozenset(route.operation for route in routes)
+    """Clients of an emulator send no token."""
+    exports: ClassVar = ("GCP_API_ENDPOINT={url}", "GOOGLE_CLOUD_PROJECT=fake")
+
+    def begin(self) -> None:
+        luck = Random(f"{self.seed}/market")
+        self.stock = {(zone, gpu): luck.choice((0, 0, 4, 8, 16)) for zone in ZONES for gpu in GPUS}
+        self.stock[ZONES[0], "nvidia-l4"] = 8
+        self.asked: dict[str, Operation] = {}
+        self.requests: dict[str, str] = {}
+        self.firewalls: dict[str, Document] = {}
+        for n in range(int(self.amount("foreign"))):
+            self._made(f"theirs-{n}", ZONES[0], {"name": f"theirs-{n}"}, "somebody", TYPES["e2-standard-4"], "", 0)
+
+    # -- its own words -----------------------------------------------------------------------------------------------------------------------------
+
+    def problem(self, status: int, code: str, message: str) -> Reply:
+        reasons = {"not_found": "notFound", "bad_gateway": "backendError", "internal_error": "backendError", "invalid_request": "parseError"}
+        reason = reasons.get(code, code)
+        domain = "usageLimits" if reason in ("quotaExceeded", "rateLimitExceeded") else "global"
+        return Reply(status, {"error": {"code": status, "message": message, "errors": [{"domain": domain, "reason": reason, "message": message}]}})
+
+    def refused(self, call: Call) -> Reply:
+        return self.problem(401, "authError", "Request had invalid authentication credentials.")
+
+    def throttled(self, route: Route) -> Reply:
+        return self.problem(403 if self.calls % 2 else 429, "rateLimitExceeded", "Rate Limit Exceeded")
+
+    def happen(self, machine: Instance, what: str) -> None:
+        word, _, life = what.partition(" ")
+        if life and life != str(machine.life):
+            return
+        if word == "up" and machine.status in ("PROVISIONING", "STAGING"):
+            if machine.fails:
+                self._stopped(machine, "failed")
+                return
+            machine.status, machine.up, machine.began = "RUNNING", True, self.now
+            self._rates(machine)
+            self.note("started", machine)
+            self._limited(machine)
+        elif word == "staging" and machine.status == "PROVISIONING":
+            machine.status = "STAGING"
+        elif word == "stopped" and machine.status == "STOPPING":
+            self._stopped(machine, "stopped")
+        elif word == "gone":
+            self.end(machine)
+        elif word in ("preempted", "expired") and machine.up:
+            kind = "compute.instances.preempted" if word == "preempted" else "compute.instances.stop"
+            self._operation(machine.zone, kind, machine, 0)
+            if word == "preempted":
+                self.note("preempted", machine)
+            self._ended(machine)
+
+    def _limited(self, machine: Instance) -> None:
+        """The provider itself ends an instance that has run for long enough."""
+        if longest := whole(document(machine.scheduling.get("maxRunDuration")).get("seconds")):
+            self.later(machine, longest, f"expired {machine.life}")
+
+    def _ended(self, machine: Instance) -> None:
+        """As its instanceTerminationAction says."""
+        if machine.scheduling.get("instanceTerminationAction") == "DELETE":
+            self.end(machine, "provider")
+        else:
+            self._stopped(machine, "stopped")
+
+    def _stopped(self, machine: Instance, event: str) -> None:
+        machine.status, machine.up, machine.began = "TERMINATED", False, None
+        self._rates(machine)
+        self.note(event, machine)
+
+    def halt(self, machine: Instance) -> None:
+        self._stopped(machine, "stopped")
+
+    def _rates(self, machine: Instance) -> None:
+        price = machine.type.price + ATTACHED.get(machine.gpu, 0.0) * machine.gpus
+        self.bill(machine, gpu=price * (SPOT if machine.spot else 1) if machine.up else 0.0, disk=machine.disk * DISK)
+
+    # -- operations --------------------------------------------------------------------------------------------------------------------------------
+
+    def _operation(self, zone: str, kind: str, target: Instance | str, seconds: float, failed: Mapping[str, object] | None = None) -> Operation:
+        name = f"operation-{int(self.now * 1000)}-{len(self.asked):06x}"
+        link = f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}" if isinstance(target, Instance) else target
+        number_of = target.id if isinstance(target, Instance) else "0"
+        made = Operation(name, zone, kind, link, number_of, self.now, self.now + seconds)
+        if failed:
+            zones = failed.get("zones")
+            made = made._replace(code=str(failed["code"]), message=str(failed["message"]), available=zones if isinstance(zones, tuple) else ())
+        self.asked[name] = made
+        return made
+
+    def _shown_operation(self, made: Operation) -> Document:
+        status = "DONE" if self.now >= made.done else "RUNNING" if self.now >= made.asked + 1 else "PENDING"
+        where = f"zones/{made.zone}" if made.zone else "global"
+        found: dict[str, object] = {
+            "kind": "compute#operation", "id": str(5_000_000_000 + int(made.name.rpartition("-")[2], 16)), "name": made.name,
+            "operationType": made.kind, "targetLink": made.target,
+            "targetId": made.target_id, "status": status, "progress": 100 if status == "DONE" else 0, "insertTime": date(made.asked),
+            "startTime": date(made.asked), "user": "nobody@example.com", "selfLink": f"{ROOT}/projects/fake/{where}/operations/{made.name}",
+        }  # fmt: skip
+        if made.zone:
+            found["zone"] = f"{ROOT}/projects/fake/zones/{made.zone}"
+        if status == "DONE":
+            found["endTime"] = date(made.done)
+            if made.code:
+                info = {"reason": "resource_availability", "domain": "compute.googleapis.com"}
+                metadatas = {"zone": made.zone, "zonesAvailable": ",".join(made.available), "vmType": "", "attachment": ""}
+                error = {"code": made.code, "message": made.message, "errorDetails": [{"errorInfo": {**info, "metadatas": metadatas}}]}
+                found |= {"error": {"errors": [error]}, "httpErrorStatusCode": 503, "httpErrorMessage": "SERVICE UNAVAILABLE"}
+        return found
+
+    def operation(self, call: Call) -> Reply:
+        made = self.asked.get(call.names["operation"])
+        if made is None or made.zone != call.names.get("zone", ""):
+            return self.problem(404, "notFound", f"The resource '{call.names['operation']}' was not found")
+        return Reply(200, self._shown_operation(made))
+
+    def wait(self, call: Call) -> Reply:
+        """Answers when the operation is done or after a while, whichever is first; it may still be running then."""
+        reply = self.operation(call)
+        made = self.asked.get(call.names["operation"])
+        return reply._replace(hold=max(0.0, made.done - self.now)) if made is not None and reply.status == 200 else reply
+
+    def operations(self, call: Call) -> Reply:
+        wanted = re.search(r'operationType\s*(?:=|eq)\s*"?([\w.]+)', call.query.get("filter", ""))
+        rows = [made for made in self.asked.values() if made.zone == call.names["zone"] and (not wanted or made.kind == wanted[1])]
+        return Reply(200, {"kind": "compute#operationList", "id": "operations", "items": [self._shown_operation(made) for made in rows]})
+
+    def _replayed(self, call: Call) -> Reply | None:
+        """The operation that the same requestId has asked for before."""
+        wanted = call.query.get("requestId")
+        if wanted is None:
+            return None
+        try:
+            usable = UUID(wanted).int != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            return self.problem(400, "invalid", f"Invalid value for field 'requestId': '{wanted}'. Must be a valid UUID.")
+        known = self.requests.get(f"{call.operation}/{wanted}")
+        return None if known is None else Reply(200, self._shown_operation(self.asked[known]))
+
+    def _accepted(self, call: Call, made: Operation) -> Reply:
+        if wanted := call.query.get("requestId"):
+            self.requests[f"{call.operation}/{wanted}"] = made.name
+        return Reply(200, self._shown_operation(made))
+
+    # -- instances ---------------------------------------------------------------------------------------------------------------------------------
+
+    def create(self, call: Call) -> Reply:
+        if (before := self._replayed(call)) is not None:
+            return before
+        zone, name = call.names["zone"], call.text("name")
+        kind, gpu, gpus, wrong = ordered(call.fields)
+        if zone not in ZONES:
+            return self.problem(404, "notFound", f"The resource 'projects/fake/zones/{zone}' was not found")
+        if wrong or kind is None:
+            return self.problem(400, "invalid", f"Invalid value for field 'resource.{wrong}'.")
+        if self.credit <= 0:
+            return self.problem(403, "accountDisabled", "This API method requires billing to be enabled.")
+        if self._at(zone, name) is not None:
+            return self.problem(409, "alreadyExists", f"The resource 'projects/fake/zones/{zone}/instances/{name}' already exists")
+        spot = document(call.fields.get("scheduling")).get("provisioningModel") == "SPOT"
+        if gpus and self._used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount("quota", QUOTA):
+            metric = f"{'PREEMPTIBLE_' * spot}{METRICS[gpu]}"
+            return self.problem(403, "quotaExceeded", f"Quota '{metric}' exceeded.  Limit: {self.amount('quota', QUOTA)} in region {zone[:-2]}.")
+        link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
+        if call.luck.strikes("taken") or (gpus and self._left(zone, gpu) < gpus):
+            return self._accepted(call, self._operation(zone, "insert", link, INSERTING, self._exhausted(zone, gpu, gpus)))
+        made = self._made(name, zone, call.fields, call.by, kind, gpu, gpus, call)
+        if call.luck.strikes("fewer") and made.gpus > 1:
+            made.gpus -= 1
+        return self._accepted(call, self._operation(zone, "insert", made, INSERTING))
+
+    def _exhausted(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
+        others = tuple(other for other in ZONES if other != zone and other[:-2] == zone[:-2] and (not gpu or self._left(other, gpu) >= gpus))
+        message = f"The zone 'projects/fake/zones/{zone}' does not have enough resources available to fulfill the request."
+        return {
+            "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" if self.calls % 2 else "ZONE_RESOURCE_POOL_EXHAUSTED",
+            "message": message,
+            "zones": others,
+        }
+
+    def _made(self, name: str, zone: str, body: Document, by: str, kind: Type, gpu: str, gpus: int, call: Call | None = None) -> Instance:
+        items = document(body.get("metadata")).get("items")
+        made = Instance(
+            id=str(4_000_000_000_000_000_000 + len(self.machines) * 7919), mark=name, by=by or "anonymous", created=self.now, listed=self.now,
+            billed=self.now, name=name, zone=zone, body=body, type=kind, gpu=gpu, gpus=gpus, labels=document(body.get("labels")),
+            items=[document(item) for item in items] if isinstance(items, list) else [],
+        )  # fmt: skip
+        self.made(made, call.luck if call else None)
+        self._rates(made)
+        self.later(made, INSERTING / 2, "staging")
+        self.boots(made)
+        if call is not None and made.spot:
+            self.interruptible(made, call.luck)
+        return made
+
+    def _at(self, zone: str, name: str) -> Instance | None:
+        return next((made for made in self.alive() if made.zone == zone and made.name == name), None)
+
+    def _left(self, zone: str, gpu: str) -> int:
+        return self.stock.get((zone, gpu), 0) - sum(made.gpus for made in self.alive() if (made.zone, made.gpu) == (zone, gpu) and holds(made))
+
+    def _used(self, region: str, gpu: str, spot: bool) -> int:
+        return sum(made.gpus for made in self.alive() if made.zone[:-2] == region and made.gpu == gpu and made.spot == spot and holds(made))
+
+    def _missing(self, call: Call) -> Reply:
+        where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
+        return self.problem(404, "notFound", f"The resource '{where}' was not found")
+
+    def show(self, call: Call) -> Reply:
+        found = self._at(call.names["zone"], call.names["name"])
+        return self._missing(call) if found is None else Reply(200, shown(found))
+
+    def destroy(self, call: Call) -> Reply:
+        if (before := self._replayed(call)) is not None:
+            return before
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        if self.held(found) or found.body.get("deletionProtection") is True:
+            return self.problem(400, "resourceInUseByAnotherResource", "Resource cannot be deleted if it's protected against deletion.")
+        if self.doomed(found, call.luck):
+            found.status = "STOPPING"
+            found.life += 1
+            self.later(found, ENDING, "gone")
+        return self._accepted(call, self._operation(found.zone, "delete", found, ENDING))
+
+    def stop(self, call: Call) -> Reply:
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        if found.status in ("RUNNING", "STAGING", "PROVISIONING"):
+            found.status = "STOPPING"
+            found.life += 1
+            self.later(found, ENDING, f"stopped {found.life}")
+        return self._accepted(call, self._operation(found.zone, "stop", found, ENDING))
+
+    def start(self, call: Call) -> Reply:
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        if found.status not in ("TERMINATED", "RUNNING"):
+            return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not ready")
+        if self.credit <= 0:
+            return self.problem(403, "accountDisabled", "This API method requires billing to be enabled.")
+        failed = None
+        if found.status == "TERMINATED":
+            if call.luck.strikes("taken") or (found.gpus and self._left(found.zone, found.gpu) < found.gpus):
+                failed = self._exhausted(found.zone, found.gpu, found.gpus)
+            else:
+                found.status = "STAGING"
+                found.life += 1
+                self.boots(found, 0.6)
+        return self._accepted(call, self._operation(found.zone, "start", found, INSERTING, failed))
+
+    def simulate(self, call: Call) -> Reply:
+        """What a test of preemption asks for: an instance that is SPOT is preempted."""
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        if found.spot:
+            self.later(found, ENDING, f"preempted {found.life}")
+        return self._accepted(call, self._operation(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
+
+    def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        if call.fields.get(key) != fingerprint(found):
+            return self.problem(412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again.")
+        found.changes += 1
+        if kind == "setLabels":
+            found.labels = call.inner("labels")
+        else:
+            items = call.fields.get("items")
+            found.items = [document(item) for item in items] if isinstance(items, list) else []
+        return self._accepted(call, self._operation(found.zone, kind, found, 1))
+
+    def set_metadata(self, call: Call) -> Reply:
+        return self._changed(call, "fingerprint", "setMetadata", "Metadata")
+
+    def set_labels(self, call: Call) -> Reply:
+        return self._changed(call, "labelFingerprint", "setLabels", "Labels")
+
+    # -- lists -------------------------------------------------------------------------------------------------------------------------------------
+
+    def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
+        """The rows of one page, and the token of the next.  Raises ValueError for a filter or token that cannot be read."""
+        test = filtered(call.query.get("filter", ""))
+        size = min(500, int(call.query.get("maxResults", "500")))
+        after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
+        found = sorted((made for made in rows if test(made)), key=lambda made: (made.zone, made.name))
+        if self.amount("restless"):
+            begin = int(after or 0)
+            return found[begin : begin + size], str(begin + size) if begin + size < len(found) else ""
+        rest = [made for made in found if f"{made.zone}/{made.name}" > after]
+        page = rest[:size]
+        return page, f"{page[-1].zone}/{page[-1].name}" if len(rest) > size and page else ""
+
+    def listing(self, call: Call) -> Reply:
+        unreached = ZONES[0] if self.amount("unreachable") else ""
+        try:
+            page, token = self._page(call, [made for made in self.seen() if made.zone != unreached])
+        except ValueError:
+            return self.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        items: dict[str, object] = {}
+        for zone in ZONES:
+            here = [shown(made) for made in page if made.zone == zone]
+            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
+            items[f"zones/{zone}"] = {"instances": here} if here else {"warning": empty}
+        found: dict[str, object] = {"kind": "compute#instanceAggregatedList", "id": "projects/fake/aggregated/instances", "items": items}
+        if token:
+            found["nextPageToken"] = base64.urlsafe_b64encode(token.encode()).decode()
+        if unreached:
+            found["unreachables"] = [f"zones/{unreached}"]
+            del items[f"zones/{unreached}"]
+        return Reply(200, found)
+
+    def zone_listing(self, call: Call) -> Reply:
+        try:
+            page, token = self._page(call, [made for made in self.seen() if made.zone == call.names["zone"]])
+        except ValueError:
+            return self.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
+        return Reply(200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made) for made in page], **more})
+
+    def serial(self, call: Call) -> Reply:
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        text = "startup-script exit status 0\n" if found.up else ""
+        return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
+
+    def guest_attributes(self, call: Call) -> Reply:
+        """Nothing runs on these machines, so none has attested its host key."""
+        found = self._at(call.names["zone"], call.names["name"])
+        where = call.query.get("queryPath", "")
+        return (
+            self._missing(call)
+            if found is None
+            else self.problem(404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found.")
+        )
+
+    def accelerator_types(self, call: Call) -> Reply:
+        zone = call.names["zone"]
+        rows = [
+            {"kind": "compute#acceleratorType", "id": str(10_000 + n), "name": gpu, "description": gpu, "maximumCardsPerInstance": 8,
+             "zone": f"{ROOT}/projects/fake/zones/{zone}", "selfLink": f"{ROOT}/projects/fake/zones/{zone}/acceleratorTypes/{gpu}"}
+            for n, gpu in enumerate(GPUS) if self.stock.get((zone, gpu))
+        ]  # fmt: skip
+        return Reply(200, {"kind": "compute#acceleratorTypeList", "id": "acceleratorTypes", "items": rows})
+
+    def machine_types(self, call: Call) -> Reply:
+        rows = [
+            {"kind": "compute#machineType", "id": str(20_000 + n), "name": name, "guestCpus": kind.cpus, "memoryMb": kind.memory,
+             "zone": call.names["zone"],
+             "accelerators": [{"guestAcceleratorType": kind.gpu, "guestAcceleratorCount": kind.gpus}] if kind.gpu else []}
+            for n, (name, kind) in enumerate(TYPES.items()) if not kind.gpu or self.stock.get((call.names["zone"], kind.gpu))
+        ]  # fmt: skip
+        return Reply(200, {"kind": "compute#machineTypeList", "id": "machineTypes", "items": rows})
+
+    def region(self, call: Call) -> Reply:
+        region = call.names["region"]
+        zones = [f"{ROOT}/projects/fake/zones/{zone}" for zone in ZONES if zone[:-2] == region]
+        if not zones:
+            return self.problem(404, "notFound", f"The resource 'projects/fake/regions/{region}' was not found")
+        limit = self.amount("quota", QUOTA)
+        quotas = [
+            {"metric": f"{'PREEMPTIBLE_' * spot}{metric}", "limit": limit, "usage": float(self._used(region, gpu, spot))}
+            for gpu, metric in METRICS.items()
+            for spot in (False, True)
+            if spot or metric != UNLISTED
+        ]
+        return Reply(200, {"kind": "compute#region", "id": "1000", "name": region, "status": "UP", "zones": zones, "quotas": quotas})
+
+    def add_firewall(self, call: Call) -> Reply:
+        name = call.text("name")
+        if not NAME.fullmatch(name):
+            return self.problem(400, "invalid", "Invalid value for field 'resource.name'.")
+        if name in self.firewalls:
+            return self.problem(409, "alreadyExists", f"The resource 'projects/fake/global/firewalls/{name}' already exists")
+        self.firewalls[name] = {"kind": "compute#firewall", "id": str(30_000 + len(self.firewalls)), **call.fields}
+        return self._accepted(call, self._operation("", "insert", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
+
+    def firewall(self, call: Call) -> Reply:
+        found = self.firewalls.get(call.names["name"])
+        return self.problem(404, "notFound", "The firewall was not found") if found is None else Reply(200, found)

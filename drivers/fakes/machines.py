@@ -1,0 +1,105 @@
+"""Keeps a process for each machine of a World that is up, and ends it when the machine is not: the World decides, this follows."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from .world import Boot, World
+
+GLANCE: Final = 0.1
+"""Seconds between two looks at the World."""
+
+
+SMI: Final = """#!/bin/sh
+# What nvidia-smi of a machine with these GPUs says to those who ask for its list or for a few of its fields.
+card=0
+while [ $card -lt {gpus} ]; do
+    uuid=GPU-{digest}-0000-0000-0000-00000000000$card
+    case $1 in
+    -L) echo "GPU $card: {gpu} (UUID: $uuid)" ;;
+    --query-gpu=*)
+        row=
+        for field in $(echo "${{1#*=}}" | tr , ' '); do
+            case $field in
+            name | gpu_name) value='{gpu}' ;;
+            memory.total) value={memory} ;;
+            driver_version) value=580.95.05 ;;
+            index) value=$card ;;
+            uuid | gpu_uuid) value=$uuid ;;
+            *) value='[N/A]' ;;
+            esac
+            row="$row${{row:+, }}$value"
+        done
+        echo "$row" ;;
+    *) [ $card -gt 0 ] || echo 'NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0' ;;
+    esac
+    card=$((card + 1))
+done
+[ $card -gt 0 ] || {{ echo 'No devices were found' >&2; exit 6; }}
+"""
+
+
+class Machines:
+    """The machines of one World, below a directory."""
+
+    def __init__(self, world: World[Any], root: Path) -> None:
+        self._world, self._root = world, root
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._ports: dict[str, int] = {}
+        world.ports = self._ports
+
+    async def follow(self) -> None:
+        """Once: begin what has come up, end what has not stayed up, and bring keys where they belong."""
+        boots = {name: boot for name, machine in self._world.machines.items() if machine.up and (boot := self._world.boot(machine)) is not None}
+        for name in [name for name in self._running if name not in boots]:
+            await self._end(name)
+        for name, boot in boots.items():
+            place = self._root / name
+            if name not in self._running:
+                await self._begin(name, place, boot)
+            _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
+            if boot.swept:
+                (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
+        for name, machine in self._world.machines.items():
+            if machine.gone is not None and (self._root / name).exists():
+                shutil.rmtree(self._root / name, ignore_errors=True)
+
+    async def _begin(self, name: str, place: Path, boot: Boot) -> None:
+        (place / "home").mkdir(parents=True, exist_ok=True)
+        _written(place / "env", json.dumps(dict(boot.env)))
+        _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
+        (place / "bin").mkdir(exist_ok=True)
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        _written(place / "bin" / "nvidia-smi", SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest))
+        (place / "bin" / "nvidia-smi").chmod(0o755)
+        if boot.script:
+            _written(place / "boot", boot.script)
+        pipe = asyncio.subprocess.PIPE
+        with (place / "sshd.log").open("ab") as log:
+            begun = await asyncio.create_subprocess_exec(sys.executable, "-m", "drivers.fakes.sshd", str(place), stdin=pipe, stdout=pipe, stderr=log)
+        assert begun.stdout is not None
+        self._running[name] = begun
+        self._ports[name] = int(await begun.stdout.readline())
+
+    async def _end(self, name: str) -> None:
+        self._ports.pop(name, None)
+        begun = self._running.pop(name)
+        assert begun.stdin is not None
+        begun.stdin.close()
+        await begun.wait()
+
+    async def end(self) -> None:
+        """End them all."""
+        for name in [*self._running]:
+            await self._end(name)
+
+
+def _written(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")

@@ -1,0 +1,465 @@
+"""RunPod's REST v2 as a World: a catalog of GPUs with stock, pods, their logs, keys and bills."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import ClassVar, Final, NamedTuple
+
+from .world import Call, Document, Machine, Reply, Route, World, document, number
+
+MONTH: Final = 30 * 24  # hours
+DISK: Final = 0.10
+"""US dollars a GB and month of a pod that runs; of a stopped one its volume costs twice that."""
+SSH: Final = 6.0
+"""Seconds from RUNNING until the public port of SSH is known."""
+KEY: Final = re.compile(r"(ssh|ecdsa|sk)-\S+ \S+([ \t][^\n\r]*)?")
+PROBLEM: Final[Mapping[str, str]] = {"content-type": "application/problem+json"}
+ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "PROVISIONING": ("stop", "terminate"),
+    "STARTING": ("stop", "terminate"),
+    "RUNNING": ("stop", "restart", "terminate"),
+    "EXITED": ("start", "terminate"),
+    "ERROR": ("start", "terminate"),
+    "TERMINATED": (),
+}
+"""What may be done to a pod, by its status."""
+KNOWN: Final = frozenset({"name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "dataCenterIds", "globalNetworking"}) | {
+    "gpu", "mounts", "startJupyter", "startSsh", "templateId"
+}  # fmt: skip
+CENTERS: Final = (("US-KS-2", "NORTH_AMERICA"), ("US-TX-3", "NORTH_AMERICA"), ("EU-RO-1", "EUROPE"), ("EU-SE-1", "EUROPE"), ("AP-JP-1", "ASIA"))
+GPUS: Final = (  # id, name, GB, $/h secure, $/h community, most in one pod
+    ("NVIDIA GeForce RTX 3090", "RTX 3090", 24, 0.46, 0.22, 4),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090", 24, 0.69, 0.34, 6),
+    ("NVIDIA L40S", "L40S", 48, 0.86, 0.79, 8),
+    ("NVIDIA A100-SXM4-80GB", "A100 SXM", 80, 1.49, 1.39, 8),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM", 80, 2.69, 2.49, 8),
+    ("NVIDIA H200", "H200", 141, 3.59, 3.29, 8),
+    ("NVIDIA B200", "B200", 180, 5.98, 5.19, 8),
+)
+
+
+class Gpu(NamedTuple):
+    """A type of GPU.  `stock` is how many there are to rent."""
+
+    id: str
+    name: str
+    memory: int
+    secure: float
+    community: float
+    most: int
+    stock: int
+
+
+@dataclass(kw_only=True)
+class Pod(Machine):
+    gpu: Gpu | None
+    count: int
+    price: float
+    body: Document
+    center: str
+    cuda: str = "12.8"
+    status: str = "PROVISIONING"
+    port: int | None = None
+    generation: int = 0  # how often it has come up
+    started: float | None = None
+    has: int = 0  # GPUs that it has now
+    log: list[tuple[float, str, str]] = field(default_factory=list)
+
+    @property
+    def volume(self) -> float:
+        """GB of the disk that outlives a stop."""
+        return number(document(document(self.body.get("mounts")).get("persistent")).get("size"))
+
+    @property
+    def disk(self) -> float:
+        return number(self.body.get("disk"), 50.0)
+
+
+class Runpod(World[Pod]):
+    """One account at RunPod, and its stock of GPUs."""
+
+    routes: ClassVar = (
+        Route("POST", "/v2/pods", "create", 1.0),
+        Route("GET", "/v2/pods", "listing", 1.0),
+        Route("GET", "/v2/pods/{id}", "show", 1.0),
+        Route("PATCH", "/v2/pods/{id}", "update", 1.0),
+        Route("DELETE", "/v2/pods/{id}", "destroy", 1.0),
+        Route("POST", "/v2/pods/{id}/action", "action", 1.0),
+        Route("GET", "/v2/pods/{id}/logs", "logs", 1.0),
+        Route("GET", "/v2/catalog/gpus", "gpus", 1.0),
+        Route("GET", "/v2/catalog/gpus/{id}", "one_gpu", 1.0),
+        Route("GET", "/v2/catalog/datacenters", "centers", 1.0),
+        Route("GET", "/v2/account/ssh-keys", "keys", 1.0),
+        Route("PUT", "/v2/account/ssh-keys", "replace_keys", 1.0),
+        Route("GET", "/v2/billing/pods", "billing", 1.0),
+    )
+    exports: ClassVar = ("RUNPOD_API_URL={url}", "RUNPOD_API_KEY={key}")
+
+    def begin(self) -> None:
+        luck = Random(f"{self.seed}/market")
+        self.stock = [Gpu(*row, luck.choice((0, 1, 2, 4, 8, 16, 24))) for row in GPUS]
+        if not any(gpu.stock for gpu in self.stock):
+            self.stock[1] = self.stock[1]._replace(stock=8)
+        self.public_keys: list[str] = []
+        for n in range(int(self.amount("foreign"))):
+            self._made(self.stock[0], 0, {"name": f"theirs-{n}", "image": "somebody/else"}, "somebody", None)
+
+    # -- its own words -----------------------------------------------------------------------------------------------------------------------------
+
+    def problem(self, status: int, code: str, message: str) -> Reply:
+        return Reply(status, {"title": code.replace("_", " ").capitalize(), "status": status, "detail": message}, PROBLEM)
+
+    def malformed(self) -> Reply:
+        return self.problem(422, "unprocessable_entity", "the body is no JSON object")
+
+    def throttled(self, route: Route) -> Reply:
+        reply = self.problem(429, "too_many_requests", "rate limit exceeded")
+        return reply._replace(headers={**reply.headers, "retry-after": "1"})
+
+    def decorated(self, reply: Reply) -> Reply:
+        if reply.status == 401:
+            return reply
+        left = 0 if reply.status == 429 else 59
+        limits = {"ratelimit": f'"minute";r={left};t=60', "ratelimit-policy": '"minute";q=60;w=60, "hour";q=3000;w=3600, "day";q=50000;w=86400'}
+        allow = {"allow": "GET, POST, PATCH, PUT, DELETE"} if reply.status == 405 else {}
+        return reply._replace(headers={**reply.headers, **limits, **allow})
+
+    def happen(self, machine: Pod, what: str) -> None:
+        if what == "starting" and machine.status == "PROVISIONING":
+            machine.status = "STARTING"
+            self._says(machine, "system", f"pulling {machine.body.get('image')}")
+        elif what == "up" and machine.status in ("PROVISIONING", "STARTING"):
+            self._up(machine)
+        elif what == f"ssh {machine.generation}" and machine.status == "RUNNING":
+            machine.port = 10_000 + (int(machine.id, 36) + 7919 * machine.generation) % 50_000
+        elif what == "preempted" and machine.up:
+            self._stop(machine, "preempted")
+
+    def _up(self, machine: Pod) -> None:
+        if machine.fails:
+            machine.status = "ERROR"
+            self._says(machine, "system", "error creating container: OCI runtime create failed")
+            self._rates(machine)
+            self.note("failed", machine)
+            return
+        machine.status, machine.up, machine.started = "RUNNING", True, self.now
+        machine.generation += 1
+        self._says(machine, "system", "start container")
+        self._says(machine, "container", "ready")
+        self._rates(machine)
+        self.note("started", machine)
+        self.later(machine, SSH, f"ssh {machine.generation}")
+
+    def halt(self, machine: Pod) -> None:
+        if document(machine.body.get("mounts")).get("network"):
+            self._stop(machine, "stopped")
+        else:
+            self._end(machine, "provider")
+
+    # -- pods --------------------------------------------------------------------------------------------------------------------------------------
+
+    def create(self, call: Call) -> Reply:
+        if wrong := _bad_pod(call.fields):
+            return self._unfit(wrong)
+        asked = document(call.fields.get("gpu"))
+        gpu = next((each for each in self.stock if each.id == asked.get("id")), None)
+        count = int(number(asked.get("count"), 1))
+        if call.fields.get("gpu") is not None and gpu is None:
+            return self._unfit([f"gpu.id: {asked.get('id')!r} is no GPU type"])
+        community = call.fields.get("cloud") == "COMMUNITY"
+        if gpu is not None and call.luck.strikes("dearer"):
+            self.stock[self.stock.index(gpu)] = gpu = gpu._replace(secure=round(gpu.secure * 1.1, 4), community=round(gpu.community * 1.1, 4))
+        price = 0.08 if gpu is None else (gpu.community if community else gpu.secure) * count
+        if self.credit < price:
+            return self.problem(402, "payment_required", "Your balance must cover at least one hour of this pod.")
+        if gpu is not None and (count > gpu.most or self._free(gpu) < count or call.luck.strikes("taken")):
+            return self.problem(400, "bad_request", "There are no instances currently available with the requested specifications.")
+        wanted = call.fields.get("dataCenterIds")
+        if isinstance(wanted, list) and wanted and not {name for name, _ in CENTERS} & {str(each) for each in wanted}:
+            return self.problem(400, "bad_request", "None of the data centers exists.")
+        made = self._made(gpu, count, call.fields, call.by, call)
+        made.price = price
+        self._rates(made)
+        return Reply(201, self._shown(made))
+
+    def _unfit(self, errors: list[str]) -> Reply:
+        reply = self.problem(422, "unprocessable_entity", "The request body is invalid.")
+        return reply._replace(body={**document(reply.body), "errors": errors})
+
+    def _made(self, gpu: Gpu | None, count: int, body: Document, by: str, call: Call | None) -> Pod:
+        name = hashlib.sha256(f"{self.seed}/{len(self.machines)}".encode()).hexdigest()[:14]
+        centers = body.get("dataCenterIds")
+        center = next((str(each) for each in centers if each in dict(CENTERS)), CENTERS[0][0]) if isinstance(centers, list) else CENTERS[0][0]
+        made = Pod(
+            id=name, mark=str(body.get("name", "")), by=by, created=self.now, listed=self.now, billed=self.now, gpu=gpu, count=count, price=0.0,
+            body=body, center=center,
+        )  # fmt: skip
+        self.made(made, call.luck if call else None)
+        made.has = count - (1 if call and count > 1 and call.luck.strikes("fewer") else 0)
+        self.later(made, 2, "starting")
+        self.boots(made)
+        return made
+
+    def _free(self, gpu: Gpu) -> int:
+        return gpu.stock - sum(pod.has for pod in self.alive() if pod.gpu is not None and pod.gpu.id == gpu.id)
+
+    def _rates(self, pod: Pod) -> None:
+        """A pod costs its GPUs while it runs or starts, its disks while it has them."""
+        going = pod.status in ("PROVISIONING", "STARTING", "RUNNING")
+        disk = (pod.disk + pod.volume) * DISK if going else pod.volume * DISK * 2
+        self.bill(pod, gpu=pod.price if pod.status == "RUNNING" else 0.0, disk=disk / MONTH)
+
+    def listing(self, call: Call) -> Reply:
+        return Reply(200, {"pods": [self._shown(pod) for pod in self.seen()]})
+
+    def _named(self, call: Call) -> Pod | None:
+        found = self.machines.get(call.names["id"])
+        return None if found is None or found.gone is not None else found
+
+    def _missing(self, call: Call) -> Reply:
+        return self.problem(404, "not_found", f"pod {call.names['id']} was not found")
+
+    def show(self, call: Call) -> Reply:
+        return self._missing(call) if (pod := self._named(call)) is None else Reply(200, self._shown(pod))
+
+    def update(self, call: Call) -> Reply:
+        if (pod := self._named(call)) is None:
+            return self._missing(call)
+        if wrong := _bad_fields(call.fields, {*KNOWN, "locked"} - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"}):
+            return self._unfit(wrong)
+        pod.body = {**pod.body, **call.fields}
+        pod.mark = str(pod.body.get("name", ""))
+        self._rates(pod)
+        return Reply(200, self._shown(pod))
+
+    def destroy(self, call: Call) -> Reply:
+        if (pod := self._named(call)) is None:
+            return self._missing(call)
+        if self.held(pod) or pod.body.get("locked") is True:
+            return self.problem(409, "conflict", "The pod cannot be deleted now.")
+        if self.doomed(pod, call.luck):
+            self._end(pod, call.by)
+        return Reply(204)
+
+    def _end(self, pod: Pod, by: str) -> None:
+        pod.status, pod.has = "TERMINATED", 0
+        self.end(pod, by)
+
+    def action(self, call: Call) -> Reply:
+        if (pod := self._named(call)) is None:
+            return self._missing(call)
+        wanted = call.fields.get("action")
+        if call.fields.keys() != {"action"} or wanted not in ("start", "stop", "restart", "terminate"):
+            return self._unfit(["action: must be one of start, stop, restart, terminate"])
+        if wanted not in ACTIONS[pod.status]:
+            return self.problem(409, "conflict", f"A pod that is {pod.status} cannot {wanted}.")
+        if wanted == "terminate":
+            return self.destroy(call)
+        if wanted == "start":
+            if self.credit <= 0:
+                return self.problem(402, "payment_required", "Your balance is empty.")
+            pod.has = min(pod.count, max(0, self._free(pod.gpu))) if pod.gpu is not None else 0
+            if call.luck.strikes("fewer"):
+                pod.has = 0
+            pod.status = "STARTING"
+            self._rates(pod)
+            self.boots(pod, 0.4)
+        if wanted == "stop":
+            self._stop(pod, "stopped", call.by)
+        if wanted == "restart":
+            pod.status, pod.up, pod.port = "STARTING", False, None
+            self._rates(pod)
+            self.boots(pod, 0.2)
+        return Reply(200, self._shown(pod))
+
+    def _stop(self, pod: Pod, event: str, by: str = "") -> None:
+        pod.status, pod.up, pod.port, pod.started, pod.has = "EXITED", False, None, None, 0
+        self._rates(pod)
+        self._says(pod, "system", "stop container")
+        self.note(event, pod, by)
+
+    def _shown(self, pod: Pod) -> Document:
+        body, running = pod.body, pod.status == "RUNNING"
+        direct = {"host": "203.0.113.40", "port": pod.port, "username": "root", "command": f"ssh root@203.0.113.40 -p {pod.port}"}
+        proxy = {"host": "ssh.runpod.example", "port": 22, "username": f"{pod.id}-6441", "command": f"ssh {pod.id}-6441@ssh.runpod.example"}
+        asked = body.get("ports")
+        ports = [str(each) for each in asked] if isinstance(asked, list) else ["22/tcp"]
+        runtime = {
+            "uptime": int(self.now - pod.started) if pod.started is not None else 0, "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
+            "cpu": {"util": 0}, "memory": {"util": 0},
+            "ports": [
+                {"private": int(each.partition("/")[0]), "public": pod.port, "type": each.partition("/")[2], "ip": "203.0.113.40"} for each in ports
+            ],
+        }  # fmt: skip
+        shown = {
+            "id": pod.id, "name": pod.mark, "status": pod.status, "actions": list(ACTIONS[pod.status]), "image": body.get("image") or "runpod/base",
+            "args": body.get("args") or "", "disk": int(pod.disk), "mounts": document(body.get("mounts")), "ports": ports,
+            "env": document(body.get("env")), "registry": body.get("registry"), "cloud": body.get("cloud") or "SECURE", "dataCenterId": pod.center,
+            "cudaVersion": pod.cuda if pod.gpu else None,
+            "ssh": {"proxy": proxy if running else None, "direct": direct if pod.port is not None and "22/tcp" in ports else None},
+            "template": body.get("templateId"), "cost": pod.price if running else 0.0, "locked": body.get("locked") is True,
+            "globalNetworking": {"enabled": body.get("globalNetworking") is True}, "runtime": runtime if running else None,
+            "createdAt": _date(pod.created), "startedAt": None if pod.started is None else _date(pod.started),
+        }  # fmt: skip
+        if pod.gpu is not None and (pod.has or not running):
+            shown["gpu"] = {"id": pod.gpu.id, "count": pod.has or pod.count}
+        if pod.gpu is None and (cpu := document(body.get("cpu"))):
+            cores = int(number(cpu.get("vcpuCount"), 2))
+            shown["cpu"] = {"id": cpu["id"], "vcpuCount": cores, "memory": cores * 2}
+        return shown
+
+    def _says(self, pod: Pod, source: str, line: str) -> None:
+        pod.log.append((self.now + len(pod.log) * 1e-3, source, line))
+
+    def logs(self, call: Call) -> Reply:
+        """A stream of events that ends; a reader goes on from the last id that it has seen."""
+        if (pod := self._named(call)) is None:
+            return self._missing(call)
+        source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")
+        rows = [(_date(at), where, line) for at, where, line in pod.log if source in (None, where) and _date(at) > after]
+        tail = call.query.get("tail", "")
+        rows = rows[-min(5000, int(tail)) :] if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail) else rows[-100:]
+        events = [f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n" for at, where, line in rows]
+        return Reply(200, "".join(events), {"content-type": "text/event-stream"})
+
+    # -- catalog, keys, money ----------------------------------------------------------------------------------------------------------------------
+
+    def gpus(self, call: Call) -> Reply:
+        shown = [self._type(gpu, call) for gpu in self.stock]
+        return Reply(200, {"gpus": shown})
+
+    def one_gpu(self, call: Call) -> Reply:
+        found = next((gpu for gpu in self.stock if gpu.id == call.names["id"].replace("%20", " ")), None)
+        return self.problem(404, "not_found", "there is no such GPU type") if found is None else Reply(200, self._type(found, call))
+
+    def _type(self, gpu: Gpu, call: Call) -> Document:
+        text = call.query.get("count", "")
+        count = max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+        left = self._free(gpu) // count
+        level = "NONE" if left <= 0 or count > gpu.most else "LOW" if left < 3 else "MEDIUM" if left < 9 else "HIGH"
+        shown: dict[str, object] = {
+            "id": gpu.id, "name": gpu.name, "pool": None, "manufacturer": "NVIDIA", "memory": gpu.memory, "secure": True, "community": True,
+            "price": {"secure": gpu.secure, "community": gpu.community}, "maxCount": {"secure": gpu.most, "community": gpu.most},
+        }  # fmt: skip
+        if call.query.get("include") == "AVAILABILITY":
+            shown |= {
+                "availability": level, "dataCenters": [{"id": name, "name": name, "availability": level} for name, _ in CENTERS],
+                "cudaVersions": [{"version": version, "available": level != "NONE"} for version in ("12.4", "12.8", "13.0")],
+            }  # fmt: skip
+        return shown
+
+    def centers(self, call: Call) -> Reply:
+        rows = [
+            {"id": name, "name": name, "region": region, "globalNetwork": True, "networkVolumeTypes": ["STANDARD"], "compliance": []}
+            for name, region in CENTERS
+        ]
+        return Reply(200, {"dataCenters": rows})
+
+    def keys(self, call: Call) -> Reply:
+        return Reply(200, {"keys": self.public_keys})
+
+    def replace_keys(self, call: Call) -> Reply:
+        """All keys of the account are those of the body from now on."""
+        keys = call.fields.get("keys")
+        if call.fields.keys() != {"keys"} or not isinstance(keys, list) or not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys):
+            return self._unfit(["keys: must be a list of public keys"])
+        self.public_keys = [str(key) for key in keys]
+        return Reply(200, {"keys": self.public_keys})
+
+    def billing(self, call: Call) -> Reply:
+        wanted = call.query.get("podId")
+        billed = [entry for entry in self.settled() if entry.event == "billed" and wanted in (None, entry.machine)]
+        records: list[dict[str, object]] = []
+        for name in dict.fromkeys(entry.machine for entry in billed):
+            of = [entry for entry in billed if entry.machine == name]
+            sums = {what: sum(entry.usd for entry in of if entry.what == what) for what in ("gpu", "disk")}
+            records.append({
+                "startTime": _date(of[0].since), "endTime": _date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
+                "gpuAmount": sums["gpu"],
+                "cpuAmount": 0.0, "diskAmount": sums["disk"],
+            })  # fmt: skip
+        totals = {what: sum(number(record[what]) for record in records) for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")}
+        first = min((entry.since for entry in billed), default=self.now)
+        size = call.query.get("bucketSize", "day")
+        query = {"startTime": _date(first), "endTime": _date(self.now), "bucketSize": size if size in SIZES else "day", "podId": wanted}
+        meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": totals}
+        return Reply(200, {"records": records, "metadata": meta})
+
+
+SIZES: Final = ("hour", "day", "week", "month", "year")
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _bad_pod(body: Document) -> list[str]:
+    """What is wrong with the body of a new pod, as RunPod's own checks find it."""
+    found = _bad_fields(body, KNOWN)
+    if not body.get("name"):
+        found.append("name: is required")
+    if not body.get("image") and not body.get("templateId"):
+        found.append("image: is required")
+    if (body.get("gpu") is None) == (body.get("cpu") is None):
+        found.append("gpu: give exactly one of gpu and cpu")
+    if body.get("cloud", "SECURE") not in ("SECURE", "COMMUNITY"):
+        found.append("cloud: must be one of SECURE, COMMUNITY")
+    gpu, cpu = document(body.get("gpu")), document(body.get("cpu"))
+    if body.get("cpu") is not None and not (
+        isinstance(cpu.get("id"), str) and cpu.keys() <= {"id", "vcpuCount"} and _whole(cpu.get("vcpuCount", 2), 1)
+    ):
+        found.append("cpu: is not valid")
+    if body.get("gpu") is not None and not (
+        isinstance(gpu.get("id"), str) and gpu.keys() <= {"id", "count", "allowedCudaVersions", "minCudaVersion"} and _whole(gpu.get("count", 1), 1)
+    ):
+        found.append("gpu: is not valid")
+    if "allowedCudaVersions" in gpu and "minCudaVersion" in gpu:
+        found.append("gpu: give allowedCudaVersions or minCudaVersion")
+    return found
+
+
+def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
+    """Fields that do not exist or have the wrong type."""
+    found = [f"{name}: is not known" for name in body if name not in known]
+    texts = ("name", "image", "args", "registry", "templateId")
+    found += [f"{name}: must be text" for name in texts if name in body and not isinstance(body[name], str)]
+    found += [f"{name}: must not be empty" for name in ("name", "image", "templateId") if body.get(name) == ""]
+    found += [
+        f"{name}: must be true or false"
+        for name in ("startSsh", "startJupyter", "globalNetworking", "locked")
+        if not isinstance(body.get(name, True), bool)
+    ]
+    env = body.get("env", {})
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        found.append("env: must be an object of texts")
+    if not _whole(body.get("disk", 1), 1):
+        found.append("disk: must be a whole number of at least 1")
+    ports = body.get("ports", [])
+    if not isinstance(ports, list) or not all(isinstance(each, str) and re.fullmatch(r"\d{1,5}/(tcp|http)", each) for each in ports):
+        found.append("ports: must be a list such as 22/tcp")
+    if not isinstance(body.get("dataCenterIds", []), list):
+        found.append("dataCenterIds: must be a list")
+    return found + _bad_mounts(body.get("mounts", {}))
+
+
+def _bad_mounts(mounts: object) -> list[str]:
+    held = document(mounts)
+    if not isinstance(mounts, dict) or held.keys() - {"persistent", "network"} or len(held) > 1:
+        return ["mounts: give persistent or network"]
+    disk, volumes = document(held.get("persistent")), held.get("network")
+    if "persistent" in held and not (disk.keys() == {"size", "path"} and _whole(disk["size"], 10) and isinstance(disk["path"], str)):
+        return ["mounts.persistent: size must be at least 10"]
+    shaped = isinstance(volumes, list) and all(
+        document(each).keys() == {"volumeId", "path"} and all(isinstance(word, str) for word in document(each).values()) for each in volumes
+    )
+    return [] if "network" not in held or shaped else ["mounts.network: must be a list of volumeId and path"]
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 31

@@ -1,0 +1,115 @@
+"""One rented machine of a fake provider: an SSH server on loopback over a directory, with its boot script; run as a process of its own.
+
+usage: python -m drivers.fakes.sshd DIR
+
+DIR/keys has the public keys that may log in, beside DIR/home/.ssh/authorized_keys; DIR/env is the environment as JSON; DIR/boot is executed at the
+start.  Prints its port.  It ends when its stdin ends, and every process that was begun on the machine with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import asyncssh
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class _Door(asyncssh.SSHServer):
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def begin_auth(self, username: str) -> bool:
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        return True
+
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        return username == "root" and key.export_public_key().split()[:2] in [line.split()[:2] for line in _keys(self._place)]
+
+
+def _keys(place: Path) -> list[bytes]:
+    files = (place / "keys", place / "home" / ".ssh" / "authorized_keys")
+    return [line for path in files if path.exists() for line in path.read_bytes().splitlines()]
+
+
+def environment(place: Path) -> dict[str, str]:
+    """What a login on the machine has: its own home, and nothing of ours but PATH."""
+    home = str(place / "home")
+    given: dict[str, str] = json.loads((place / "env").read_text("utf-8"))
+    return {"PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": home, "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh", **given}
+
+
+async def serve(place: Path) -> None:
+    """Be the machine until stdin ends."""
+    env, home = environment(place), place / "home"
+
+    async def session(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        words = ["sh", "-c", process.command] if process.command is not None else ["sh"]
+        begun = await asyncio.create_subprocess_exec(
+            *words,
+            cwd=home,
+            env=env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        await process.redirect(stdin=begun.stdin, stdout=begun.stdout, stderr=begun.stderr)
+        code = await begun.wait()
+        await process.stdout.drain()
+        process.exit(code if code >= 0 else 128 - code)
+
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    server = await asyncssh.create_server(
+        lambda: _Door(place), "127.0.0.1", 0, server_host_keys=[key], process_factory=session, encoding=None, line_editor=False
+    )
+    print(server.sockets[0].getsockname()[1], flush=True)
+    if (place / "boot").exists():
+        with (place / "boot.log").open("ab") as log:
+            await asyncio.create_subprocess_exec("sh", place / "boot", cwd=home, env=env, stdout=log, stderr=log, start_new_session=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below one, by /proc."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(path.parent.name)] = int(fields[1])
+    found, front = [], [root]
+    while front:
+        front = [pid for pid, parent in parents.items() if parent in front]
+        found += front
+    return found
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(serve(Path(sys.argv[1])))
+    finally:
+        while left := descendants(os.getpid()):
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

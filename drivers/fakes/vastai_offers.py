@@ -1,0 +1,180 @@
+"""What Vast.ai has to rent: a market drawn from a seed, and the filters and orders of a search, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from random import Random
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from .world import Document, document, number
+
+SEARCHED: Final = 64
+"""How many offers come without a limit."""
+DAY: Final = 86_400.0
+DEFAULTS: Final[Mapping[str, Document]] = MappingProxyType({"verified": {"eq": True}, "rentable": {"eq": True}, "rented": {"eq": False}})
+CONTROLS: Final = frozenset({"limit", "type", "order", "allocated_storage", "disable_bundling"})
+ALIASES: Final = MappingProxyType({"dphtotal": "dph_total", "reliability2": "reliability", "ask_contract_id": "id"})
+GPUS: Final = (  # name, memory in MB, $/h for one, compute capability, bandwidth in GB/s, TFLOP/s
+    ("RTX 3090", 24576, 0.18, 860, 780.0, 35.6),
+    ("RTX 4090", 24564, 0.36, 890, 860.0, 82.6),
+    ("RTX 5090", 32607, 0.55, 1200, 1510.0, 104.8),
+    ("RTX A6000", 49140, 0.48, 860, 640.0, 38.7),
+    ("L40S", 46068, 0.72, 890, 690.0, 91.6),
+    ("A100 SXM4", 81920, 0.98, 800, 1600.0, 19.5),
+    ("H100 SXM", 81559, 1.95, 900, 2800.0, 66.9),
+    ("H200", 143771, 2.60, 900, 4000.0, 66.9),
+)
+PLACES: Final = ("Washington, US", "Oregon, US", "Quebec, CA", "Sweden, SE", "Czechia, CZ", "Taiwan, TW", "Poland, PL", "Japan, JP")
+
+
+class Ask(NamedTuple):
+    """A machine that somebody offers.  `price` is US dollars an hour without storage, memory is MB, disk GB, speeds Mb/s."""
+
+    id: int
+    machine: int
+    gpu: str
+    gpus: int
+    vram: int
+    price: float
+    capability: int
+    bandwidth: float
+    flops: float
+    cores: int
+    memory: int
+    disk: float
+    storage: float  # US dollars a GB and month
+    place: str
+    reliability: float
+    verified: bool
+    datacenter: bool
+    up: float
+    down: float
+    cuda: float
+    longest: float  # seconds
+
+    @property
+    def bid(self) -> float:
+        """The least bid, US dollars an hour."""
+        return round(self.price * 0.55, 4)
+
+    def storage_price(self, disk: float) -> float:
+        """US dollars an hour for that many GB."""
+        return disk * self.storage / 30 / 24
+
+
+def draw(luck: Random, name: int) -> Ask:
+    """One ask of a market."""
+    gpu, vram, price, capability, bandwidth, flops = luck.choice(GPUS)
+    count = luck.choice((1, 1, 1, 2, 4, 8))
+    datacenter = luck.random() < 0.4
+    return Ask(
+        name, 20_000 + name % 10_000, gpu, count, vram, round(price * count * luck.uniform(0.85, 1.3), 4), capability, bandwidth, flops * count,
+        luck.choice((16, 32, 64, 128)), luck.choice((64_000, 128_000, 257_000, 515_000)), round(luck.uniform(120, 2000), 1),
+        round(luck.uniform(0.08, 0.3), 3), luck.choice(PLACES), round(luck.uniform(0.93, 0.9999), 4), luck.random() < 0.85, datacenter,
+        round(luck.uniform(90, 4000), 1), round(luck.uniform(90, 6000), 1), luck.choice((12.4, 12.8, 13.0)), round(luck.uniform(2, 90) * DAY, 1),
+    )  # fmt: skip
+
+
+def hardware(ask: Ask, gpus: int) -> Document:
+    """What an offer and the instance rented from it both show."""
+    return {
+        "machine_id": ask.machine, "host_id": ask.machine // 3, "bundle_id": ask.id + 5, "hosting_type": int(ask.datacenter), "num_gpus": gpus,
+        "gpu_name": ask.gpu, "gpu_ram": ask.vram, "gpu_total_ram": ask.vram * gpus, "gpu_frac": 1.0, "gpu_arch": "nvidia", "gpu_lanes": 16,
+        "gpu_mem_bw": ask.bandwidth, "compute_cap": ask.capability, "cuda_max_good": ask.cuda, "driver_version": "580.95.05", "bw_nvlink": 0.0,
+        "cpu_name": "AMD EPYC 7713 64-Core Processor", "cpu_cores": ask.cores, "cpu_cores_effective": float(ask.cores), "cpu_ram": ask.memory,
+        "cpu_arch": "amd64", "disk_space": ask.disk, "disk_bw": 2500.0, "disk_name": "nvme", "inet_up": ask.up, "inet_down": ask.down,
+        "inet_up_cost": 0.005, "inet_down_cost": 0.005, "direct_port_count": 64, "pci_gen": 4.0, "pcie_bw": 24.1, "mobo_name": "ROMED8-2T",
+        "os_version": "22.04", "min_bid": ask.bid, "dlperf": ask.flops * 2, "dlperf_per_dphtotal": ask.flops * 2 / ask.price,
+        "total_flops": ask.flops,
+        "flops_per_dphtotal": ask.flops / ask.price, "score": ask.flops / ask.price * ask.reliability, "storage_cost": ask.storage,
+        "storage_total_cost": ask.storage_price(8.0), "vram_costperhour": ask.price / max(1, ask.vram * ask.gpus), "static_ip": ask.datacenter,
+        "public_ipaddr": f"203.0.113.{ask.id % 250}", "geolocation": ask.place, "geolocode": ask.id % 1000, "reliability2": ask.reliability,
+        "verification": "verified" if ask.verified else "unverified", "webpage": None, "logo": "", "credit_discount_max": 0.1,
+        "gpu_display_active": False,
+    }  # fmt: skip
+
+
+def row(ask: Ask, bid: bool, disk: float, now: float, rentable: bool) -> Document:
+    """An offer as a search shows it, with the price of `disk` GB."""
+    hourly, stored = ask.bid if bid else ask.price, ask.storage_price(disk)
+    costs = {
+        "gpuCostPerHour": hourly,
+        "diskHour": stored,
+        "totalHour": hourly + stored,
+        "discountTotalHour": 0,
+        "discountedTotalPerHour": hourly + stored,
+    }
+    return {
+        **hardware(ask, ask.gpus), "id": ask.id, "ask_contract_id": ask.id, "dph_base": hourly, "dph_total": hourly + stored, "is_bid": bid,
+        "gpu_max_power": 450, "gpu_max_temp": 85, "has_avx": 1, "cpu_ghz": 3.2, "hostname": None, "bundled_results": None, "driver_vers": 580095005,
+        "rented": False, "rentable": rentable, "external": None, "start_date": now - 30 * DAY, "vms_enabled": False,
+        "expected_reliability": ask.reliability, "reliability": ask.reliability, "end_date": now + ask.longest, "duration": ask.longest,
+        "vericode": int(ask.verified), "discounted_dph_total": hourly + stored, "resource_type": "gpu", "cluster_id": None, "rn": 1,
+        "search": costs, "instance": {**costs, "gpuCostPerHour": 0},
+    }  # fmt: skip
+
+
+def search(rows: list[Document], asked: Document) -> list[Document]:
+    """Those rows that pass the filters, in the order that is asked for.  Raises KeyError, TypeError for a filter that cannot be read."""
+    filters = {**DEFAULTS, **{name: document(tests) for name, tests in asked.items() if name not in CONTROLS}}
+    kept = [each for each in rows if all(passes(each, name, tests) for name, tests in filters.items())]
+    order = asked.get("order")
+    for pair in reversed(order if isinstance(order, list) else [["score", "desc"]]):
+        if isinstance(pair, list) and len(pair) == 2:
+            kept.sort(key=lambda each: _sortable(each.get(ALIASES.get(pair[0], pair[0]))), reverse=pair[1] == "desc")
+    return kept
+
+
+def passes(row: Document, name: str, tests: Document) -> bool:
+    """Whether a row passes one filter.  Raises KeyError for an operator that does not exist, TypeError for values that do not compare."""
+    value = _value(row, name)
+    return all(_OPERATORS[operator](value, wanted) for operator, wanted in tests.items())
+
+
+def _value(row: Document, name: str) -> object:
+    if name == "verified":
+        return row["verification"] == "verified"
+    if name == "datacenter":
+        return row["hosting_type"] == 1
+    if name in ("external", "has_avx"):
+        return bool(row[name])
+    if name in ("gpu_ram_GB", "cpu_ram_GB"):
+        return number(row[name[:-3]]) / 1000
+    return row.get(ALIASES.get(name, name))
+
+
+def _same(value: object, wanted: object) -> bool:
+    """The official client sends numbers as text.  A place is also found by its country."""
+    if isinstance(value, (int, float)) and isinstance(wanted, str):
+        return str(value).lower() == wanted.lower() or (not isinstance(value, bool) and value == _number(wanted))
+    return value == wanted or (isinstance(value, str) and isinstance(wanted, str) and len(wanted) == 2 and value.endswith(f", {wanted}"))
+
+
+def _number(value: object) -> float:
+    """A number, also one that was sent as text; none compares as not a number."""
+    try:
+        return float(value) if isinstance(value, (int, float, str)) else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _among(value: object, wanted: object) -> bool:
+    return isinstance(wanted, list) and any(_same(value, each) for each in wanted)
+
+
+_OPERATORS: Final[Mapping[str, Callable[[object, object], bool]]] = MappingProxyType({
+    "eq": _same,
+    "neq": lambda value, wanted: not _same(value, wanted),
+    "gt": lambda value, wanted: _number(value) > _number(wanted),
+    "gte": lambda value, wanted: _number(value) >= _number(wanted),
+    "lt": lambda value, wanted: _number(value) < _number(wanted),
+    "lte": lambda value, wanted: _number(value) <= _number(wanted),
+    "in": _among,
+    "notin": lambda value, wanted: not _among(value, wanted),
+})  # fmt: skip
+
+
+def _sortable(value: object) -> tuple[bool, float, str]:
+    return value is not None, number(value), value if isinstance(value, str) else ""

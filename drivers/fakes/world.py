@@ -1,0 +1,401 @@
+"""What all fake providers share: requests and replies as values, machines, a ledger of what they cost, and time that only the caller moves.
+
+A World touches no clock, disk or network.  Equal seeds, faults and requests at equal times give equal replies and an equal ledger; a copy
+(`copy.deepcopy`) lives on by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
+
+from .faults import Fault, Luck
+
+Document: TypeAlias = Mapping[str, object]
+"""A JSON object of the wire."""
+EPOCH: Final = 1_800_000_000.0
+"""When a virtual clock begins, in seconds since 1970."""
+EMPTY: Final[Mapping[str, str]] = {}
+CREDIT: Final = 100.0
+BOOT: Final = 40.0
+MAX_BODY: Final = 1 << 20
+
+
+class Request(NamedTuple):
+    """What a client sent.  `query` is as it stands in the address; names of `headers` are in lower case."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = EMPTY
+    body: bytes = b""
+
+
+class Reply(NamedTuple):
+    """What the provider answers: a JSON value, or text.  `lost`: the caller gets no answer, its connection is closed.
+
+    `hold`: for how many seconds the provider keeps the caller waiting for news; asked again then, it has them.
+    """
+
+    status: int
+    body: object = None
+    headers: Mapping[str, str] = EMPTY
+    lost: bool = False
+    hold: float = 0.0
+
+    def encoded(self) -> bytes:
+        """The body's bytes."""
+        if self.status == 204:
+            return b""
+        return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
+
+    @property
+    def kind(self) -> str:
+        """The Content-Type."""
+        return self.headers.get("content-type") or ("text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json")
+
+
+class Route(NamedTuple):
+    """An operation by its method and path; `{name}` stands for one part of the path.  The operation is the World's method of that name."""
+
+    method: str
+    path: str
+    operation: str
+    gap: float = 0  # seconds that must lie between two calls, where `pace` is on
+
+
+class Call(NamedTuple):
+    """One request of a known operation.  `names` are the parts of the path, `pairs` the query with what stands in it
+    several times, `fields` the JSON body, `by` who calls: a digest of the key."""
+
+    operation: str
+    names: Mapping[str, str]
+    query: Mapping[str, str]
+    pairs: Sequence[tuple[str, str]]
+    fields: Document
+    headers: Mapping[str, str]
+    by: str
+    luck: Luck
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string of the body."""
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else default
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """A finite number of the body."""
+        return number(self.fields.get(name), default)
+
+    def values(self, name: str) -> list[str]:
+        """All values of one name of the query."""
+        return [value for each, value in self.pairs if each == name]
+
+    def inner(self, name: str) -> Document:
+        """An object of the body; empty where there is none."""
+        return document(self.fields.get(name))
+
+
+class Entry(NamedTuple):
+    """One line of the ledger.  `at`, `since` are seconds since 1970; `rate` is US dollars an hour; `usd` the price of `since` to `at`."""
+
+    at: float
+    event: str  # created started stopped preempted failed destroyed billed
+    machine: str
+    mark: str
+    by: str = ""
+    what: str = ""  # of billed: gpu or disk
+    rate: float = 0.0
+    since: float = 0.0
+    usd: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """What is rented.  `rates` is what is billed now, in US dollars an hour, by what it is for; `billed` until when it has been."""
+
+    id: str
+    mark: str
+    by: str
+    created: float
+    listed: float
+    billed: float
+    up: bool = False
+    gone: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    stuck: bool = False
+    fails: bool = False
+
+
+class Boot(NamedTuple):
+    """What a machine that is real begins with.  `swept`: keys that it wrote itself are removed now."""
+
+    keys: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    script: str
+    gpu: str
+    gpus: int
+    memory: int  # of one GPU, MiB
+    swept: bool = False
+
+
+M = TypeVar("M", bound=Machine)
+
+
+class World(Generic[M]):
+    """One account at one provider.  A provider gives `routes`, a method for each operation, its own words for errors, and `happen`."""
+
+    routes: ClassVar[tuple[Route, ...]]
+    open: ClassVar[frozenset[str]] = frozenset()
+    """Operations that need no key."""
+    real: ClassVar[bool] = False
+    """Whether its machines can be real: see `boot`.  Then `ports` has the loopback port of each that listens; else it is None."""
+    exports: ClassVar[tuple[str, ...]]
+    """What a caller sets so that the official client comes here; `{url}` stands for our address, `{key}` for a key."""
+
+    def __init__(self, seed: int = 0, faults: Iterable[Fault] = (), now: float = EPOCH) -> None:
+        self.seed, self.now = seed, now
+        self.faults = list(faults)
+        self.machines: dict[str, M] = {}
+        self.ports: dict[str, int] | None = None
+        self.key = ""
+        self.ledger: list[Entry] = []
+        self.calls = 0
+        self.credit = self.amount("balance", CREDIT)
+        self._broke = False
+        self._ordered = 0
+        self._due: list[tuple[float, int, str, str]] = []
+        self._last: dict[str, float] = {}
+        self.begin()
+
+    # -- what a provider gives ---------------------------------------------------------------------------------------------------------------------
+
+    def boot(self, machine: M) -> Boot | None:
+        """What a machine that is up begins with; None where a provider has no machines that are real."""
+        return None
+
+    def begin(self) -> None:
+        """Make the market, and what is in the account already."""
+
+    def happen(self, machine: M, what: str) -> None:
+        """A transition that was due: `up`, `preempted` or a word of the provider's own."""
+        raise NotImplementedError
+
+    def halt(self, machine: M) -> None:
+        """The account is empty: stop what runs."""
+        raise NotImplementedError
+
+    def problem(self, status: int, code: str, message: str) -> Reply:
+        """An error, in the provider's form."""
+        raise NotImplementedError
+
+    def refused(self, call: Call) -> Reply:
+        """The reply to a missing or wrong key."""
+        return self.problem(401, "unauthorized", "Invalid API key")
+
+    def throttled(self, route: Route) -> Reply:
+        """The reply to requests that come too fast."""
+        return self.problem(429, "rate_limited", "Too many requests")
+
+    def decorated(self, reply: Reply) -> Reply:
+        """Headers that every reply of the provider has."""
+        return reply
+
+    # -- one request -------------------------------------------------------------------------------------------------------------------------------
+
+    def handle(self, request: Request, now: float) -> Reply:
+        """Answer one request at the time `now`, in seconds since 1970; a time before the last one counts as the last one."""
+        self.advance(now)
+        found = [(route, match) for route, path in _compiled(self.routes) if (match := path.fullmatch(request.path))]
+        if not found:
+            return self.decorated(self.problem(404, "not_found", f"there is no {request.path}"))
+        here = [(route, match) for route, match in found if route.method == request.method]
+        if not here:
+            return self.decorated(self.problem(405, "method_not_allowed", f"{request.path} takes no {request.method}"))
+        route, match = here[0]
+        self.calls += 1
+        luck = Luck(self.faults, f"{self.seed}/{self.calls}", route.operation)
+        if luck.strikes("cut"):
+            return Reply(503, lost=True)
+        return self.decorated(self._answer(route, match.groupdict(), request, luck))
+
+    def _answer(self, route: Route, names: Mapping[str, str], request: Request, luck: Luck) -> Reply:
+        fields = parsed(request.body)
+        pairs = parse_qsl(request.query, keep_blank_values=True)
+        query = dict(pairs)
+        by = _who(request.headers, query)
+        known = not self.key or by == _digest(self.key)
+        call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
+        if (not by and route.operation not in self.open) or (by and not known) or luck.strikes("denied"):
+            return self.refused(call)
+        if luck.strikes("throttled") or self.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
+            return self.throttled(route)
+        self._last[route.operation] = self.now
+        if luck.strikes("broken"):
+            return self.problem(502, "bad_gateway", "Bad Gateway")
+        if fields is None:
+            return self.malformed()
+        reply: Reply = getattr(self, route.operation)(call)
+        if luck.strikes("crashed"):
+            reply = self.problem(500, "internal_error", "Internal Server Error")
+        return reply._replace(lost=luck.strikes("lost"))
+
+    def malformed(self) -> Reply:
+        """The reply to a body that is no JSON object."""
+        return self.problem(400, "invalid_request", "Invalid JSON body")
+
+    def amount(self, name: str, default: float = 0.0) -> float:
+        """How much of a fault is set."""
+        return next((fault.value for fault in self.faults if fault.name == name), default)
+
+    # -- time --------------------------------------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Let time pass until `now`: what was due happens, each at its own time."""
+        self._broke = self._broke and self.credit <= 0
+        self._arrive()
+        while self.now < now:
+            rate = sum(sum(machine.rates.values()) for machine in self.machines.values())
+            empty = self.now + max(0.0, self.credit) / rate * 3600 if rate and not self._broke else math.inf
+            due = self._due[0][0] if self._due else math.inf
+            till = max(self.now, min(now, empty, due))
+            self.credit -= rate * (till - self.now) / 3600
+            self.now = till
+            if empty <= till:
+                self._broke, self.credit = True, min(0.0, self.credit)
+                for machine in [*self.machines.values()]:
+                    if machine.gone is None and machine.up:
+                        self.halt(machine)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """What is due by now happens."""
+        while self._due and self._due[0][0] <= self.now:
+            _, _, name, what = heapq.heappop(self._due)
+            if (found := self.machines.get(name)) is not None and found.gone is None:
+                self.happen(found, what)
+
+    def later(self, machine: M, seconds: float, what: str) -> None:
+        """Something will happen to a machine."""
+        self._ordered += 1
+        heapq.heappush(self._due, (self.now + seconds, self._ordered, machine.id, what))
+
+    # -- machines and money ------------------------------------------------------------------------------------------------------------------------
+
+    def made(self, machine: M, luck: Luck | None = None) -> M:
+        """Enter a new machine, with what its luck has in store."""
+        self.machines[machine.id] = machine
+        self.note("created", machine)
+        if luck is not None:
+            machine.listed += luck.random.uniform(min(1.0, self.amount("late")), self.amount("late"))
+            machine.stuck, machine.fails = luck.strikes("stuck"), luck.strikes("failed")
+        return machine
+
+    def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
+        """A machine comes up after a share of what booting takes, unless it is stuck."""
+        if not machine.stuck:
+            self.later(machine, self.amount("boot", BOOT) * share, what)
+
+    def interruptible(self, machine: M, luck: Luck) -> None:
+        """A machine that is up may be preempted some time."""
+        if often := self.amount("preempted"):
+            self.later(machine, luck.random.expovariate(often) * 3600, "preempted")
+
+    def bill(self, machine: M, **rates: float) -> None:
+        """From now on a machine costs this, in US dollars an hour."""
+        self._settle(machine)
+        machine.rates = {what: rate for what, rate in rates.items() if rate}
+
+    def end(self, machine: M, by: str = "") -> None:
+        """A machine is gone, and costs nothing from now on."""
+        self.bill(machine)
+        machine.up, machine.gone = False, self.now
+        self.note("destroyed", machine, by)
+
+    def note(self, event: str, machine: M, by: str = "") -> None:
+        self.ledger.append(Entry(self.now, event, machine.id, machine.mark, by or machine.by, rate=sum(machine.rates.values())))
+
+    def _settle(self, machine: M) -> None:
+        for what, rate in machine.rates.items():
+            if machine.billed < self.now:
+                usd = rate * (self.now - machine.billed) / 3600
+                self.ledger.append(Entry(self.now, "billed", machine.id, machine.mark, machine.by, what, rate, machine.billed, usd))
+        machine.billed = self.now
+
+    def settled(self) -> list[Entry]:
+        """The ledger, with all that is owed until now."""
+        for machine in self.machines.values():
+            self._settle(machine)
+        return self.ledger
+
+    def alive(self) -> list[M]:
+        """The machines that are not gone."""
+        return [machine for machine in self.machines.values() if machine.gone is None]
+
+    def seen(self) -> list[M]:
+        """The machines that a listing shows now, in the order in which they were made."""
+        return [machine for machine in self.alive() if machine.listed <= self.now]
+
+    def doomed(self, machine: M, luck: Luck) -> bool:
+        """Whether destroying a machine that the provider confirms has an effect."""
+        return not luck.strikes("undead")
+
+    def held(self, machine: M) -> bool:
+        """Whether a machine is in its least billing period and cannot be destroyed."""
+        return self.now < machine.created + self.amount("reserved")
+
+
+@cache
+def _compiled(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
+    return [(route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path)))) for route in routes]
+
+
+def lines(entries: Sequence[Entry]) -> str:
+    """A ledger as JSON lines."""
+    return "".join(json.dumps(entry._asdict()) + "\n" for entry in entries)
+
+
+def document(value: object) -> Document:
+    """A JSON object, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: object, default: float = 0.0) -> float:
+    """A finite JSON number, or the default."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300 else default
+
+
+def parsed(body: bytes) -> Document | None:
+    """A request's body; None when it is no JSON object."""
+    try:
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def json_value(text: str) -> object:
+    """A JSON value in a query; None where it is none."""
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def _who(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
+    """Who calls: eight hex digits of the digest of the key; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    key = key.strip() if scheme.lower() == "bearer" else query.get("api_key", "")
+    return _digest(key) if key else ""
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
