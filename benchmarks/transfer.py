@@ -28,7 +28,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from drivers.base import Host, Order, Resources
+from drivers.base import Host, Order, Wish
 from drivers.ssh import Ssh
 from runner.hosts.transfer import Depot
 from runner.storage import files
@@ -77,7 +77,7 @@ class Ours:
         self.host = asyncio.run(self._rent())
 
     async def _rent(self) -> Host:
-        offers = await self.driver.offers(Resources())
+        offers = await self.driver.offers(Wish())
         lease = await self.driver.acquire(Order(offers[0], "benchmark", datetime.now(UTC) + timedelta(hours=1)))
         hosts = await self.driver.hosts(lease)
         assert hosts

@@ -26,6 +26,27 @@ class Resources:
     disk: int | None = None
 
 
+Market: TypeAlias = Literal["on-demand", "spot"]
+"""How a machine is sold: `spot` is cheaper and may be taken away again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need(Resources):
+    """What a lease is for: what each of `nodes` machines must have, and on which market they may be rented."""
+
+    nodes: int = 1
+    market: Market | Literal["any"] = "on-demand"
+
+
+class Wish(NamedTuple):
+    """What is asked of `Driver.offers`."""
+
+    need: Need = Need()
+    disk: int | None = None  # bytes that will be rented with the machine
+    hours: float | None = None  # for how long it is wanted, as far as that is known
+    filters: Mapping[str, str] = {}
+
+
 class Traits(NamedTuple):
     """What a driver can do, as data."""
 
@@ -36,11 +57,16 @@ class Traits(NamedTuple):
     containers: Literal["at_rent", "on_host", "none"] = "none"
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
+    ends: Literal["provider", "machine", "nobody"] = "nobody"  # who stops the billing at `Order.until` when we are dead
+    identity: Literal["given", "attested", "first_use"] = "given"  # how a host's key is known at the first login
+    poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
+    comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
+    hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What could be rented.  `price` is US dollars an hour for all nodes."""
+    """What could be rented.  `price` is US dollars an hour for all nodes, with the disk that was asked for."""
 
     driver: str
     id: str
@@ -49,6 +75,12 @@ class Offer:
     price: float = 0.0
     region: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
+    market: Market = "on-demand"
+    reliability: float | None = None  # from 0 to 1, as the provider measures it
+    disk_price: float = 0.0  # the part of `price` that is for the disk: what a stopped machine costs an hour
+    egress_price: float = 0.0  # US dollars for a GB that leaves it
+    longest: float | None = None  # hours after which it is taken away; None: no limit that we know
+    fetched: float = 0.0  # seconds since the epoch: when the price was asked
 
 
 class Order(NamedTuple):
@@ -159,8 +191,8 @@ class Driver(Protocol):
 
     traits: Traits
 
-    async def offers(self, need: Resources) -> Sequence[Offer]:
-        """What would satisfy `need`, best first; empty when there is nothing."""
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """What would satisfy `wish`, best first; empty when there is nothing."""
         ...
 
     async def acquire(self, order: Order) -> Lease:

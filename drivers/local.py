@@ -20,7 +20,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .base import NOTHING, Argv, Command, Denied, DriverError, Exit, HostLost, Job, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable
+from .base import (
+    NOTHING,
+    Argv,
+    Command,
+    Denied,
+    DriverError,
+    Exit,
+    HostLost,
+    Job,
+    Lease,
+    Offer,
+    Order,
+    Rejected,
+    Resources,
+    Traits,
+    Unreachable,
+    Wish,
+)
 
 CHUNK = 1 << 20
 FOREVER = 1e8  # seconds; a longer patience needs no alarm
@@ -38,7 +55,7 @@ BEGIN = "import sys; sys.path.append(sys.argv.pop(1)); from agent import server;
 class Local:
     """This machine.  `root` is the directory, ours alone, where its agent and the logs of its jobs live."""
 
-    traits = Traits(shared_disk=True, replays=True, containers="on_host")
+    traits = Traits(shared_disk=True, replays=True, containers="on_host", comes_up=timedelta(0))
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -48,12 +65,11 @@ class Local:
         """Begin the agent of this root, if there is none: it comes up while its first job is being prepared."""
         self._host.wake()
 
-    async def offers(self, need: Resources) -> Sequence[Offer]:
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        from . import machine
+
         have = await _machine(self._root)
-        pairs = [(getattr(need, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk")]
-        enough = all(wanted is None or wanted <= (there or 0) for wanted, there in pairs)
-        same = need.gpu is None or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
-        return (Offer("local", "local", have),) if enough and same else ()
+        return (Offer("local", "local", have),) if machine.enough(have, wish) else ()
 
     async def acquire(self, order: Order) -> Lease:
         lease = Lease("local", _name(order.key), order.key)

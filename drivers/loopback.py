@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 from . import calls, machine
-from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled, Traits, Unreachable
+from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Traits, Unreachable, Unsure, Wish
 from .shell import ROOT, ShellHost, file_name
 
 
@@ -47,6 +47,11 @@ class Faults:
     unreachable: int = 1  # so many do not get through
     cut_on_call: int = 0  # that call is cut,
     cut_after: int = 0  # when so many bytes have passed, both ways together
+    silent: int = 0  # so many calls of the driver itself do not get through
+    unsure: int = 0  # so many orders are filled, and the reply is lost
+    garbled: int = 0  # so many orders are filled, and the reply cannot be read
+    unlisted: int = 0  # so many listings lack the lease that is youngest
+    kept: int = 0  # so many times a lease is given back in vain
     disk: int = 0  # bytes that may be sent before the disks of all hosts are full
     bytes_per_second: int = 0  # either way
 
@@ -74,7 +79,11 @@ class Faults:
 
 
 class Loopback:
-    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there, `python` its Python."""
+    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there, `python` its Python.
+
+    With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
+    sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
+    """
 
     traits = Traits(replays=True, containers="on_host")
 
@@ -86,10 +95,17 @@ class Loopback:
         slots: int = 1,
         shell: str = "/bin/sh",
         python: str = "python3",
+        price: float = 0.0,
+        boots: float = 0.0,
+        gpus: int = 0,
         faults: Faults | str | Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(hosts, int):
             raise Rejected(f"loopback has a number of hosts, not {hosts!r}")
+        self._price, self._boots, self._gpus = float(price), float(boots), gpus
+        if price:
+            slots, short = 1, timedelta(seconds=0.05)
+            self.traits = self.traits._replace(priced=True, settles=short, poll=short, ends="provider", hosts_at_once=hosts)
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._slots = slots
@@ -98,42 +114,61 @@ class Loopback:
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._made: dict[str, ShellHost] = {}
 
-    async def offers(self, need: Resources) -> Sequence[Offer]:
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines, those with a free place first.  All of them have what this one has."""
+        self._heard()
         if self._count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
         with _translated():
             self._root.mkdir(parents=True, exist_ok=True)
         question = calls.call(machine.question(str(self._root)), NOTHING, _environment(self._root), self._root)
         have = machine.resources(machine.facts(b"".join([data async for data in question])))
-        if not machine.enough(have, need):
+        if self._gpus:
+            have = replace(have, gpus=self._gpus, gpu="loopback", gpu_memory=have.memory)
+        if not machine.enough(have, wish):
             return ()
         taken = [lease.data["host"] for lease in self._leases()]
         free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)
-        return tuple(Offer("loopback", name, have) for name in free_first)
+        return tuple(Offer("loopback", name, have, price=self._price, fetched=time.time()) for name in free_first)
 
     async def acquire(self, order: Order) -> Lease:
         """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
+        self._heard()
         self._refuse()
         with self._alone():
+            self._expire()
             known = {lease.key: lease for lease in self._leases()}
             if order.key not in known and sum(lease.data["host"] == name for lease in known.values()) >= self._slots:
                 raise NoCapacity(f"all places of {name} are taken ({self._slots})")
             data = {"host": name, "root": str(self._root / name / ROOT), "python": self._python}
+            if self._boots:
+                data["up"] = str(time.time() + self._boots)
             lease = known.get(order.key) or Lease("loopback", file_name(order.key), order.key, data)
+            if order.key not in known:
+                self._note("created", lease, "order")
             (self._root / lease.data["host"]).mkdir(exist_ok=True)
             new = self._root / "leases" / f".{lease.id}"
             new.write_text(json.dumps([lease.id, lease.key, dict(lease.data), order.until.timestamp()]), encoding="utf-8")
             new.rename(self._root / "leases" / lease.id)
+        filled = self._count("filled", self._faults.unsure + self._faults.garbled)
+        if filled <= self._faults.unsure:
+            raise Unsure(f"the reply to the order of {name} was lost")
+        if filled <= self._faults.unsure + self._faults.garbled:
+            json.loads("<html>502 Bad Gateway</html>")
         return lease
 
     async def hosts(self, lease: Lease) -> Sequence[ShellHost] | None:
+        self._heard()
+        with self._alone():
+            self._expire()
         if not (self._root / "leases" / lease.id).exists():
             raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
         if self._count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
+            return None
+        if float(lease.data.get("up", 0.0)) > time.time():
             return None
         if self._count("polls", self._faults.lost_on_poll) == self._faults.lost_on_poll:
             self._lose(lease)
@@ -143,20 +178,66 @@ class Loopback:
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
+        self._heard()
+        if self._count("released", self._faults.kept) <= self._faults.kept:
+            return False
         with self._alone():
-            (self._root / "leases" / lease.id).unlink(missing_ok=True)
+            self._end(lease, "release")
         self._made.pop(lease.id, None)
         return True
 
     async def leases(self) -> Sequence[Lease]:
-        return self._leases()
+        self._heard()
+        with self._alone():
+            self._expire()
+        found = self._leases()
+        if self._count("listings", self._faults.unlisted) <= self._faults.unlisted:
+            found.sort(key=lambda lease: (self._root / "leases" / lease.id).stat().st_mtime_ns)
+            found = found[:-1]
+        return found
+
+    async def visit(self) -> AsyncIterator[tuple[str, ShellHost]]:
+        """Every machine in turn: to look at, without a place of its own to run anything."""
+        for name in self._names:
+            home = self._root / name
+            with _translated():
+                home.mkdir(parents=True, exist_ok=True)
+            yield name, ShellHost(partial(_look, home), str(home / ROOT), shell=self._shell)
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: nobody gives back what a killed worker had."""
+        return [lease for lease, until in self._rented() if until > time.time()]
+
+    def _rented(self) -> list[tuple[Lease, float]]:
         with _translated():
             paths = [path for path in sorted((self._root / "leases").glob("[!.]*")) if path.name != "lock"]
             told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        return [Lease("loopback", name, key, data) for name, key, data, until in told if until > time.time()]
+        return [(Lease("loopback", name, key, data), until) for name, key, data, until in told]
+
+    def _expire(self) -> None:
+        """A provider destroys what is past its time; a place that costs nothing only counts no more."""
+        for lease, until in self._rented() if self._price else ():
+            if until <= time.time():
+                self._end(lease, "provider")
+
+    def _end(self, lease: Lease, by: str) -> None:
+        """Give a place back; with a price its machine is destroyed, and all that runs there."""
+        path = self._root / "leases" / lease.id
+        if self._price and path.exists():
+            _end_all(self._root / lease.data["host"])
+            shutil.rmtree(self._root / lease.data["host"], ignore_errors=True)
+            self._note("destroyed", lease, by)
+        path.unlink(missing_ok=True)
+
+    def _note(self, what: str, lease: Lease, by: str) -> None:
+        if self._price:
+            line = {"at": time.time(), "what": what, "key": lease.key, "host": lease.data["host"], "rate": self._price, "by": by}
+            with (self._root / "provider.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _heard(self) -> None:
+        if self._count("asked", self._faults.silent) <= self._faults.silent:
+            raise Unreachable("the provider does not answer")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -199,6 +280,7 @@ class Loopback:
         with self._alone():
             for other in self._leases():
                 if other.data["host"] == home.name:
+                    self._note("destroyed", other, "fault")
                     (self._root / "leases" / other.id).unlink()
         _end_all(home)
         if not self._faults.keeps_disk:
@@ -257,6 +339,10 @@ class _Passage:
         if self._rate:
             await asyncio.sleep(len(data) / self._rate)
         return data, cut
+
+
+def _look(home: Path, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    return calls.call(argv, stdin, _environment(home), home)
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from .base import Argv, Resources
+from .base import Argv, Resources, Wish
 
 # Non-interactive logins often miss what administrators and NVIDIA install beside the system.
 PATH = "PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/opt/conda/bin; export PATH"
@@ -76,11 +77,15 @@ def resources(told: Facts) -> Resources:
     )
 
 
-def enough(have: Resources, need: Resources) -> bool:
-    """Whether a machine with `have` does for `need`.  What is not known of it is not there."""
-    pairs = ((getattr(need, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"))
+def enough(have: Resources, wish: Wish) -> bool:
+    """Whether a machine with `have`, which is there already, does for `wish`.  What is not known of it is not there."""
+    need = wish.need
+    if need.nodes != 1 or need.market == "spot":
+        return False
+    wanted = replace(need, disk=max(need.disk or 0, wish.disk or 0))
+    pairs = ((getattr(wanted, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"))
     same = not need.gpu or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
-    return same and all(wanted is None or wanted <= (there or 0) for wanted, there in pairs)
+    return same and all(amount is None or amount <= (there or 0) for amount, there in pairs)
 
 
 def _numbers(told: Facts, name: str) -> list[int]:

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from . import machine, sshconfig
-from .base import NOTHING, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable
+from .base import NOTHING, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unreachable, Wish
 from .shell import ShellHost
 from .sshconfig import Said
 from .sshlink import KNOWN_HOSTS, Link, Route
@@ -96,7 +96,7 @@ class Ssh:
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
     """
 
-    traits = Traits(replays=True, containers="on_host")
+    traits = Traits(replays=True, containers="on_host", comes_up=timedelta(minutes=1))
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Ssh:
         self.left_out: Mapping[str, str] = {}
         """Servers that the last `offers` could not ask -> why."""
 
-    async def offers(self, need: Resources) -> Sequence[Offer]:
-        """The servers that do for `need`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """The servers that do for `wish`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
         machines = list(self._machines.values())
         answers = await asyncio.gather(*(each.facts() for each in machines), return_exceptions=True)
         left_out: dict[str, str] = {}
@@ -144,7 +144,7 @@ class Ssh:
                 raise answer
             else:
                 have = machine.resources(answer)
-                if machine.enough(have, need):
+                if machine.enough(have, wish):
                     taken = len(answer.get("lease", ()))
                     rank = (
                         float(taken >= each.slots),

@@ -84,6 +84,12 @@ def config_folder(environ: Mapping[str, str]) -> str:
     return f"{base}/recipe"
 
 
+def data_folder(environ: Mapping[str, str]) -> str:
+    """Where what `recipe` remembers for a user lies, over all workspaces."""
+    base = environ.get("XDG_DATA_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.local/share"
+    return f"{base}/recipe"
+
+
 @cache
 def shipped() -> Path:
     """The directory that holds `recipes/`, `schemas/` and `fixtures/`: inside an installed package, else the repository's root."""

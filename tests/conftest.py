@@ -30,8 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun behind a shell's 
 
 
 @pytest.fixture
-def space(tmp_path: Path) -> Space:
-    """An empty workspace."""
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """An empty workspace, and a ledger of its own."""
+    monkeypatch.setenv("RECIPE_LEDGER", str(tmp_path / "ledger.db"))
     return Space(tmp_path / "space")
 
 

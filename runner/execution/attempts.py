@@ -16,7 +16,7 @@ from drivers.base import Command, DriverError
 from ..digest import Digest
 from ..hosts import launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
-from ..hosts.leases import HostPool
+from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
 from ..hosts.sites import Brought, Errand, Site, StateFolder
 from ..hosts.staging import Attempt

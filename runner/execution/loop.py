@@ -16,13 +16,11 @@ from dataclasses import dataclass, field
 
 from ..errors import CannotRun, Infrastructure
 from ..hosts.sites import Site
-from ..planning.plan import LOCAL
-from ..planning.step import TEMPORARY
-from ..storage.files import Content
 from .control import GRACE, heed, interrupt, stop, terminate, time_is_up
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
+from .renting import note, rent
 from .signals import signals
 from .starting import start_ready
 from .watches import watch
@@ -67,6 +65,7 @@ async def _turn(work: Work) -> None:
         moved = bool(work.ended)
         if moved:
             await end(work, *work.ended.popleft())
+        rent(work)
         if not (judge_ready(work) | await start_ready(work) | moved | bool(work.ended)):
             await work.rest()
         if work.groups.landed:
@@ -88,33 +87,22 @@ async def _close(work: Work) -> None:
                 work.commits.say(problem)
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
-    await work.host_pool.close()
+    await work.host_pool.close(leave=work.control.abandoned)
+    note(work)
     work.scrap.clear()
 
 
 async def _set_up(work: Work) -> None:
     """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
-    here = {bool(work.plan.nodes[work.plan.index[id]].flags & LOCAL) or not work.host_pool.away for id in work.todo}
+    here = {work.stays(id) for id in work.todo}
     sites = [*(work.host_pool.sites if work.host_pool.away and False in here else ()), *([work.host_pool.here] if True in here else ())]
     try:
         await asyncio.gather(*(work.attempts.hooks_of(site).setup() for site in sites))
     except CannotRun:
         if not work.control.stopping:
             raise
-    if stayed := _stayed(work):
+    if stayed := work.stayed():
         await asyncio.gather(*(site.look_for(stayed) for site in sites))
-
-
-def _stayed(work: Work) -> set[str]:
-    """`temporary` outputs of earlier runs that are not here: a host may have them still."""
-    found: set[str] = set()
-    for node in [work.plan.nodes[work.plan.index[id]] for id in work.todo]:
-        names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
-        key = work.verdicts[node.id].key
-        trace = work.facts.traces.get(key) if names and key is not None else None
-        if trace is not None:
-            found |= {content for name, _, content in trace.outputs if name in names and not work.ws.objects.has(Content(content))}
-    return found
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drivers.base import Job
 
-from ..hosts.leases import HostPool
+from ..hosts.pool import HostPool
 from ..hosts.sites import Paths, Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..digest import of_value
 from ..errors import Busy
 from ..planning.schedule import FINAL, Move, Spent, State, spent
-from ..storage.runs import RunRow
+from ..storage.runs import WORKER_GONE, RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 
@@ -57,7 +57,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
             continue
         if taken is None and asked and (taken := _as_it_stood(ws, found, row, fence)) is not None:
             continue
-        state, reason = ("CANCELLED", "cancelled") if row.request == "cancel" else ("FAILED", "its worker is gone")
+        state, reason = ("CANCELLED", "cancelled") if row.request == "cancel" else ("FAILED", WORKER_GONE)
         ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
     if wanted and (taken is None or taken.id != wanted):
         raise Busy(f"run {wanted} cannot go on: its plan is another one by now, or somebody works on it", fix="`recipe retry` makes a new run of it")

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,9 @@ from ..survey.env_files import EnvFiles
 from ..survey.survey import Request, Survey, out_dir, survey
 
 if TYPE_CHECKING:
-    from ..hosts.leases import HostPool
+    from drivers.base import Need
+
+    from ..hosts.pool import HostPool
     from ..storage.runs import Event, RunRow
     from .commit import GroupCommit
     from .loop import Report
@@ -114,6 +116,7 @@ class Settings:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
+    everything_there: bool = False  # on rented machines also steps that ask for no GPU
     label: Label = NO_LABEL
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
@@ -176,6 +179,11 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         total, fresh = _sizes(found)
         listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
         _tell(ws, listener)
+        if settings.driver != "local":
+            from ..hosts import reaper
+
+            for words in reaper.settle(settings.driver, settings.hosts, ws):
+                listener.say(words)
         summary = Summary("COMPLETED", {"FRESH": fresh}, since.seconds, results=results(ws, found))
         listener.end(summary)
         return summary
@@ -216,7 +224,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         local.wake()  # what it takes to begin a supervisor passes while the rest is being prepared
 
     from ..hosts.interpreters import CURRENT
-    from ..hosts.leases import HostPool
+    from ..hosts.pool import HostPool, need_for
     from . import loop, resume
     from .work import Options, Work
 
@@ -231,21 +239,22 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     async def work() -> tuple[Report, bool]:
         nonlocal commits, fence
         python = CURRENT if found.request.current_python else settings.python
-        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say, python)
+        host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
-            fits(ws, found, host_pool, settings)
+            needs = {need_for(spec.resources) for spec in _sent(found, host_pool)} if host_pool.priced else set()
+            fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
-                await host_pool.match()
-            jobs = settings.jobs or (sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else len(os.sched_getaffinity(0)))
+                await host_pool.match(host_pool.sites)
+            jobs = settings.jobs or _at_once(found, host_pool)
             begins = taken or _submitted(ws, found, id, digest, choice, settings)
             fence = begins.fence
             commits = _begun(ws, found, begins, jobs, listener, total, fresh, masker)
             contended = ws.store.database.version() != since.version
-            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended)
+            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
         except BaseException:
-            await host_pool.close()
+            await host_pool.close(leave=True)
             raise
         report = await loop.run(working)
         if report.state == "COMPLETED" and found.library:
@@ -510,8 +519,26 @@ def _may_train(spec: StepSpec) -> bool:
     return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step)
 
 
-def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings) -> None:
+def _sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:
+    """What runs elsewhere than on this machine."""
+    from ..planning.plan import LOCAL
+
+    nodes, specs = found.plan.nodes, found.plan.specs()
+    there = [specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None]
+    return [spec for spec in there if not host_pool.stays(spec.resources)]
+
+
+def _at_once(found: Survey, host_pool: HostPool) -> int:
+    """How many steps run at once where nobody says it: as many as there are processors here, or places elsewhere."""
+    processors = len(os.sched_getaffinity(0))
+    if host_pool.priced:  # how many a machine takes is seen when it is up
+        return processors + len(_sent(found, host_pool))
+    return sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else processors
+
+
+def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
     """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
+    from ..hosts.pool import need_for
     from ..language.units import about
     from ..planning.plan import LOCAL
 
@@ -521,7 +548,13 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings) 
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
         node, wants = found.plan.nodes[n], specs[n].resources
-        sites = [host_pool.here] if node.flags & LOCAL else host_pool.sites
+        near = bool(node.flags & LOCAL) or host_pool.stays(wants)
+        if host_pool.priced and not near:
+            if need_for(wants) not in offered:
+                asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
+                wrong.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now")
+            continue
+        sites = [host_pool.here] if near else host_pool.sites
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:

@@ -97,7 +97,7 @@ async def _start(work: Work, id: str) -> bool:
     site = _site_for(work, node, wants)
     if site is None:
         work.resting[id] = time.monotonic() + NO_ROOM
-        return _without_room(work, id, node, wants)
+        return _without_room(work, id, node)
     gpus: tuple[Device, ...] = ()
     if wants.get("gpus") and not (key is not None and key[:24] in work.orphans):  # what an earlier worker left may hold its own
         try:
@@ -338,10 +338,12 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 
 def _site_for(work: Work, node: Node, wants: Mapping[str, float]) -> Site | None:
     """Where a step may start now: where what it needs lies already, else where there is room."""
-    sites = work.host_pool.sites_of(local=bool(node.flags & LOCAL))
-    if len(sites) == 1 and not sites[0].elsewhere:
+    sites = work.host_pool.sites_of(work.spec(node.id).resources, local=bool(node.flags & LOCAL))
+    if len(sites) == 1 and not sites[0].elsewhere and not work.host_pool.priced:
         return sites[0]  # the scheduler has seen to it that there is room on this machine
     absent = _absent(work, node)
+    if absent and not node.flags & LOCAL:
+        sites = work.host_pool.sites
     sites = [site for site in sites if site.has_room(wants) and all(site.holds(content) for content in absent)]
     return next((site for site in sites if not site.silent), sites[0] if sites else None)
 
@@ -352,7 +354,7 @@ def _absent(work: Work, node: Node) -> list[str]:
     return [content for content in found if content is not None and not work.ws.objects.has(Content(content))]
 
 
-def _without_room(work: Work, id: str, node: Node, wants: Mapping[str, float]) -> bool:
+def _without_room(work: Work, id: str, node: Node) -> bool:
     """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
     live = [site for site in work.host_pool.sites if not site.lost]
     for content in _absent(work, node):
@@ -362,7 +364,7 @@ def _without_room(work: Work, id: str, node: Node, wants: Mapping[str, float]) -
             work.made.pop(producer)
             work.groups.record(work.scheduler.gone(name, "its output stayed on a host that is lost"))
             return True
-    if work.replacing or any(site.could(wants) for site in live):
+    if work.replacing or work.host_pool.hopes(work.spec(id).resources):
         return False
     fail_unstarted(work, id, "error", f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}")
     return True

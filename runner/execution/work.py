@@ -11,10 +11,12 @@ from typing import Any, NamedTuple, TypeAlias
 from drivers.base import DriverError, Exit
 
 from ..errors import RecipeError
-from ..hosts.leases import HostPool
+from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
+from ..planning.plan import LOCAL
 from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
-from ..planning.step import StepSpec
+from ..planning.step import TEMPORARY, StepSpec
+from ..storage.files import Content
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
@@ -39,6 +41,7 @@ class Options:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     contended: bool = False  # another run stored something since this one began to look
+    machines: int = 0  # rented for one need at most; 0: one
 
 
 class Failure(NamedTuple):
@@ -109,7 +112,8 @@ class Work:
         self.sick: set[str] = set()  # steps on a host whose health check failed
         self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their supervisor here was killed
         self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
-        self.replacing = 0  # hosts that are being replaced
+        self.replacing = 0  # hosts that are being replaced, or asked for
+        self.rented_at = 0.0  # the last look at which machines are needed
         self.failures: list[Failure] = []
         self.ended: deque[tuple[str, End]] = deque()
 
@@ -146,6 +150,22 @@ class Work:
     def spec(self, id: str) -> StepSpec:
         """What a step does, by its id."""
         return self.plan.specs()[self.plan.index[id]]
+
+    def stays(self, id: str) -> bool:
+        """Whether a step runs on this machine whatever others there are."""
+        n = self.plan.index[id]
+        return bool(self.plan.nodes[n].flags & LOCAL) or self.host_pool.stays(self.plan.specs()[n].resources)
+
+    def stayed(self) -> set[str]:
+        """`temporary` outputs of earlier runs that are not here: a host may have them still."""
+        found: set[str] = set()
+        for node in [self.plan.nodes[self.plan.index[id]] for id in self.todo]:
+            names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+            key = self.verdicts[node.id].key
+            trace = self.facts.traces.get(key) if names and key is not None else None
+            if trace is not None:
+                found |= {content for name, _, content in trace.outputs if name in names and not self.ws.objects.has(Content(content))}
+        return found
 
     def consumers(self, n: int) -> Sequence[str]:
         """The steps of this run that need step `n`."""

@@ -8,17 +8,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Final, Literal, NamedTuple
 
-from drivers import devices, load, machine
-from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Order, Rejected, Resources, Rooted, Unreachable, Visiting
+from drivers import devices, machine
+from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Rooted, Unreachable, Visiting, Wish
 from drivers.devices import Device
-
-from .. import extensions
-from ..errors import CannotRun
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
 _OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
@@ -96,22 +91,6 @@ class Finding(NamedTuple):
     host: str = ""
 
 
-def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: Path) -> Driver:
-    """The driver with these settings, `hosts` instead of those in them.  Raises CannotRun."""
-    given = {key: value for key, value in settings.items() if not key.startswith(("container_", "engine_"))}
-    if hosts:
-        given["hosts"] = list(hosts)
-    if name == "loopback":
-        given.setdefault("root", str(home / "loopback"))
-    try:
-        made: Driver = load(name, extensions.drivers(name))(**given)
-    except TypeError as error:
-        raise CannotRun(f"the driver {name} does not take these settings: {error}", fix="see docs/remote-hosts.md") from error
-    except (Rejected, Denied) as error:
-        raise CannotRun(str(error)) from error
-    return made
-
-
 async def examine(driver: Driver) -> list[Finding]:
     """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
     found: list[Finding] = []
@@ -134,26 +113,22 @@ async def examine(driver: Driver) -> list[Finding]:
 
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
-    """Every host, or why there is none.  A driver that lets its hosts be visited is not asked for a place on them."""
+    """Every host, or why it cannot be asked.  Nothing is rented for a look."""
     if isinstance(driver, Visiting):
         async for name, host in driver.visit():
             yield name, host
         return
-    for offer in await driver.offers(Resources()):
-        lease = await driver.acquire(Order(offer, f"doctor {offer.id} {os.getpid()}", datetime.now(UTC) + timedelta(minutes=10)))
-        try:
-            for host in await driver.hosts(lease) or ():
-                yield offer.id, host
-        finally:
-            await driver.release(lease)
+    for offer in await driver.offers(Wish()):
+        yield offer.id, NoCapacity("it is offered; what it has is seen once it is rented")
 
 
 def _refused(error: DriverError) -> Finding:
     advice = {
         Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port tells more",
-        NoCapacity: "all its places are taken: wait, or ask for another",
         Denied: "",
     }
+    if isinstance(error, NoCapacity):
+        return Finding("note", "offer", str(error))
     return Finding("missing", "connection", str(error), next((words for kind, words in advice.items() if isinstance(error, kind)), ""))
 
 

@@ -179,6 +179,11 @@ class Site:
             return False
         return all(self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9 for name, amount in wants.items())
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step runs here."""
+        return self._running > 0
+
     async def pick(self, count: int) -> Pick:
         """GPUs for a step that asks for so many: some that no run holds now, or none, and when to look again.  Raises DriverError."""
         now = time.monotonic()

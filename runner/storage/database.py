@@ -1,4 +1,4 @@
-"""The SQLite file of one workspace: opened, examined, migrated, written in transactions.  Knows no table but through its statements.
+"""An SQLite file of ours: opened, examined, migrated, written in transactions.  Knows no table: those are the migrations of its `Kind`.
 
 One journal mode for everybody, rollback with TRUNCATE and FULL: the write-ahead log of SQLite before 3.51.3 can be corrupted by two writers, and
 groups make the difference small.  A `Database` is used by one thread at a time, and never across a fork.
@@ -13,10 +13,9 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ..errors import Busy, Corrupt, Infrastructure, Unusable
-from ..paths import TAGS
 from .crash import crashpoint
 from .locks import Locks
 
@@ -28,43 +27,33 @@ Data: TypeAlias = "Mapping[str, object]"
 Row: TypeAlias = "tuple[Any, ...]"
 
 PATIENCE: Final = 30.0  # seconds that a writer waits for another
-_APPLICATION = 0x72637065  # "rcpe", in the file's header
 _MAGIC = b"SQLite format 3\0"
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs"}
     | {"afs", "9p", "orangefs", "pvfs2"}
 )
 
-# One tuple of statements per format version: the database of version n has had the first n.  Released ones never change.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-        "CREATE TABLE files (path TEXT PRIMARY KEY, dev INTEGER, ino INTEGER, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, content TEXT)"
-        " WITHOUT ROWID",
-        "CREATE TABLE objects (content TEXT PRIMARY KEY, mark TEXT, boot TEXT, size INTEGER, at REAL) WITHOUT ROWID",
-        "CREATE TABLE traces (key TEXT PRIMARY KEY, recipe TEXT, step TEXT, run TEXT, made_at REAL, seconds REAL,"
-        " outputs TEXT, outputs_crc INTEGER, metrics TEXT, facts TEXT, facts_crc INTEGER) WITHOUT ROWID",
-        "CREATE INDEX traces_by_recipe ON traces (recipe, made_at)",
-        "CREATE TABLE runs (id TEXT PRIMARY KEY, recipe TEXT, plan TEXT, inputs TEXT, workspace TEXT, state TEXT, reason TEXT, request TEXT,"
-        " created REAL, ended REAL, claim TEXT, fence INTEGER, next_event INTEGER, data TEXT) WITHOUT ROWID",
-        "CREATE TABLE steps (run TEXT, step TEXT, state TEXT, key TEXT, reason TEXT, PRIMARY KEY (run, step)) WITHOUT ROWID",
-        "CREATE TABLE attempts (id TEXT PRIMARY KEY, run TEXT, step TEXT, n INTEGER, key TEXT, job TEXT, dir TEXT, started REAL, ended REAL,"
-        " outcome TEXT, reason TEXT, exit TEXT, preimage TEXT) WITHOUT ROWID",
-        "CREATE INDEX attempts_by_run ON attempts (run, step, n)",
-        "CREATE TABLE events (run TEXT, seq INTEGER, at REAL, subject TEXT, id TEXT, before TEXT, after TEXT, reason TEXT, data TEXT,"
-        " PRIMARY KEY (run, seq)) WITHOUT ROWID",
-        "CREATE TABLE published (path TEXT PRIMARY KEY, content TEXT, identity TEXT, run TEXT, step TEXT, recipe TEXT) WITHOUT ROWID",
-    ),
-    ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
-    ("CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",),
-)
+
+class Kind(NamedTuple):
+    """A kind of database file: what is made for it, and what is said when it cannot be used."""
+
+    name: str
+    mark: int  # in the file's header
+    migrations: tuple[tuple[str, ...], ...]
+    """One tuple of statements per format version: the database of version n has had the first n.  Released ones never change."""
+    folders: tuple[str, ...]  # beside the file
+    tags: Mapping[str, str]  # files beside it -> what they say
+    mode: int  # of the file
+    variable: str  # names another folder or file
+    migrates: str  # the command that migrates an older one
+    without: str  # what it means to move a damaged one away
 
 
 class Database:
-    """One connection to the file at `root`/recipe.db.  Make one with `Database.open`."""
+    """One connection to the file of a kind in the folder `root`.  Make one with `Database.open`."""
 
-    def __init__(self, root: Path, connection: sqlite3.Connection) -> None:
-        self.root = root
+    def __init__(self, root: Path, kind: Kind, connection: sqlite3.Connection) -> None:
+        self.root, self.kind = root, kind
         self._connection = connection
         self._commit: Thread | None = None  # waits for the disk
         self._failed: BaseException | None = None  # what kept it from committing
@@ -77,17 +66,17 @@ class Database:
         return self._connection
 
     @classmethod
-    def open(cls, root: Path, *, read_only: bool = False) -> Database:
+    def open(cls, root: Path, kind: Kind, *, read_only: bool = False) -> Database:
         """Open the file, making or migrating it as needed.  Read-only: nothing is made, and a file that is not there is empty."""
-        path = root / "recipe.db"
+        path = root / kind.name
         if not read_only:
-            _make(root, path)
+            _make(path, kind)
         if not path.exists():
             db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            _migrate(db)
-            return cls(root, db)
-        with _trouble(path):
-            version = _examine(path)
+            _migrate(db, kind)
+            return cls(root, kind, db)
+        with _trouble(path, kind):
+            version = _examine(path, kind)
             try:
                 db = _connect(path, read_only=read_only)
             except sqlite3.OperationalError as error:
@@ -97,15 +86,15 @@ class Database:
                 _connect(path).close()
                 db = _connect(path, read_only=True)
             try:
-                if version < len(_MIGRATIONS):
+                if version < len(kind.migrations):
                     if read_only:
-                        raise Unusable(f"{path}: format {version} is older than this program's", fix="`recipe run` migrates it")
-                    _migrate(db)
-                db.execute("SELECT count(*) FROM meta").fetchone()
+                        raise Unusable(f"{path}: format {version} is older than this program's", fix=f"`{kind.migrates}` migrates it")
+                    _migrate(db, kind)
+                db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             except BaseException:
                 db.close()
                 raise
-        return cls(root, db)
+        return cls(root, kind, db)
 
     def close(self) -> None:
         self.connection.close()
@@ -129,12 +118,12 @@ class Database:
             row: Row | None = self.connection.execute(statement, values).fetchone()
             return row
         except sqlite3.Error:
-            with _trouble(self.root / "recipe.db"):
+            with _trouble(self.root / self.kind.name, self.kind):
                 raise
 
     def all(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
         """Every row of a query."""
-        with _trouble(self.root / "recipe.db"):
+        with _trouble(self.root / self.kind.name, self.kind):
             return self.connection.execute(statement, values).fetchall()
 
     @contextlib.contextmanager
@@ -175,7 +164,7 @@ class Database:
     @contextlib.contextmanager
     def _rolled_back(self) -> Iterator[None]:
         """All of a transaction, or nothing of it."""
-        with _trouble(self.root / "recipe.db"):
+        with _trouble(self.root / self.kind.name, self.kind):
             try:
                 yield
             except BaseException:
@@ -226,74 +215,75 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     return db
 
 
-def _examine(path: Path) -> int:
+def _examine(path: Path, kind: Kind) -> int:
     """The format version, or a refusal, from the first 100 bytes and the length."""
     with open(path, "rb") as file:
         header = file.read(100)
         length = os.fstat(file.fileno()).st_size
-    journal = path.with_name("recipe.db-journal")
+    journal = path.with_name(f"{kind.name}-journal")
     interrupted = journal.exists() and journal.stat().st_size > 0
     if interrupted and len(header) == 100:
         return int.from_bytes(header[60:64], "big") or 1  # SQLite rolls back first; what it finds then is checked again
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
     if len(header) < 100 or header[:16] != _MAGIC or page < 512 or int.from_bytes(header[28:32], "big") * page > length:
-        raise _damaged(path, "it is cut short or is not a database")
-    if int.from_bytes(header[68:72], "big") != _APPLICATION:
-        raise _damaged(path, "it is not a store of recipe's")
+        raise _damaged(path, kind, "it is cut short or is not a database")
+    if int.from_bytes(header[68:72], "big") != kind.mark:
+        raise _damaged(path, kind, "it is not a store of recipe's")
     version = int.from_bytes(header[60:64], "big")
-    if version > len(_MIGRATIONS):
-        raise Unusable(f"{path}: format {version} was written by a newer recipe, this one knows {len(_MIGRATIONS)}", fix="use the newer version")
+    if version > len(kind.migrations):
+        raise Unusable(f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}", fix="use the newer version")
     if version < 1:
-        raise _damaged(path, "it has no format version")
+        raise _damaged(path, kind, "it has no format version")
     return version
 
 
-def _damaged(path: Path, why: str) -> Unusable:
-    return Unusable(f"{path} is damaged: {why}", fix="restore it, or move it away: then nothing is remembered, and every step runs again")
+def _damaged(path: Path, kind: Kind, why: str) -> Unusable:
+    return Unusable(f"{path} is damaged: {why}", fix=f"restore it, or move it away: {kind.without}")
 
 
-def _make(root: Path, path: Path) -> None:
+def _make(path: Path, kind: Kind) -> None:
     """Make the folder and an empty database, whole or not at all."""
+    root = path.parent
     try:
-        for folder in ("objects", "partial", "locks", "attempts"):
+        for folder in ("", *kind.folders):
             (root / folder).mkdir(parents=True, exist_ok=True)
-        _refuse_network(root)
+        _refuse_network(root, kind)
         if path.exists():
             return
         with Locks(root / "locks").hold("store"):
             if path.exists():
                 return
-            for name, text in TAGS.items():
+            for name, text in kind.tags.items():
                 (root / name).write_text(text)
-            new = root / "recipe.db-new"
-            for left in (new, root / "recipe.db-new-journal"):
+            new = root / f"{kind.name}-new"
+            for left in (new, root / f"{kind.name}-new-journal"):
                 left.unlink(missing_ok=True)
-            with _trouble(path):
-                new.touch()
+            with _trouble(path, kind):
+                new.touch(mode=kind.mode)
                 db = _connect(new)
                 # Nobody uses it before it is whole: it goes to the disk once, and not with every statement.
                 db.execute("PRAGMA journal_mode = MEMORY")
                 db.execute("PRAGMA synchronous = OFF")
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                _migrate(db)
+                db.execute(f"PRAGMA application_id = {kind.mark}")
+                _migrate(db, kind)
                 db.close()
             with new.open("rb") as made:
                 os.fsync(made.fileno())
             crashpoint("store-made")
             new.rename(path)
     except OSError as error:
-        raise Unusable(f"{error.filename or root}: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
+        raise Unusable(f"{error.filename or root}: {error.strerror}", fix=f"make it writable, or set {kind.variable} to a place that is") from error
 
 
-def _migrate(db: sqlite3.Connection) -> None:
+def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        for number in range(version, len(_MIGRATIONS)):
-            for statement in _MIGRATIONS[number]:
+        for number in range(version, len(kind.migrations)):
+            for statement in kind.migrations[number]:
                 db.execute(statement)
-        db.execute(f"PRAGMA user_version = {max(version, len(_MIGRATIONS))}")
+        db.execute(f"PRAGMA user_version = {max(version, len(kind.migrations))}")
         db.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
@@ -301,7 +291,7 @@ def _migrate(db: sqlite3.Connection) -> None:
         raise
 
 
-def _refuse_network(root: Path) -> None:
+def _refuse_network(root: Path, kind: Kind) -> None:
     device = root.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -311,14 +301,14 @@ def _refuse_network(root: Path) -> None:
     for line in lines:
         fields = line.split()
         if len(fields) > 6 and fields[2] == wanted and "-" in fields:
-            kind = fields[fields.index("-") + 1]
-            if kind in _NETWORK:
-                why = f"{root} is on a network file system ({kind}), where locks and SQLite are not safe"
-                raise Unusable(why, fix="set RECIPE_HOME to a folder on a local disk")
+            mounted = fields[fields.index("-") + 1]
+            if mounted in _NETWORK:
+                why = f"{root} is on a network file system ({mounted}), where locks and SQLite are not safe"
+                raise Unusable(why, fix=f"set {kind.variable} to a place on a local disk")
 
 
 @contextlib.contextmanager
-def _trouble(path: Path) -> Iterator[None]:
+def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
@@ -326,9 +316,9 @@ def _trouble(path: Path) -> Iterator[None]:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise Busy(f"{path}: another process has been writing for {PATIENCE:.0f} s", fix="wait for it to end, and try again") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise _damaged(path, str(error)) from error
+            raise _damaged(path, kind, str(error)) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise Unusable(f"{path}: {error}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
+            raise Unusable(f"{path}: {error}", fix=f"make it writable, or set {kind.variable} to a place that is") from error
         if code == sqlite3.SQLITE_FULL:
             found = os.statvfs(path.parent)
             message = f"{path}: {os.strerror(errno.ENOSPC)}, {found.f_bavail * found.f_frsize} bytes are free"
@@ -336,5 +326,5 @@ def _trouble(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_IOERR:
             raise Infrastructure(f"{path}: {error}") from error
         if "no such" in str(error) or "not decode" in str(error) or "no query solution" in str(error):
-            raise _damaged(path, str(error)) from error
+            raise _damaged(path, kind, str(error)) from error
         raise

@@ -5,7 +5,7 @@ A group is one guarded transaction: claim and fence must be ours, and the same u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ..errors import Busy
@@ -13,6 +13,8 @@ from .database import Data, Json
 from .index import NOTHING, Changes
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+WORKER_GONE: Final = "its worker is gone"
+"""Why a run is FAILED that nobody resumed: what it began may go on."""
 
 
 class Stale(Busy):
@@ -97,6 +99,17 @@ class Moved(Protocol):
     def reason(self) -> str: ...
     @property
     def data(self) -> Data: ...
+
+
+def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
+    """Whether nobody will resume a run: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
+    if run.state in FINAL:
+        return run.reason != WORKER_GONE
+    from ..planning.schedule import FINAL as ENDED
+
+    total, fresh = run.data.get("total"), run.data.get("fresh")
+    known = isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total  # others stand in no row yet
+    return known and all(state in ENDED for state, _ in tally)
 
 
 class Runs(Protocol):

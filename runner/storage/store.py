@@ -8,11 +8,46 @@ from pathlib import Path
 from types import TracebackType
 
 from .. import digest
-from .database import Database
+from ..paths import TAGS
+from .database import Database, Kind
 from .index import Index
 from .locks import Locks
 from .runs import Runs
 from .sqlite_runs import SqliteRuns
+
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE files (path TEXT PRIMARY KEY, dev INTEGER, ino INTEGER, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, content TEXT)"
+        " WITHOUT ROWID",
+        "CREATE TABLE objects (content TEXT PRIMARY KEY, mark TEXT, boot TEXT, size INTEGER, at REAL) WITHOUT ROWID",
+        "CREATE TABLE traces (key TEXT PRIMARY KEY, recipe TEXT, step TEXT, run TEXT, made_at REAL, seconds REAL,"
+        " outputs TEXT, outputs_crc INTEGER, metrics TEXT, facts TEXT, facts_crc INTEGER) WITHOUT ROWID",
+        "CREATE INDEX traces_by_recipe ON traces (recipe, made_at)",
+        "CREATE TABLE runs (id TEXT PRIMARY KEY, recipe TEXT, plan TEXT, inputs TEXT, workspace TEXT, state TEXT, reason TEXT, request TEXT,"
+        " created REAL, ended REAL, claim TEXT, fence INTEGER, next_event INTEGER, data TEXT) WITHOUT ROWID",
+        "CREATE TABLE steps (run TEXT, step TEXT, state TEXT, key TEXT, reason TEXT, PRIMARY KEY (run, step)) WITHOUT ROWID",
+        "CREATE TABLE attempts (id TEXT PRIMARY KEY, run TEXT, step TEXT, n INTEGER, key TEXT, job TEXT, dir TEXT, started REAL, ended REAL,"
+        " outcome TEXT, reason TEXT, exit TEXT, preimage TEXT) WITHOUT ROWID",
+        "CREATE INDEX attempts_by_run ON attempts (run, step, n)",
+        "CREATE TABLE events (run TEXT, seq INTEGER, at REAL, subject TEXT, id TEXT, before TEXT, after TEXT, reason TEXT, data TEXT,"
+        " PRIMARY KEY (run, seq)) WITHOUT ROWID",
+        "CREATE TABLE published (path TEXT PRIMARY KEY, content TEXT, identity TEXT, run TEXT, step TEXT, recipe TEXT) WITHOUT ROWID",
+    ),
+    ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
+    ("CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",),
+)
+STORE = Kind(
+    "recipe.db",
+    0x72637065,  # "rcpe"
+    _MIGRATIONS,
+    ("objects", "partial", "locks", "attempts"),
+    TAGS,
+    0o666,
+    "RECIPE_HOME",
+    "recipe run",
+    "then nothing is remembered, and every step runs again",
+)
 
 
 def home(workspace: Path, environ: Mapping[str, str]) -> Path:
@@ -36,7 +71,7 @@ class Store:
     @classmethod
     def open(cls, root: Path, *, read_only: bool = False) -> Store:
         """Open the store at `root`, making or migrating it as needed.  Read-only: nothing is made, and a store that is not there is empty."""
-        return cls(Database.open(root, read_only=read_only))
+        return cls(Database.open(root, STORE, read_only=read_only))
 
     def close(self) -> None:
         """Let go of the database and of every claim."""

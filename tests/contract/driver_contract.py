@@ -33,13 +33,14 @@ from drivers.base import (
     Host,
     HostLost,
     Job,
+    Need,
     Order,
     Rejected,
-    Resources,
     Rooted,
     Skipping,
     Visiting,
     Waking,
+    Wish,
 )
 
 AT_ONCE = timedelta(0)
@@ -78,7 +79,7 @@ class DriverContract:
     # --- arranging
 
     async def host(self, driver: Driver) -> Host:
-        offers = await driver.offers(Resources())
+        offers = await driver.offers(Wish())
         lease = await driver.acquire(Order(offers[0], "the-lease", datetime.now(UTC) + timedelta(hours=1)))
         while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
             await asyncio.sleep(0.05)
@@ -143,7 +144,7 @@ class DriverContract:
     def test_what_is_offered_can_be_rented_is_listed_and_given_back(self, place: Path) -> None:
         async def rent() -> None:
             driver = self.make(place)
-            offers = await driver.offers(Resources(cpus=1))
+            offers = await driver.offers(Wish(Need(cpus=1)))
             order = Order(offers[0], "a/key with: odd characters", datetime.now(UTC) + timedelta(hours=1))
             lease = await driver.acquire(order)
             assert lease.key == order.key
@@ -160,7 +161,7 @@ class DriverContract:
     def test_a_lease_that_was_given_back_has_no_hosts(self, place: Path) -> None:
         async def rent() -> None:
             driver = self.make(place)
-            order = Order((await driver.offers(Resources()))[0], "short", datetime.now(UTC) + timedelta(hours=1))
+            order = Order((await driver.offers(Wish()))[0], "short", datetime.now(UTC) + timedelta(hours=1))
             lease = await driver.acquire(order)
             await driver.release(lease)
             with pytest.raises(HostLost):
@@ -169,7 +170,33 @@ class DriverContract:
         asyncio.run(rent())
 
     def test_nothing_is_offered_to_a_need_that_nothing_satisfies(self, place: Path) -> None:
-        assert not asyncio.run(self.make(place).offers(Resources(cpus=1e9)))
+        async def ask() -> None:
+            driver = self.make(place)
+            for wish in (Wish(Need(cpus=1e9)), Wish(Need(nodes=1000)), Wish(disk=1 << 60)):
+                assert not await driver.offers(wish)
+
+        asyncio.run(ask())
+
+    def test_an_offer_is_on_the_market_that_was_asked_for_and_tells_its_price(self, place: Path) -> None:
+        async def ask() -> None:
+            driver = self.make(place)
+            for market in ("on-demand", "spot", "any"):
+                for offer in await driver.offers(Wish(Need(market=market))):
+                    assert market in (offer.market, "any")
+                    assert (offer.price > 0) is driver.traits.priced and 0 <= offer.disk_price <= offer.price
+                    assert not driver.traits.priced or offer.fetched > 0
+                    assert offer.reliability is None or 0 <= offer.reliability <= 1
+
+        asyncio.run(ask())
+
+    def test_a_machine_is_up_within_the_time_that_the_driver_names(self, place: Path) -> None:
+        async def rent() -> None:
+            traits = self.make(place).traits
+            assert traits.poll > AT_ONCE and traits.comes_up >= AT_ONCE and (traits.hosts_at_once or 1) >= 1
+            async with asyncio.timeout(traits.comes_up.total_seconds() + 10):
+                await self.host(self.make(place))
+
+        asyncio.run(rent())
 
     def test_an_optional_member_has_its_part_of_this_suite(self, place: Path) -> None:
         async def act(host: Host) -> None:
@@ -595,10 +622,10 @@ class SkippingContract(DriverContract):
     def test_a_machine_that_cannot_be_asked_is_left_out_with_the_reason(self, place: Path) -> None:
         async def ask() -> None:
             whole = self.make(place)
-            assert isinstance(whole, Skipping) and await whole.offers(Resources()) and not whole.left_out
+            assert isinstance(whole, Skipping) and await whole.offers(Wish()) and not whole.left_out
             driver, dead = self.make_with_a_dead_machine(place)
             assert isinstance(driver, Skipping)
-            assert dead not in {offer.id for offer in await driver.offers(Resources())}
+            assert dead not in {offer.id for offer in await driver.offers(Wish())}
             assert list(driver.left_out) == [dead] and driver.left_out[dead]
             for each in (whole, driver):
                 if isinstance(each, Closing):

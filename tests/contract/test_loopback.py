@@ -10,15 +10,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ENV, LONG, SH, RootedContract, gathered, heard, over, reading
+from driver_contract import ENV, LONG, SH, RootedContract, VisitingContract, gathered, heard, over, reading
 
-from drivers.base import Command, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Resources, Throttled, Unreachable
+from drivers.base import Command, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
 from drivers.loopback import Faults, Loopback
 from drivers.shell import ShellHost
 from tests.tools import needs
 
 
-class TestLoopback(RootedContract):
+class TestLoopback(RootedContract, VisitingContract):
     measures_memory = False
     tick = 1.0  # busybox and others count whole seconds
 
@@ -42,9 +42,9 @@ class TestBusybox(TestLoopback):
 def test_places_are_shared_by_all_processes_and_given_back(tmp_path: Path) -> None:
     async def rent() -> None:
         driver, other = Loopback(tmp_path, hosts=2, slots=1), Loopback(tmp_path, hosts=2, slots=1)
-        first, second = await driver.offers(Resources())
+        first, second = await driver.offers(Wish())
         lease = await driver.acquire(order(first, "one"))
-        assert (await other.offers(Resources()))[0].id == second.id  # the one with a free place comes first
+        assert (await other.offers(Wish()))[0].id == second.id  # the one with a free place comes first
         with pytest.raises(NoCapacity, match=r"all places of host-1 are taken \(1\)"):
             await other.acquire(order(first, "two"))
         assert await other.acquire(order(first, "one")) == lease
@@ -58,7 +58,7 @@ def test_places_are_shared_by_all_processes_and_given_back(tmp_path: Path) -> No
 def test_a_place_is_free_again_when_its_time_is_over(tmp_path: Path) -> None:
     async def rent() -> None:
         driver = Loopback(tmp_path)
-        offers = await driver.offers(Resources())
+        offers = await driver.offers(Wish())
         forgotten = await driver.acquire(order(offers[0], "forgotten")._replace(until=datetime.now(UTC) - timedelta(seconds=1)))
         assert await driver.leases() == []
         assert await driver.acquire(order(offers[0], "forgotten")) == forgotten  # renewed
@@ -83,8 +83,8 @@ def test_orders_are_refused_as_often_as_was_asked_for(tmp_path: Path) -> None:
     faults = {"no_offers": 1, "throttled": 2, "after": 0.5, "denied": 1, "no_capacity": 1}
 
     async def rent() -> None:
-        assert await Loopback(tmp_path, faults=faults).offers(Resources()) == ()
-        offers = await Loopback(tmp_path, faults=faults).offers(Resources())
+        assert await Loopback(tmp_path, faults=faults).offers(Wish()) == ()
+        offers = await Loopback(tmp_path, faults=faults).offers(Wish())
         told = []
         for _ in range(5):
             driver = Loopback(tmp_path, faults=faults)  # a process that begins anew counts on
@@ -102,7 +102,7 @@ def test_orders_are_refused_as_often_as_was_asked_for(tmp_path: Path) -> None:
 def test_a_host_may_take_its_time_to_come(tmp_path: Path) -> None:
     async def rent() -> None:
         driver = Loopback(tmp_path, faults=Faults(coming=2))
-        lease = await driver.acquire(order((await driver.offers(Resources()))[0], "k"))
+        lease = await driver.acquire(order((await driver.offers(Wish()))[0], "k"))
         assert [await driver.hosts(lease) is None for _ in range(3)] == [True, True, False]
 
     asyncio.run(rent())
@@ -127,7 +127,7 @@ def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_told(tmp_path: P
             await driver.hosts(lease)
         assert await driver.leases() == [] and await driver.release(lease)
         assert (tmp_path / "host-1/.recipe-host").exists() is keeps
-        again = await driver.acquire(order((await driver.offers(Resources()))[0], "again"))
+        again = await driver.acquire(order((await driver.offers(Wish()))[0], "again"))
         hosts = await driver.hosts(again)
         assert hosts is not None and (await over(hosts[0], job)).reason == "lost"
         await hosts[0].aclose()
@@ -138,7 +138,7 @@ def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_told(tmp_path: P
 def test_a_host_is_lost_as_it_is_asked_for(tmp_path: Path) -> None:
     async def rent() -> None:
         driver = Loopback(tmp_path, faults={"lost_on_poll": 2})
-        lease = await driver.acquire(order((await driver.offers(Resources()))[0], "k"))
+        lease = await driver.acquire(order((await driver.offers(Wish()))[0], "k"))
         assert await driver.hosts(lease)
         with pytest.raises(HostLost):
             await driver.hosts(lease)
@@ -220,7 +220,7 @@ def order(offer: Offer, key: str) -> Order:
 def on_machine(place: Path, faults: dict[str, object], act: Callable[[Loopback, ShellHost, Lease], Coroutine[None, None, None]]) -> None:
     async def acting() -> None:
         driver = Loopback(place, faults=faults)
-        lease = await driver.acquire(order((await driver.offers(Resources()))[0], "the lease"))
+        lease = await driver.acquire(order((await driver.offers(Wish()))[0], "the lease"))
         hosts = await driver.hosts(lease)
         assert hosts is not None
         try:

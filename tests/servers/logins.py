@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from drivers.base import Command, Offer, Order, Resources
+from drivers.base import Command, Offer, Order, Wish
 from drivers.ssh import Ssh, SshHost
 from drivers.sshlink import Link, Route
 
@@ -67,7 +67,7 @@ async def hosted(settings: dict[str, Any], key: str = "key") -> AsyncIterator[Ss
 
 
 async def leased(driver: Ssh, key: str) -> SshHost:
-    lease = await driver.acquire(order(await driver.offers(Resources()), key))
+    lease = await driver.acquire(order(await driver.offers(Wish()), key))
     hosts = await driver.hosts(lease)
     assert hosts is not None
     return hosts[0]

@@ -27,7 +27,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.base import Command, Exit, Job, Order, Resources
+from drivers.base import Command, Exit, Job, Order, Wish
 from drivers.devices import Device
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
@@ -277,7 +277,7 @@ def test_one_that_is_stopped_before_it_began_leaves_nothing(room: Room) -> None:
 def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: Machine, tmp_path: Path) -> None:  # noqa: F811
     async def there() -> None:
         driver = Loopback(tmp_path / "machines")
-        lease = await driver.acquire(Order((await driver.offers(Resources()))[0], "lease", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "lease", datetime.now(UTC) + timedelta(hours=1)))
         (host,) = await driver.hosts(lease) or ()
         attempt = tmp_path / "machines" / "host-1" / "attempts" / "one"
         attempt.mkdir(parents=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from drivers.base import Denied, DriverError, HostLost, NoCapacity, Rejected, Resources, Unreachable
+from drivers.base import Denied, DriverError, HostLost, Need, NoCapacity, Rejected, Unreachable, Wish
 from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
@@ -482,14 +482,14 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
 
     async def meet() -> None:
         drivers = [Ssh(**settings) for _ in range(2)]
-        offers = await drivers[0].offers(Resources())
+        offers = await drivers[0].offers(Wish())
         assert len(offers) == 1
         taken = await asyncio.gather(*(drivers[n % 2].acquire(order(offers, f"run{n}")) for n in range(8)), return_exceptions=True)
         leases = [lease for lease in taken if not isinstance(lease, BaseException)]
         assert len(leases) == 3
         assert all(isinstance(error, NoCapacity) for error in taken if isinstance(error, BaseException))
         assert sorted(lease.id for lease in await drivers[1].leases()) == sorted(lease.id for lease in leases)
-        assert len(await drivers[0].offers(Resources())) == 1  # what is taken may be ours: acquire tells
+        assert len(await drivers[0].offers(Wish())) == 1  # what is taken may be ours: acquire tells
         assert await drivers[1].release(leases[0])
         with pytest.raises(HostLost, match="was given back"):
             await drivers[0].hosts(leases[0])
@@ -506,7 +506,7 @@ def test_one_key_is_one_place_whoever_asks(server: Sshd, tmp_path: Path, slots: 
 
     async def meet() -> None:
         drivers = [Ssh(**settings) for _ in range(3)]
-        offers = await drivers[0].offers(Resources())
+        offers = await drivers[0].offers(Wish())
         leases = await asyncio.gather(*(driver.acquire(order(offers, "same")) for driver in drivers for _ in range(3)))
         assert all(lease == leases[0] for lease in leases)
         assert list(await drivers[2].leases()) == [leases[0]]
@@ -521,7 +521,7 @@ def test_a_place_whose_time_is_over_is_free(server: Sshd, tmp_path: Path) -> Non
 
     async def meet() -> None:
         driver = Ssh(**settings)
-        offers = await driver.offers(Resources())
+        offers = await driver.offers(Wish())
         old = await driver.acquire(order(offers, "old", hours=-1))
         new = await driver.acquire(order(offers, "new"))
         assert list(await driver.leases()) == [new]
@@ -562,14 +562,14 @@ def test_a_server_that_cannot_be_asked_is_left_out_with_the_reason_and_makes_the
 
         async def meet() -> None:
             driver = Ssh(**settings)
-            offers = await driver.offers(Resources(cpus=1))
+            offers = await driver.offers(Wish(Need(cpus=1)))
             assert {offer.id for offer in offers} == {server.address, other.address}
             lease = await driver.acquire(order([offer for offer in offers if offer.id == other.address], "key"))
             assert lease.data == {"host": other.address, "root": str(tmp_path / "there"), "python": "/opt/python"}
             assert list(await driver.leases()) == [lease]
             await asyncio.to_thread(other.stop)
             fresh = Ssh(**settings)
-            assert [offer.id for offer in await fresh.offers(Resources())] == [server.address]
+            assert [offer.id for offer in await fresh.offers(Wish())] == [server.address]
             assert "cannot be reached" in fresh.left_out[other.address]
             for ask in (fresh.leases(), fresh.release(lease)):
                 with pytest.raises(Unreachable):
@@ -599,9 +599,9 @@ def test_rubbish_among_the_leases_is_no_empty_list(server: Sshd, tmp_path: Path)
 def test_when_no_server_can_be_asked_the_reasons_are_the_error(server: Sshd) -> None:
     async def meet() -> None:
         with pytest.raises(Unreachable, match=r"cannot be reached(.|\n)*cannot be reached"):
-            await Ssh(**server.settings(hosts=[f"a@127.0.0.1:{free_port()}", f"b@127.0.0.1:{free_port()}"])).offers(Resources())
+            await Ssh(**server.settings(hosts=[f"a@127.0.0.1:{free_port()}", f"b@127.0.0.1:{free_port()}"])).offers(Wish())
         with pytest.raises(Denied, match="not known here"):
-            await Ssh(**server.settings(hosts=[server.address, f"b@127.0.0.1:{free_port()}"], known_hosts="/nowhere")).offers(Resources())
+            await Ssh(**server.settings(hosts=[server.address, f"b@127.0.0.1:{free_port()}"], known_hosts="/nowhere")).offers(Wish())
 
     run(meet())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from drivers.base import Denied, Offer, Resources, Unreachable
+from drivers.base import Denied, Offer, Unreachable, Wish
 from drivers.ssh import Ssh
 from drivers.sshlink import Route
 from tests.servers.logins import hosted, leased, linked, order, route, run, said, script, through
@@ -209,7 +209,7 @@ def test_a_hostile_configuration_changes_nothing(tmp_path: Path, monkeypatch: py
                 assert "SSH_AUTH_SOCK" not in there
                 assert "DISPLAY" not in there
             with pytest.raises(Denied, match="not known here"):
-                await Ssh(**sshd.settings(use_config=use_config, known_hosts=str(tmp_path / "none"))).offers(Resources())
+                await Ssh(**sshd.settings(use_config=use_config, known_hosts=str(tmp_path / "none"))).offers(Wish())
 
         run(meet())
         assert not marker.exists()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.base import NOTHING, Argv, Host, HostLost, Order, Resources
+from drivers.base import NOTHING, Argv, Host, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverDepot, Round, SyncedState, look
@@ -38,7 +38,7 @@ class Journey:
 
     async def arrive(self, number: int) -> tuple[CheckpointSync, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
-        offer = (await self.driver.offers(Resources()))[0]
+        offer = (await self.driver.offers(Wish()))[0]
         lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
         hosts = await self.driver.hosts(lease)
         assert hosts is not None

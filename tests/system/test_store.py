@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Busy, RecipeError, Unusable
-from runner.storage import database as module
-from runner.storage import files
+from runner.storage import database, files
+from runner.storage import store as module
+from runner.storage.database import Kind
 from runner.storage.digest_cache import DigestCache
 from runner.storage.files import Content, scan
 from runner.storage.garbage import collect, garbage
@@ -47,6 +48,11 @@ def fresh(root: Path) -> Iterator[Callable[[], Store]]:
 @pytest.fixture
 def store(fresh: Callable[[], Store]) -> Store:
     return fresh()
+
+
+def migrated(statements: tuple[str, ...]) -> Kind:
+    """The store's kind with one version more."""
+    return module.STORE._replace(migrations=(*module.STORE.migrations, statements))
 
 
 def test_reading_makes_nothing(root: Path) -> None:
@@ -82,12 +88,12 @@ os.kill(os.getpid(), 9)
 
 def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open(root).close()
-    monkeypatch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, ("CREATE TABLE later (x)", "INSERT INTO meta VALUES ('a', 'b')")))
+    monkeypatch.setattr(module, "STORE", migrated(("CREATE TABLE later (x)", "INSERT INTO meta VALUES ('a', 'b')")))
     with pytest.raises(Unusable, match="older"):
         Store.open(root, read_only=True)
     with Store.open(root) as store:
         assert store.database.connection.execute("SELECT * FROM meta").fetchall() == [("a", "b")]
-    monkeypatch.setattr(module, "_MIGRATIONS", module._MIGRATIONS[:-1])
+    monkeypatch.setattr(module, "STORE", module.STORE._replace(migrations=module.STORE.migrations[:-1]))
     for read_only in (True, False):
         with pytest.raises(Unusable, match="format 4 was written by a newer recipe"):
             Store.open(root, read_only=read_only)
@@ -96,7 +102,7 @@ def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeyp
 def test_a_migration_that_fails_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open(root).close()
     before = (root / "recipe.db").read_bytes()
-    monkeypatch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, ("CREATE TABLE later (x)", "INSERT INTO nowhere VALUES (1)")))
+    monkeypatch.setattr(module, "STORE", migrated(("CREATE TABLE later (x)", "INSERT INTO nowhere VALUES (1)")))
     with pytest.raises(Unusable, match="nowhere"):
         Store.open(root)
     monkeypatch.undo()
@@ -150,7 +156,7 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
 
 
 def test_a_busy_database_is_said_after_a_while(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(database, "PATIENCE", 0.01)
     with Store.open(root) as other:
         store.database.connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(Busy, match="another process"):
@@ -184,7 +190,7 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
 WORKER = """
 import sys
 from pathlib import Path
-from runner.storage import files
+from runner.storage import database, files
 from runner.storage.objects import Objects
 from runner.storage.digest_cache import DigestCache
 from runner.storage.index import *
@@ -328,7 +334,7 @@ def test_a_group_that_a_thread_stores_is_there_for_whoever_asks_next(store: Stor
 def test_a_group_that_did_not_land_is_said_to_whoever_asks_and_nothing_of_it_is_there(
     fresh: Callable[[], Store], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    monkeypatch.setattr(database, "PATIENCE", 0.05)
     store = fresh()
     store.runs.submit(RUN)
     fence = store.runs.claim("r1", "w")

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from drivers.base import NOTHING, Argv, Order, Resources, Unreachable
+from drivers.base import NOTHING, Argv, Order, Unreachable, Wish
 from drivers.local import LocalHost
 from drivers.ssh import Ssh
 from runner.hosts import hostwork
@@ -176,7 +176,7 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
 
     async def travel(settings: dict[str, Any]) -> None:
         driver = Ssh(**settings)
-        lease = await driver.acquire(Order((await driver.offers(Resources()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
         host = (await driver.hosts(lease) or [])[0]
         depot = Depot(host, ".recipe-host")
         depot.chunk = CHUNK

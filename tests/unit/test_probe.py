@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers import machine
-from drivers.base import Resources
+from drivers.base import Need, Resources, Wish
 from runner.hosts.probe import Finding, findings
 
 WHOLE = b"""\
@@ -105,17 +105,17 @@ def test_no_answer_is_too_strange(noise: bytes, lines: list[tuple[bytes, bytes]]
     said = noise + b"\n" + b"".join(name + b"=" + value + b"\n" for name, value in lines)
     have = machine.resources(machine.facts(said))
     assert all(finding.found.isprintable() for finding in findings(said))
-    assert machine.enough(have, Resources())
-    assert not machine.enough(have, Resources(cpus=1e300))
+    assert machine.enough(have, Wish())
+    assert not machine.enough(have, Wish(Need(cpus=1e300)))
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
 def test_a_machine_does_for_what_is_not_more_than_it_has(have: int, need: int) -> None:
     for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
-        assert machine.enough(Resources(**{name: have}), Resources(**{name: need})) is (need <= have)
-    assert machine.enough(Resources(gpu="NVIDIA H100 80GB"), Resources(gpu="h100"))
-    assert not machine.enough(Resources(gpu="NVIDIA A100"), Resources(gpu="H100"))
-    assert not machine.enough(Resources(), Resources(gpu="H100"))
+        assert machine.enough(Resources(**{name: have}), Wish(Need(**{name: need}))) is (need <= have)
+    assert machine.enough(Resources(gpu="NVIDIA H100 80GB"), Wish(Need(gpu="h100")))
+    assert not machine.enough(Resources(gpu="NVIDIA A100"), Wish(Need(gpu="H100")))
+    assert not machine.enough(Resources(), Wish(Need(gpu="H100")))
 
 
 def test_a_python_that_makes_no_environments_is_told_and_uv_does_not_make_them() -> None:

@@ -158,9 +158,10 @@ def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> No
     from importlib import import_module
     from inspect import signature
 
+    from runner.hosts.leases import OURS
+
     module, _, attribute = place.partition(":")
-    box = {"container_engine", "engine_args", "container_args"}
-    assert set(SCHEMA["$defs"][name]["properties"]) - box == set(signature(getattr(import_module(module), attribute)).parameters)
+    assert set(SCHEMA["$defs"][name]["properties"]) - set(OURS) == set(signature(getattr(import_module(module), attribute)).parameters)
 
 
 def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     from drivers.base import DriverError
 
     from ...advice.facts import machine
-    from ...hosts.probe import driver_of
+    from ...hosts.leases import driver_of
 
     try:
-        return asyncio.run(machine.ask(driver_of(name, ws.config.driver(name), args.hosts, ws.home)))
+        return asyncio.run(machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home))))
     except DriverError as error:
         print(f"recipe: the host was not asked: {error}", file=sys.stderr)
         return {}

@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def _away(args: argparse.Namespace) -> list[Finding]:
     import asyncio
 
-    from ...hosts.probe import driver_of, examine
+    from ...hosts.leases import driver_of
+    from ...hosts.probe import examine
     from ...settings import load
     from ...storage.store import home
     from .parser import check_driver
@@ -57,7 +58,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
     settings = load(root, os.environ).driver(name)
-    return asyncio.run(examine(driver_of(name, settings, args.host, home(root, os.environ))))
+    return asyncio.run(examine(driver_of(name, settings, args.host, str(home(root, os.environ)))))
 
 
 def _software() -> Iterator[Finding]:

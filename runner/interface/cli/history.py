@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -127,6 +128,14 @@ class RunOverview(TypedDict):
     inputs: Mapping[str, object]
 
 
+def _leases(run: str) -> set[str]:
+    """The states of the machines that a run rents."""
+    from ...storage.ledger import Ledger, of_user
+
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        return {row.state for row in ledger.of_run(run)}
+
+
 def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> RunOverview:
     """A run for programs; the table shows a part of it."""
     counts: dict[str, int] = {}
@@ -140,6 +149,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
     if not isinstance(total, int) or total > ready + sum(counts.values()):
         phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
     begun = "ACTIVE" if row.state == "QUEUED" and row.fence else row.state  # a worker has it, and may have died before it stored a move
+    leases = _leases(row.id) if begun == "ACTIVE" else ()
     return {
         "id": row.id,
         "name": str(row.data.get("name", "")),
@@ -149,7 +159,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(begun, reason=row.reason, steps=phases, leases=(), claimed=ws.store.runs.live(row.id)),
+        "state": word(begun, reason=row.reason, steps=phases, leases=leases, claimed=ws.store.runs.live(row.id)),
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),

@@ -56,6 +56,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
+        parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
         parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             args.link == "hard",
             pools,
             tuple(args.allow),
+            args.everything_there,
             Label(args.name, tuple(args.tag), args.note),
             args.python if args.python != "current" else "",
         )

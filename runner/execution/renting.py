@@ -1,0 +1,94 @@
+"""Machines that cost money: asked for when the first step that needs one is QUEUED, given back when no unfinished step has a use for them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from drivers.base import DriverError, Need
+
+from ..errors import RecipeError
+from ..hosts.pool import need_for
+from ..hosts.sites import Site
+from ..planning.schedule import FINAL, Move, State
+from ..planning.step import TEMPORARY
+from .work import Work
+
+LOOK: Final = 0.2
+"""Seconds between two looks at what is needed."""
+
+
+def rent(work: Work) -> None:
+    """Ask for what QUEUED steps need, beside the loop, and give back what nobody needs."""
+    pool = work.host_pool
+    if pool.moves:
+        note(work)
+    if not pool.priced or work.rented_at + LOOK > (now := time.monotonic()):
+        return
+    work.rented_at = now
+    states = work.scheduler.states()
+    queued: Counter[Need] = Counter()
+    for id in work.todo:
+        if states[id] not in FINAL:
+            queued.update({need: int(states[id] is State.QUEUED) for need in _needs(work, id)})
+    for need, count in queued.items():
+        wanted = min(count, max(1, work.options.machines))
+        while not work.scheduler.held and need not in pool.refused and not pool.full and pool.machines(need) < wanted:
+            pool.coming.append(need)
+            work.replacing += 1
+            work.beside(_get(work, need))
+    for site, reason in pool.spare(queued):
+        work.beside(_give_back(work, site, reason))
+
+
+def note(work: Work) -> None:
+    """Note the moves of leases among those of the run."""
+    moves, work.host_pool.moves = work.host_pool.moves, []
+    work.groups.record(
+        [
+            Move("lease", row.key, before, row.state, row.reason, {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price})
+            for before, row in moves
+        ]
+    )
+
+
+def _needs(work: Work, id: str) -> Iterator[Need]:
+    """What a step needs a rented machine for: to run there, or to have what another left there."""
+    if not work.stays(id):
+        yield need_for(work.spec(id).resources)
+    for each in work.plan.nodes[work.plan.index[id]].upstream:
+        node = work.plan.nodes[each.producer]
+        if any(name == each.output and flags & TEMPORARY for name, _, flags in node.outputs) and not work.stays(node.id):
+            yield need_for(work.spec(node.id).resources)
+
+
+async def _get(work: Work, need: Need) -> None:
+    pool = work.host_pool
+
+    async def ready(site: Site) -> None:
+        await work.attempts.hooks_of(site).setup()
+        if work.survey.request.current_python:
+            await pool.match([site])
+        if stayed := work.stayed():
+            await site.look_for(stayed)
+
+    try:
+        await pool.rent(need, ready)
+    except (RecipeError, DriverError) as error:
+        pool.refuse(need, str(error))
+    except Exception as error:  # whatever it was: another try would rent another machine
+        pool.refuse(need, f"internal error of recipe: {type(error).__name__}: {error}")
+    finally:
+        pool.coming.remove(need)
+        work.replacing -= 1
+        work.wake()
+
+
+async def _give_back(work: Work, site: Site, reason: str) -> None:
+    try:
+        if not await work.host_pool.give_back(site, reason):
+            work.commits.say(f"{site.name} is not given back yet; it is asked again at the end of the run")
+    except (RecipeError, DriverError) as error:
+        work.commits.say(f"{site.name} could not be given back: {error}; `recipe reap` asks again")

@@ -1,0 +1,501 @@
+"""The places that a run has: this machine, and hosts on which it has leases.  Knows resources and needs, not steps.
+
+Places that cost nothing are taken before the run, as many as it can use.  A machine that costs money is asked for when a step needs it, and is given
+back when no step does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from drivers import devices, machine
+from drivers.base import (
+    Closing,
+    Driver,
+    DriverError,
+    Host,
+    HostLost,
+    Lease,
+    Need,
+    Offer,
+    Order,
+    Rejected,
+    Skipping,
+    Wish,
+)
+from drivers.devices import Card
+
+from ..digest import of_value
+from ..errors import Busy, CannotRun, Infrastructure
+from ..extensions import packages
+from ..logs import Log
+from ..planning.step import ResourceSpec
+from ..storage import ledger
+from ..storage.ledger import LeaseRow, Ledger
+from ..storage.workspace import Workspace
+from . import interpreters
+from .away import Away
+from .leases import RENEW, Leases, driver_of, lease_of, offer_of
+from .sites import Site
+
+if TYPE_CHECKING:
+    from .wire import Progress
+
+IDLE = 120.0
+"""Seconds that a machine that costs money is kept with nothing to do."""
+SWEEP = timedelta(days=1)
+"""Between two looks at what a host keeps that nobody has asked for in a long time."""
+TELL = 5.0
+"""Seconds between words about a transfer."""
+
+# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  $1: the name of that Python.
+_ASK = (
+    "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
+    'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
+    'printf "VERSION=%s\\n" "$("$1" -c "import platform; print(platform.python_version())" 2>/dev/null)"\n'
+    "env | sed 's/^/env /'\n"
+    "nvidia-smi -L 2>/dev/null || :\n"
+)
+_TOLD = ("PATH=", "PYTHON=", "VERSION=")
+
+
+# A program called `python` in the folder $1 that is the Python $2, as words of a shell: systems have a python3 and no python, or an older one of that
+# name.  Where nothing in our folder may be executed there is none.
+_CALL_IT = (
+    '[ -x "$1/python" ] || { mkdir -p -- "$1" && printf "%s\\n" "#!/bin/sh" "exec $2 \\"\\$@\\"" >"$1/python.$$" &&'
+    ' chmod 755 "$1/python.$$" && mv -f "$1/python.$$" "$1/python"; }\n'
+    '"$1/python" -c "print(\'it runs\')"\n'
+)
+# What Python this is: its version, and sorted name==version lines.
+_PACKAGES = (
+    "import json, platform; from importlib.metadata import distributions as all\n"
+    "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
+)
+_NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
+
+
+_log = Log("hosts")
+
+
+@dataclass(slots=True)
+class _Used:
+    """A place, and the leases that it stands on."""
+
+    site: Site
+    offer: Offer
+    leases: list[LeaseRow]
+    idle_since: float
+
+
+@dataclass(slots=True)
+class HostPool:
+    """Where the steps of one run may run."""
+
+    ws: Workspace
+    run: str
+    local: Driver
+    name: str
+    """Of the driver that hosts come from."""
+    hosts: Sequence[str] = ()
+    """Addresses that were named for this run, instead of those of the settings."""
+    say: Callable[[str], None] = lambda _text: None
+    python: str = ""
+    """The Python that was named for steps without a lock: see `interpreters.chosen`.  Empty for none."""
+    everything_there: bool = False
+    """Have steps that need no GPU run on rented machines, too."""
+    here: Site = field(init=False)
+    sites: list[Site] = field(default_factory=list)
+    box: Mapping[str, Any] = field(default_factory=dict)
+    """How containers are run there: the settings `container_engine`, `engine_args` and `container_args`."""
+    moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
+    """Moves of leases that the run has not noted yet: the state before, and the lease."""
+    leases: Leases | None = None
+    _idle: float = IDLE
+    _used: list[_Used] = field(default_factory=list)
+    _here: Lease | None = None
+    _renewing: asyncio.Task[None] | None = None
+
+    lost: list[str] = field(default_factory=list)
+    """Why places that were ours are not any more."""
+    refused: dict[Need, str] = field(default_factory=dict)
+    """Needs for which no machine can be had, and why."""
+    coming: list[Need] = field(default_factory=list)
+    """Needs for which a machine was asked that is not up yet."""
+
+    @property
+    def away(self) -> bool:
+        """Whether steps run elsewhere than on this machine."""
+        return self.name != "local"
+
+    @property
+    def priced(self) -> bool:
+        """Whether hosts cost money, so that each is asked for when a step needs it."""
+        return self.leases is not None and self.leases.driver.traits.priced
+
+    def machine(self, names: Iterable[str]) -> dict[str, float]:
+        """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
+        return {} if self.priced else {name: sum(site.has(name) for site in self.sites) for name in names}
+
+    @property
+    def full(self) -> bool:
+        """Whether an account may have no more machines than this run has."""
+        most = self._of().driver.traits.hosts_at_once
+        return most is not None and len(self._used) + len(self.coming) >= most
+
+    def stays(self, wants: ResourceSpec) -> bool:
+        """Whether a step that says nothing of where it runs stays on this machine."""
+        if not self.away or not self.priced or self.everything_there:
+            return not self.away
+        return not wants.gpus and self.here.could(wants.room)
+
+    def sites_of(self, wants: ResourceSpec, *, local: bool) -> Sequence[Site]:
+        """Where a step that asks for this may run: a local one on this machine only."""
+        if local or (self.priced and self.stays(wants)):
+            return [self.here]
+        if not self.priced:
+            return self.sites
+        need = need_for(wants)
+        return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost]
+
+    async def open(self, *, want: int) -> None:
+        """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
+
+        Raises Busy when all is taken, DriverError.
+        """
+        python = self._python()
+        self._here = await self.local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
+        found = await self.local.hosts(self._here)
+        if not found:
+            raise Infrastructure("this machine has no host")
+        self.here = self._near(python, "local", found[0], self.ws.machine(), lambda: self.ws.devices)
+        if not self.away:
+            self.sites = [self.here]
+            return
+        self.leases = self._leases()
+        await self._tidy()
+        kept = _by_machine(await self.leases.adopt())
+        if self.priced:
+            self.here.slots = len(os.sched_getaffinity(0))
+        else:
+            await self._fill(kept, want)
+        for rows in kept.values():
+            await self._enter(offer_of(rows[0]), rows)
+        if not self.priced and not self.sites:
+            raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
+        self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
+        """Take places until there are `want`; first where we have one."""
+        for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
+            missing = want - sum(site.slots or 0 for site in self.sites)
+            if missing > 0 or offer.id in kept:
+                await self._take(offer, missing, Need(), kept.pop(offer.id, []))
+
+    async def _tidy(self) -> None:
+        """End what dead runs left to nobody; say what they left that costs money."""
+        from . import reaper
+
+        for words in await reaper.tidy(self._of()):
+            self.say(words)
+
+    async def offered(self, needs: Iterable[Need]) -> set[Need]:
+        """Those needs for which a machine is there or is offered.  Rents nothing.  Raises DriverError."""
+        return {need for need in needs if self.machines(need) or await self._offers(Wish(need))}
+
+    async def rent(self, need: Need, ready: Callable[[Site], Awaitable[object]]) -> Site | None:
+        """A machine for this need, up and made `ready`; None when there is none any more.  What cannot be made ready is given back.
+
+        Raises CannotRun, DriverError, and what `ready` raises.
+        """
+        for offer in await self._offers(Wish(need)):
+            self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
+            began = time.monotonic()
+            if (found := await self._take(offer, 1, need, ready=ready)) is not None:
+                self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
+                return found
+        self.refuse(need, f"{self.name} has no machine left that does for it")
+        return None
+
+    def refuse(self, need: Need, why: str) -> None:
+        """Ask for no machine of this need any more."""
+        self.refused[need] = why
+        self.lost.append(why)
+
+    def hopes(self, wants: ResourceSpec) -> bool:
+        """Whether there is a place where such a step could run, or may be one yet."""
+        if any(site.could(wants.room) for site in self.sites_of(wants, local=False) if not site.lost):
+            return True
+        return self.priced and not self.stays(wants) and need_for(wants) not in self.refused
+
+    def machines(self, need: Need) -> int:
+        """How many machines that do for this need are up, or were asked for."""
+        return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost for used in self._used)
+
+    def spare(self, needs: Mapping[Need, int]) -> list[tuple[Site, str]]:
+        """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
+
+        `needs` are those of unfinished steps, with how many of these are QUEUED.
+        """
+        now, found = time.monotonic(), []
+        for used in self._used:
+            served = [count for need, count in needs.items() if covers(used.offer, need)]
+            if used.site.busy or any(served):
+                used.idle_since = now
+            elif not served:
+                found.append((used.site, "no unfinished step needs it"))
+            elif now - used.idle_since >= self._idle:
+                found.append((used.site, f"it had nothing to do for {self._idle:g} s"))
+        return found
+
+    async def give_back(self, site: Site, reason: str) -> bool:
+        """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""
+        if site in self.sites:
+            self.sites.remove(site)
+        gone = True
+        for used in [used for used in self._used if used.site is site]:
+            self._used.remove(used)
+            for row in used.leases:
+                gone &= await self._of().release(row, reason)
+        return gone
+
+    async def replace(self, lost: Site) -> Site | None:
+        """Another place for one that is gone, if there is any.  One that costs money is asked for again when a step needs it."""
+        self.lost.append(f"{lost.name}: {lost.lost}")
+        _log.info("%s lost: %s", lost.name, lost.lost)
+        with contextlib.suppress(DriverError):
+            await self.give_back(lost, lost.lost)
+        if self.priced:
+            return None
+        try:
+            for offer in await self._offers(Wish()):
+                if not any(site.name == f"{self.name} {offer.id}" for site in self.sites) and (
+                    found := await self._take(offer, lost.slots or 1, Need())
+                ):
+                    return found
+        except (DriverError, Infrastructure) as error:
+            self.say(f"there is no other host for {lost.name}: {error}")
+        return None
+
+    async def _renew(self) -> None:
+        """Keep the leases, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW)
+            for used in self._used:
+                for n, row in enumerate(used.leases):
+                    with contextlib.suppress(DriverError, Busy):  # there is time for many tries before it ends
+                        used.leases[n] = await self._of().renew(row)
+
+    async def close(self, *, leave: bool = False) -> None:
+        """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for site in self.sites if not self.priced else ():
+            if isinstance(site, Away) and not site.lost:
+                with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
+                    await site.depot.sweep(every=SWEEP)
+        if self.leases is not None:
+            if not (leave and self.priced):
+                for row, why in await self.leases.close():
+                    self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again")
+            if isinstance(self.leases.driver, Closing):
+                await self.leases.driver.aclose()
+            self.leases.ledger.close()
+        if self._here is not None:
+            await self.here.host.aclose()
+            await self.local.release(self._here)
+
+    def _of(self) -> Leases:
+        assert self.leases is not None
+        return self.leases
+
+    def _leases(self) -> Leases:
+        settings = self.ws.config.driver(self.name)
+        self.box = {name: settings[name] for name in ("container_engine", "engine_args", "container_args") if name in settings}
+        self._idle = float(settings.get("idle", IDLE))
+        python = "" if self.python == interpreters.CURRENT else self.python
+        driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
+        path = ledger.of_user(os.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
+        return Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+
+    async def _offers(self, wish: Wish) -> Sequence[Offer]:
+        leases = self._of()
+        offers = await leases.offers(wish)
+        if isinstance(leases.driver, Skipping):
+            for host, why in leases.driver.left_out.items():
+                self.say(f"{host} is left out: {why}")
+        if not offers and not self.priced:
+            raise Infrastructure(f"the driver {self.name} offers no host", fix=f"`recipe doctor --driver {self.name}` says what there is")
+        return offers
+
+    async def _take(
+        self, offer: Offer, want: int, need: Need, kept: Sequence[LeaseRow] = (), ready: Callable[[Site], Awaitable[object]] | None = None
+    ) -> Site | None:
+        """As many places on one machine as are free and wanted, beside those `kept`; None when there is none.
+
+        Raises CannotRun when it lets us in and can do nothing for us.
+        """
+        taken: list[LeaseRow] = []
+        try:
+            with self._usable(offer):
+                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer)) is not None:
+                    taken.append(row)
+            return await self._enter(offer, [*kept, *taken], ready) if kept or taken else None
+        except Exception as error:
+            await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
+            raise
+
+    @contextlib.contextmanager
+    def _usable(self, offer: Offer) -> Iterator[None]:
+        """A machine that lets us in and can do nothing for us is told with what to do."""
+        try:
+            yield
+        except Rejected as error:
+            fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
+            raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
+
+    async def _enter(self, offer: Offer, rows: Sequence[LeaseRow], ready: Callable[[Site], Awaitable[object]] | None = None) -> Site | None:
+        """The place that these leases on one machine give us, when it is up; None when it is gone, and they are given back.  Raises CannotRun."""
+        try:
+            with self._usable(offer):
+                leased = [await self._of().up(row) for row in rows]
+                rows = [row for row, _ in leased]
+                site = await self._site(offer, lease_of(rows[0]), leased[0][1], len(rows))
+        except HostLost as error:
+            self.say(f"{self.name} {offer.id}: {error}")
+            await self._of().close({row.key for row in rows}, str(error))
+            return None
+        if ready is not None:
+            await ready(site)  # before any step can be started there
+        self._used.append(_Used(site, offer, list(rows), time.monotonic()))
+        self.sites.append(site)
+        return site
+
+    async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
+        have = offer.resources
+        room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
+        cards = tuple(Card(number) for number in range(have.gpus or 0))
+        name = f"{self.name} {lease.id if self.priced else offer.id}"
+        if self._of().driver.traits.shared_disk:
+            return self._near(self._python(), name, host, room, lambda: devices.visible(None, cards), slots)
+        from .transfer import Depot
+
+        python = lease.data.get("python", "python3")
+        said = b"".join([data async for data in host.call(("/bin/sh", "-c", _ASK, "sh", python))]).decode("utf-8", "surrogateescape")
+        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
+        cards = devices.listed(said) or cards
+        told_of = _Told(self.say)
+        depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall)
+        await depot.open()
+        python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
+        if folder := os.path.dirname(python):
+            path = f"{folder}:{path}"
+        if told.get("PYTHON") and os.path.basename(python) != "python":
+            ours = f"{depot.root}/bin/python-{of_value('python', python)[:12]}"
+            with contextlib.suppress(Rejected):
+                answer = [data async for data in host.call(("/bin/sh", "-c", _CALL_IT, "sh", ours, shlex.quote(python)))]
+                path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
+        login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
+        seen = devices.visible(login.get(devices.VISIBLE), cards)
+        return Away(
+            self.ws,
+            name,
+            host,
+            room,
+            seen,
+            depot,
+            slots=slots,
+            python=python,
+            version=told.get("VERSION", ""),
+            path=path,
+            login=login,
+            say=self.say,
+        )
+
+    def _python(self) -> str:
+        """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
+        named = "" if self.away and self.python != interpreters.CURRENT else self.python
+        python = interpreters.chosen(named, self.ws.root, os.environ)
+        interpreters.ask(python)
+        return python
+
+    def _near(
+        self,
+        python: str,
+        name: str,
+        host: Host,
+        machine: Mapping[str, float],
+        cards: Callable[[], Sequence[devices.Device]],
+        slots: int | None = None,
+    ) -> Site:
+        """A place that sees our disk: what this login has is there, too."""
+        path = interpreters.command_path(python, self.ws.home, os.environ)
+        return Site(self.ws, name, host, machine, cards, slots=slots, python=python, path=path, login=os.environ)
+
+    def _recall(self, content: str) -> Any:
+        from ..storage.files import Content
+
+        return self.ws.objects.entries(Content(content)) if self.ws.objects.has(Content(content)) else None
+
+    async def match(self, sites: Sequence[Site]) -> None:
+        """See to it that the Python of these hosts has the packages of ours, which stand in keys.  Raises CannotRun."""
+        for site in sites:
+            if not isinstance(site, Away):
+                continue
+            call = site.host.call((site.python, "-c", _PACKAGES))
+            try:
+                found = json.loads(b"".join([data async for data in call]))
+            except (Rejected, ValueError) as error:
+                raise CannotRun(f"the Python of {site.name} ({site.python}) does not run: {error}", fix=_NAME_PYTHON) from error
+            ours = list(packages())
+            if found != ours:
+                differ = sorted({*found[1]} ^ {*ours[1]})
+                some = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
+                what = some or f"Python {found[0]}, not {ours[0]}"
+                raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
+
+
+def need_for(wants: ResourceSpec) -> Need:
+    """What a step that asks for this needs of a machine."""
+    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk)
+
+
+def covers(offer: Offer, need: Need) -> bool:
+    """Whether a machine that was offered so does for a need."""
+    return need.market in (offer.market, "any") and machine.enough(offer.resources, Wish(replace(need, market="any")))
+
+
+def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
+    """Places on one machine together; what costs money is a machine of its own each."""
+    found: dict[str, list[LeaseRow]] = {}
+    for row in rows:
+        found.setdefault(row.key if row.price else str(row.offer["id"]), []).append(row)
+    return found
+
+
+class _Told:
+    """Words about long transfers: one line now and then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: dict[str, float] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        now = asyncio.get_running_loop().time()
+        if progress.done == progress.total:
+            self._last.pop(progress.what, None)
+        elif progress.what not in self._last:
+            self._last[progress.what] = now
+        elif now - self._last[progress.what] >= TELL:
+            self._last[progress.what] = now
+            left = f", {progress.eta:.0f} s left" if progress.eta is not None else ""
+            share = f"{progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB"
+            self._say(f"{progress.what}: {share}, {progress.rate / 1e6:.0f} MB/s{left}")

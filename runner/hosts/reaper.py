@@ -1,0 +1,122 @@
+"""What becomes of leases whose run is not at work: a pure decision, and the giving back.  Touches no lease of a run that lives or may be resumed.
+
+By itself it ends what was being given back, what is past its time, what belongs to a run that is over, and, where places cost nothing, what a dead
+run had: giving that back ends no job.  A machine that costs money and was a dead run's is only spoken of: a training may be on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from drivers.base import Closing, DriverError
+
+from ..errors import RecipeError
+from ..storage.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
+from ..storage.runs import is_over
+from ..storage.store import Store, home
+from ..storage.workspace import Workspace
+from .leases import Leases, driver_of
+
+Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
+"""Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
+
+AT_WORK: Final = "its run is at work"
+
+
+class Fate(NamedTuple):
+    """What becomes of a lease."""
+
+    end: bool
+    why: str
+
+
+def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
+    """Whether a lease is to be ended by itself, and why, or why not."""
+    if row.until <= now:
+        return Fate(True, "its time is over")
+    if standing == "live":
+        return Fate(False, AT_WORK)
+    if row.state == "RELEASING":
+        return Fate(True, "it was being given back")
+    if standing == "over":
+        return Fate(True, "its run is over")
+    if standing == "dead":
+        return Fate(not row.price, "the worker of its run is gone")
+    return Fate(False, "its workspace does not know its run")
+
+
+def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
+    """How the run of a lease stands, by its workspace.  `gone`: also one that is not submitted yet."""
+    root = home(Path(row.workspace), environ)
+    try:
+        with Store.open(root, read_only=True) as store:
+            found = [run for run in store.runs.latest() if run.id == row.run]
+            if store.runs.live(row.run):
+                return "live"
+            return "over" if found and is_over(found[0], store.runs.tallies([row.run])[row.run]) else "dead" if found else "gone"
+    except RecipeError:
+        return "gone"
+
+
+def judged(rows: Iterable[LeaseRow], environ: Mapping[str, str]) -> list[tuple[LeaseRow, Fate]]:
+    """Each lease and what becomes of it."""
+    now = time.time()
+    return [(row, fate(row, standing(row, environ), now)) for row in rows]
+
+
+async def end(leases: Leases, row: LeaseRow, why: str) -> str:
+    """Give back a lease that another process held.  Answers why it is there still; empty when it is proved gone."""
+    try:
+        taken = leases.ledger.take(row, leases.holder)
+        return "" if await leases.release(taken, why) else "the provider has not ended it yet"
+    except NotOurs:
+        return ""  # another reaper was faster
+    except DriverError as error:
+        return str(error)
+
+
+async def tidy(leases: Leases) -> list[str]:
+    """At the beginning of a run: end what is to be ended, of the same driver.  Answers what a person should know of the rest."""
+    said = []
+    for row, (ends, why) in judged(leases.ledger.living(), os.environ):
+        if row.run == leases.run:
+            continue
+        if ends and row.driver == leases.name:
+            if left := await end(leases, row, why):
+                said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
+        elif row.price and why != AT_WORK:
+            said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
+    return said
+
+
+def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:
+    """`tidy` for a run that has nothing to do.  No driver is made where no lease is known."""
+    said: list[str] = []
+    for path in (of_user(os.environ), of_workspace(ws.home)):
+        with Ledger.open(path, read_only=True) as ledger:
+            known = ledger.living(name)
+        if known:
+            driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
+            with Ledger.open(path) as ledger:
+                said += asyncio.run(_closed(Leases(driver, name, ledger, "", str(ws.root))))
+    return said
+
+
+async def _closed(leases: Leases) -> list[str]:
+    try:
+        return await tidy(leases)
+    finally:
+        if isinstance(leases.driver, Closing):
+            await leases.driver.aclose()
+
+
+def described(row: LeaseRow, now: float) -> str:
+    """A lease as people read it: what, whose, and what it costs."""
+    hours = max(0.0, now - row.asked) / 3600
+    cost = f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far" if row.price else "costs nothing"
+    return f"{row.driver} {row.key} of run {row.run} in {row.workspace}, {cost}"

@@ -1,0 +1,123 @@
+"""`recipe reap`: the rented machines of all workspaces, what each costs, and the end of those that nobody uses any more."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from drivers.base import Closing, Driver
+
+from ... import settings
+from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
+from ...hosts import reaper
+from ...hosts.leases import Leases, driver_of
+from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
+from ...storage.store import home
+
+
+class Known(NamedTuple):
+    """A lease, what becomes of it, and the ledger that it stands in."""
+
+    row: LeaseRow
+    fate: reaper.Fate
+    path: Path
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="end this lease, although a run that is gone may be resumed on it")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only list the leases, and say what would be ended")
+    parser.add_argument("--driver", metavar="NAME", help="only leases of this driver")
+    parser.add_argument("--dead", action="store_true", help="also every machine of a run whose worker is gone; asks first")
+    parser.add_argument("-y", "--yes", action="store_true", help="with --dead: do not ask")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.epilog = (
+        "By itself it ends what was being given back, what is past its time, and what a run that is over left.\n\n"
+        "examples:\n  recipe reap -n\n  recipe reap 3fa85f645717b3fc\n  recipe reap --dead"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    known = _known(args)
+    ends = _chosen(args, known)
+    left = {} if args.dry_run else asyncio.run(_end(ends, args.workspace))
+    if args.json:
+        print(json.dumps([_as_json(each, ends, left, args.dry_run) for each in known], indent=2))
+        return 5 if left else 0
+    now = time.time()
+    if not known and not args.quiet:
+        print("there is no lease")
+    for each in known:
+        words = f"{reaper.described(each.row, now)}: {each.fate.why}"
+        if each.row.key in left:
+            print(f"still there  {words}; {left[each.row.key]}", file=sys.stderr)
+        elif each in ends:
+            print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
+        elif not args.quiet:
+            print(f"{'kept':11}  {words}" + ("" if each.fate.why == reaper.AT_WORK else f"; `recipe reap {each.row.key}` ends it"))
+    return 5 if left else 0
+
+
+def _known(args: argparse.Namespace) -> list[Known]:
+    """Every lease that is not gone, of the user's ledger and of this workspace's."""
+    root = Path(os.path.abspath(args.workspace))
+    found = []
+    for path in (of_user(os.environ), of_workspace(home(root, os.environ))):
+        with Ledger.open(path, read_only=True) as ledger:
+            found += [Known(row, fate, path) for row, fate in reaper.judged(ledger.living(args.driver), os.environ)]
+    return found
+
+
+def _chosen(args: argparse.Namespace, known: Sequence[Known]) -> list[Known]:
+    """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
+    by_key = {each.row.key: each for each in known}
+    for key in args.keys:
+        if key not in by_key:
+            raise NotFound(f"there is no lease {key}", fix=did_you_mean(key, by_key) or "`recipe reap -n` lists them")
+        if by_key[key].fate.why == reaper.AT_WORK:
+            raise CannotRun(f"the run {by_key[key].row.run} is at work on the lease {key}", fix="interrupt it with Ctrl-C, or end its process")
+    ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in args.keys]
+    dead = [each for each in known if args.dead and each not in ends and each.fate.why != reaper.AT_WORK]
+    if dead and not args.dry_run and not args.yes:
+        if not sys.stdin.isatty():
+            raise Invalid([Problem("bad-input", "--dead ends machines on which a training may be", fix="look with `recipe reap -n`, then add --yes")])
+        for each in dead:
+            print(reaper.described(each.row, time.time()))
+        if input(f"end {len(dead)} lease(s), and what runs there? [y/N] ").strip().lower() not in ("y", "yes"):
+            dead = []
+    return [*ends, *dead]
+
+
+async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
+    """End them.  Answers which could not be ended, and why."""
+    left: dict[str, str] = {}
+    for row, fate, path in ends:
+        try:
+            driver = _driver(row, workspace)
+            with Ledger.open(path) as ledger:
+                if words := await reaper.end(Leases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why):
+                    left[row.key] = words
+            if isinstance(driver, Closing):
+                await driver.aclose()
+        except RecipeError as error:
+            left[row.key] = str(error)
+    return left
+
+
+def _driver(row: LeaseRow, workspace: Path) -> Driver:
+    """The driver of a lease, by the settings of its workspace, or, where that is no more, of this one.  Raises RecipeError."""
+    root = Path(row.workspace if os.path.isdir(row.workspace) else os.path.abspath(workspace))
+    return driver_of(row.driver, settings.load(root, os.environ).driver(row.driver), (), str(home(root, os.environ)))
+
+
+def _as_json(each: Known, ends: Sequence[Known], left: dict[str, str], dry: bool) -> dict[str, object]:
+    row = each.row
+    done = "still there" if row.key in left else "kept" if each not in ends else "would end" if dry else "ended"
+    told = {name: getattr(row, name) for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")}
+    return {**told, "done": done, "why": left.get(row.key, each.fate.why)}

@@ -1,0 +1,186 @@
+"""The ledger: every lease that was ever meant to be taken, and what it cost.  Knows rows and moves, no driver and no run.
+
+A move is committed before its effect, and only by the holder of the lease: who resumes a run takes its leases over, and the process that had them
+before can move them no more.  For drivers that cost money there is one ledger of a user for all workspaces, so that a machine is known although its
+workspace is deleted; a place that costs nothing stands in its workspace's own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ..errors import Busy
+from ..paths import data_folder
+from .database import Data, Database, Kind, Row, mapping, text
+
+State: TypeAlias = Literal["ASKED", "COMING", "UP", "RELEASING", "GONE"]
+
+MOVES: Final[Mapping[State, frozenset[State]]] = {
+    "ASKED": frozenset({"COMING", "RELEASING", "GONE"}),  # GONE: it was never rented.  RELEASING: nobody wants it, whether or not it was rented
+    "COMING": frozenset({"UP", "RELEASING"}),
+    "UP": frozenset({"RELEASING"}),
+    "RELEASING": frozenset({"GONE"}),
+    "GONE": frozenset(),
+}
+
+LEDGER: Final = Kind(
+    "ledger.db",
+    0x7263706C,  # "rcpl"
+    (
+        (
+            "CREATE TABLE leases (key TEXT PRIMARY KEY, driver TEXT, run TEXT, workspace TEXT, need TEXT, holder TEXT, state TEXT, offer TEXT,"
+            " until REAL, price REAL, lease TEXT, asked REAL, up REAL, gone REAL, reason TEXT) WITHOUT ROWID",
+            "CREATE INDEX leases_by_state ON leases (state)",
+            "CREATE TABLE spending (lease TEXT, since REAL, till REAL, usd REAL, source TEXT, settled INTEGER, PRIMARY KEY (lease, source))"
+            " WITHOUT ROWID",
+        ),
+    ),
+    (),
+    {},
+    0o600,
+    "RECIPE_LEDGER",
+    "recipe run",
+    "then look at your provider's console, and end there what nobody knows any more",
+)
+
+
+class LeaseRow(NamedTuple):
+    """One lease.  Times are seconds since the epoch, `price` is US dollars an hour; `offer` and `lease` are what the driver gave."""
+
+    key: str
+    driver: str
+    run: str
+    workspace: str
+    need: Data
+    holder: str
+    state: State
+    offer: Data
+    until: float
+    price: float = 0.0
+    lease: Data = {}  # noqa: RUF012  (never written to)
+    asked: float = 0.0
+    up: float | None = None
+    gone: float | None = None
+    reason: str = ""
+
+
+class NotOurs(Busy):
+    """Another process holds the lease, or it is in another state by now."""
+
+
+def of_user(environ: Mapping[str, str]) -> Path:
+    """The file of a user's ledger."""
+    return Path(environ.get("RECIPE_LEDGER") or f"{data_folder(environ)}/{LEDGER.name}")
+
+
+def of_workspace(home: Path) -> Path:
+    """The file of the ledger of a workspace whose store is at `home`: for places that cost nothing."""
+    return home / LEDGER.name
+
+
+class Ledger:
+    """One connection to a ledger.  Make one with `Ledger.open`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Ledger:
+        """Open the file, making or migrating it as needed.  Read-only: nothing is made, and a file that is not there is empty."""
+        path = Path(os.path.abspath(path))
+        return cls(Database.open(path.parent, LEDGER._replace(name=path.name), read_only=read_only))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, row: LeaseRow) -> None:
+        """Note that this lease is about to be asked for."""
+        values = (
+            *row[:4],
+            text(row.need),
+            row.holder,
+            "ASKED",
+            text(row.offer),
+            row.until,
+            row.price,
+            "{}",
+            row.asked or time.time(),
+            None,
+            None,
+            "",
+        )
+        with self._database.transaction() as db:
+            db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def move(self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = "") -> LeaseRow:
+        """Move a lease on; what it cost so far is noted with it.  Raises NotOurs, and changes nothing, when it is not as `row` says any more."""
+        if after not in MOVES[row.state]:
+            raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
+        now = time.time()
+        moved = row._replace(
+            state=after,
+            lease=row.lease if lease is None else lease,
+            reason=reason or row.reason,
+            up=now if after == "UP" else row.up,
+            gone=now if after == "GONE" else row.gone,
+        )
+        with self._database.transaction() as db:
+            cursor = db.execute(
+                "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
+                (after, text(moved.lease), moved.reason, moved.up, moved.gone, row.key, row.holder, row.state),
+            )
+            if not cursor.rowcount:
+                raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+            if row.price and moved.lease:
+                usd = row.price * max(0.0, now - row.asked) / 3600
+                db.execute("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, 'accrued', ?)", (row.key, row.asked, now, usd, after == "GONE"))
+        return moved
+
+    def take(self, row: LeaseRow, holder: str) -> LeaseRow:
+        """Become the holder of a lease.  Raises NotOurs when it is not as `row` says any more."""
+        return self._guarded(row, row._replace(holder=holder))
+
+    def extend(self, row: LeaseRow, until: float) -> LeaseRow:
+        """Have a lease end later.  Raises NotOurs when it is not as `row` says any more."""
+        return self._guarded(row, row._replace(until=until))
+
+    def _guarded(self, row: LeaseRow, after: LeaseRow) -> LeaseRow:
+        with self._database.transaction() as db:
+            cursor = db.execute(
+                "UPDATE leases SET holder = ?, until = ? WHERE key = ? AND holder = ? AND state = ?",
+                (after.holder, after.until, row.key, row.holder, row.state),
+            )
+            if not cursor.rowcount:
+                raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+        return after
+
+    def living(self, driver: str | None = None) -> list[LeaseRow]:
+        """The leases that are not GONE, the oldest first."""
+        where = "WHERE state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key"
+        return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (driver, driver))]  # noqa: S608
+
+    def of_run(self, run: str) -> list[LeaseRow]:
+        """All leases that a run ever asked for, the oldest first."""
+        return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE run = ? ORDER BY asked, key", (run,))]
+
+    def spent(self, key: str) -> float:
+        """US dollars that a lease has cost, as far as that was noted."""
+        ((usd,),) = self._database.all("SELECT coalesce(sum(usd), 0.0) FROM spending WHERE lease = ?", (key,))
+        return float(usd)
+
+
+def _row(row: Row) -> LeaseRow:
+    fields = list(row)
+    fields[4], fields[7], fields[10] = mapping(row[4]), mapping(row[7]), mapping(row[10])
+    return LeaseRow._make(fields)

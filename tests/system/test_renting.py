@@ -1,0 +1,107 @@
+"""Machines that cost money, on the loopback that plays a provider: rented for the step that needs one, and given back when none does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from runner.execution.session import Settings
+from runner.interface.cli.history import overview
+from runner.storage.ledger import LeaseRow, Ledger
+from runner.storage.runs import RunRow, StepRow
+from runner.storage.workspace import Workspace
+from tests.cloud import cloud, provider
+from tests.support import Space
+
+RENTED = Settings(driver="loopback")
+
+
+def test_a_machine_is_rented_for_the_step_that_needs_it_while_the_others_run_here(space: Space) -> None:
+    cloud(space, boots=0.5)
+    space.recipe(
+        "steps:\n  data: {run: 'pwd > a.txt', outputs: {o: a.txt}}\n"
+        "  train: {run: 'pwd > b.txt', resources: {gpus: 1}, outputs: {o: b.txt}}\n"
+        "  card: {run: 'cat {{ steps.train.o }} > c.txt; pwd >> c.txt', outputs: {o: c.txt}}\n"
+    )
+    space.run(settings=RENTED)
+    there, near = space.read("c.txt").split()
+    assert "/cloud/host-1/" in there and near.startswith(str(space.root)) and space.read("a.txt").startswith(str(space.root))
+    assert provider(space) == ["created", "destroyed"]
+    told = [(event.id if event.subject == "step" else "lease", event.after) for event in space.events if event.subject in ("step", "lease")]
+    assert [after for what, after in told if what == "lease"] == ["ASKED", "COMING", "UP", "RELEASING", "GONE"]
+    assert told.index(("data", "DONE")) < told.index(("lease", "UP")) < told.index(("train", "RUNNING"))
+
+
+def test_nothing_is_rented_for_steps_that_need_no_gpu_unless_it_is_asked_for(space: Space) -> None:
+    cloud(space)
+    space.recipe("steps:\n  s: {run: 'pwd > o', outputs: {o: o}}\n  t: {run: 'pwd > p', outputs: {o: p}, where: local}\n")
+    space.run(settings=RENTED)
+    assert provider(space) == [] and space.read("o").startswith(str(space.root))
+    shutil.rmtree(space.root / ".recipe")
+    space.run(settings=Settings(driver="loopback", everything_there=True, overwrite=True))
+    assert "/cloud/" in space.read("o") and space.read("p").startswith(str(space.root)) and provider(space) == ["created", "destroyed"]
+
+
+def test_a_machine_with_nothing_to_do_is_given_back_and_another_asked_for(space: Space) -> None:
+    cloud(space, idle=0.1)
+    space.recipe(
+        "steps:\n  a: {run: 'echo 1 > a', resources: {gpus: 1}, outputs: {o: a}}\n"
+        "  b: {run: 'sleep 1.5; cat {{ steps.a.o }} > b', outputs: {o: b}}\n"
+        "  c: {run: 'cat {{ steps.b.o }} > c', resources: {gpus: 1}, outputs: {o: c}}\n"
+    )
+    space.run(settings=RENTED)
+    assert provider(space) == ["created", "destroyed"] * 2 and space.read("c") == "1\n"
+
+
+def test_a_need_that_nothing_satisfies_is_refused_and_nothing_is_rented(space: Space) -> None:
+    cloud(space)
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 8}, outputs: {o: o}}\n")
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 2 and "s needs gpus 8; loopback offers no such machine now" in said and provider(space) == []
+
+
+def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) -> None:
+    cloud(space, faults={"no_capacity": 3})
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.attempt(settings=RENTED)
+    assert space.summary is not None and space.summary.state == "FAILED"
+    assert "loopback has no machine left that does for it" in space.summary.failed[0].reason and provider(space) == []
+
+
+def test_a_step_whose_machine_is_lost_runs_on_another(space: Space) -> None:
+    cloud(space, faults={"lost_on_call": 8})
+    space.recipe("steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.run(settings=RENTED)
+    assert provider(space) == ["created", "destroyed"] * 2
+
+
+def test_a_machine_that_cannot_be_set_up_is_given_back_and_no_other_is_rented(space: Space) -> None:
+    cloud(space)
+    space.recipe(
+        "setup: ['case $PWD in */cloud/*) echo no such disk; exit 3; esac']\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
+    )
+    space.attempt(settings=RENTED)
+    assert space.summary is not None and space.summary.state == "FAILED"
+    assert "no such disk" in space.summary.failed[0].reason and provider(space) == ["created", "destroyed"]
+
+
+def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
+    row = LeaseRow("k", "loopback", "r", str(space.root), {}, "me", "ASKED", {}, until=9e9, price=1.2)
+    with Workspace.open(space.root) as ws, Ledger.open(Path(os.environ["RECIPE_LEDGER"])) as ledger:
+        ws.store.runs.submit(RunRow("r", "t@1", "p", {}, str(space.root)))
+        fence = ws.store.runs.claim("r", "w")
+        assert fence is not None
+        ws.store.runs.group("r", fence, steps=[StepRow("r", "s", "QUEUED")], run_state=("ACTIVE", ""))
+        words = [overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"]]
+        ledger.ask(row)
+        words.append(overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"])
+    assert words == ["EXECUTING", "PROVISIONING"]
+
+
+def test_a_local_run_writes_no_ledger(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
+    space.run()
+    assert not Path(os.environ["RECIPE_LEDGER"]).exists() and not (space.root / ".recipe/ledger.db").exists()
+    assert "runner.storage.ledger" in sys.modules  # it is imported with what knows leases, and opened by nobody

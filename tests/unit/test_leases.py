@@ -1,0 +1,231 @@
+"""A rent is an intent, its effect, a record and a proof: whatever the provider answers and whenever we die, no machine is lost or rented twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.base import Denied, HostLost, Lease, Need, Unreachable, Wish
+from drivers.loopback import Loopback
+from runner.hosts import leases as module
+from runner.hosts.leases import Leases, lease_of, need_of, offer_of
+from runner.hosts.reaper import fate
+from runner.storage.ledger import LeaseRow, Ledger
+
+NEED = Need(cpus=1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "pause", lambda _tried, _first, _longest: 0.001)
+
+
+def provider(tmp_path: Path) -> list[tuple[str, str]]:
+    """What the provider did, in order."""
+    path = tmp_path / "cloud" / "provider.jsonl"
+    return [(line["what"], line["key"]) for line in map(json.loads, path.read_text().splitlines())] if path.exists() else []
+
+
+def alive(tmp_path: Path) -> int:
+    told = [what for what, _ in provider(tmp_path)]
+    return told.count("created") - told.count("destroyed")
+
+
+def on(tmp_path: Path, act: Callable[[Leases], Awaitable[None]], faults: dict[str, Any] | None = None, run: str = "r1", **settings: Any) -> None:
+    """Do something with the leases of a run, as a process of its own would."""
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        driver = Loopback(tmp_path / "cloud", price=1.2, hosts=3, faults=faults, **settings)
+        asyncio.run(act(Leases(driver, "loopback", ledger, run, str(tmp_path))))  # type: ignore[arg-type]
+
+
+async def rented(leases: Leases) -> LeaseRow | None:
+    return await leases.ask(NEED, (await leases.offers(Wish(NEED)))[0])
+
+
+def states(leases: Leases) -> list[str]:
+    return [row.state for row in leases.ledger.of_run(leases.run)]
+
+
+def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path) -> None:
+    moves: list[tuple[str, str]] = []
+
+    async def act(leases: Leases) -> None:
+        leases.heard = lambda before, row: moves.append((before, row.state))
+        row = await rented(leases)
+        assert row is not None and need_of(row) == NEED and offer_of(row).price == row.price == 1.2 and lease_of(row).key == row.key
+        row, host = await leases.up(row)
+        assert alive(tmp_path) == 1 and await leases.release(row, "done")
+        await host.aclose()
+        assert leases.ledger.spent(row.key) > 0
+
+    on(tmp_path, act)
+    assert moves == [("", "ASKED"), ("ASKED", "COMING"), ("COMING", "UP"), ("UP", "RELEASING"), ("RELEASING", "GONE")]
+    assert [what for what, _ in provider(tmp_path)] == ["created", "destroyed"]
+
+
+def test_the_intent_is_in_the_ledger_before_the_provider_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(leases: Leases) -> None:
+        async def acquire(order: Any) -> Lease:
+            assert [(row.key, row.state) for row in leases.ledger.living()] == [(order.key, "ASKED")]
+            raise Denied("no money")
+
+        monkeypatch.setattr(leases.driver, "acquire", acquire)
+        with pytest.raises(Denied):
+            await rented(leases)
+        assert states(leases) == ["GONE"]
+
+    on(tmp_path, act)
+
+
+@pytest.mark.parametrize("fault", ["unsure", "garbled"])
+def test_an_order_whose_reply_is_lost_or_unreadable_is_found_in_a_listing_and_not_made_again(tmp_path: Path, fault: str) -> None:
+    async def act(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None and row.state == "COMING" and alive(tmp_path) == 1
+
+    on(tmp_path, act, {fault: 1, "unlisted": 1})  # the first listing lacks it
+
+
+def test_an_order_that_two_listings_lack_was_never_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(leases: Leases) -> None:
+        async def acquire(_order: Any) -> Lease:
+            raise ValueError("an empty reply")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(leases.driver, "acquire", acquire)
+            assert await rented(leases) is None
+        assert states(leases) == ["GONE"] and await rented(leases) is not None
+
+    on(tmp_path, act)
+
+
+def test_a_provider_that_is_silent_or_busy_is_asked_again_at_every_call(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None
+        row, host = await leases.up(row)
+        await host.aclose()
+        assert await leases.release(row, "done")
+
+    on(tmp_path, act, {"silent": 2, "throttled": 2})
+    assert alive(tmp_path) == 0
+
+
+def test_a_lease_that_the_provider_does_not_end_stays_in_the_ledger_and_is_ended_later(tmp_path: Path) -> None:
+    async def first(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None and not await leases.release(row, "done")
+        assert states(leases) == ["RELEASING"] and alive(tmp_path) == 1
+
+    async def then(leases: Leases) -> None:
+        assert await leases.adopt() == [] and states(leases) == ["GONE"]
+
+    on(tmp_path, first, {"kept": 3})
+    on(tmp_path, then)
+    assert alive(tmp_path) == 0
+
+
+def test_a_listing_that_cannot_be_read_creates_nothing_and_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(leases: Leases) -> None:
+        async def broken(*_any: Any) -> Any:
+            raise ValueError("<html>")
+
+        monkeypatch.setattr(leases.driver, "leases", broken)
+        with pytest.raises(Unreachable, match="cannot be read"):
+            await rented(leases)
+        assert states(leases) == ["ASKED"] and alive(tmp_path) == 1
+        monkeypatch.undo()
+        (row,) = await leases.adopt()
+        assert row.state == "COMING" and alive(tmp_path) == 1
+
+    on(tmp_path, act, {"garbled": 1})
+
+
+def test_a_machine_that_is_gone_or_never_comes_up_is_given_back(tmp_path: Path) -> None:
+    async def lost(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None
+        with pytest.raises(HostLost):
+            await leases.up(row)
+        assert states(leases)[-1] == "GONE"
+
+    async def late(leases: Leases) -> None:
+        leases.driver.traits = leases.driver.traits._replace(comes_up=leases.driver.traits.poll)
+        await lost(leases)
+
+    on(tmp_path, lost, {"lost_on_poll": 1})
+    on(tmp_path, late, boots=60)
+    assert alive(tmp_path) == 0
+
+
+def test_the_process_that_lost_its_leases_to_another_moves_them_no_more(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None
+        other = Leases(leases.driver, "loopback", leases.ledger, "r1", str(tmp_path))
+        assert [each.key for each in await other.adopt()] == [row.key]
+        assert await leases.close() == [] and states(leases) == ["COMING"] and alive(tmp_path) == 1
+        assert await other.close() == [] and states(leases) == ["GONE"] and alive(tmp_path) == 0
+
+    on(tmp_path, act)
+
+
+SCRIPT = """
+import asyncio, sys
+from drivers.base import Need, Wish
+from drivers.loopback import Loopback
+from runner.hosts.leases import Leases
+from runner.storage.ledger import Ledger
+from pathlib import Path
+async def work():
+    root = Path(sys.argv[1])
+    leases = Leases(Loopback(root / "cloud", price=1.2, hosts=3), "loopback", Ledger.open(root / "ledger.db"), "r1", str(root))
+    row = await leases.ask(Need(), (await leases.offers(Wish()))[0])
+    row, host = await leases.up(row)
+    await leases.release(row, "done")
+asyncio.run(work())
+"""
+POINTS = {
+    "lease-intended": (["ASKED"], 0, "GONE"),
+    "lease-asked": (["ASKED"], 1, "COMING"),
+    "lease-recorded": (["COMING"], 1, "COMING"),
+    "lease-up": (["UP"], 1, "UP"),
+    "release-intended": (["RELEASING"], 1, "GONE"),
+    "release-asked": (["RELEASING"], 0, "GONE"),
+    "release-proved": (["RELEASING"], 0, "GONE"),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_anywhere_leaves_a_machine_that_the_ledger_knows(tmp_path: Path, point: str) -> None:
+    found, machines, after = POINTS[point]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env={**os.environ, "RECIPE_CRASH_AT": point}, check=False)
+    assert done.returncode == -9 and alive(tmp_path) == machines
+
+    async def resumed(leases: Leases) -> None:
+        assert states(leases) == found
+        await leases.adopt()
+        assert states(leases) == [after] and alive(tmp_path) == (after != "GONE")
+        assert await leases.close() == [] and alive(tmp_path) == 0
+
+    on(tmp_path, resumed)
+    assert [what for what, _ in provider(tmp_path)] == (["created", "destroyed"] if point != "lease-intended" else [])
+
+
+def test_only_what_nobody_can_want_any_more_is_ended_by_itself() -> None:
+    now = time.time()
+    row = LeaseRow("k", "loopback", "r", "/ws", {}, "h", "UP", {}, now + 60, 1.0)
+    assert not fate(row, "live", now).end and not fate(row._replace(state="RELEASING"), "live", now).end
+    assert fate(row, "over", now).end and fate(row._replace(until=now - 1), "live", now).end
+    assert fate(row._replace(state="RELEASING"), "dead", now).end and fate(row._replace(state="RELEASING"), "gone", now).end
+    assert not fate(row, "dead", now).end and not fate(row, "gone", now).end
+    assert fate(row._replace(price=0.0), "dead", now).end and not fate(row._replace(price=0.0), "gone", now).end
