@@ -322,8 +322,8 @@ def test_a_secret_reaches_the_step_there_and_stays_nowhere(space: Space, monkeyp
 @pytest.mark.parametrize("point", CRASHES)
 def test_a_worker_killed_anywhere_is_followed_by_one_that_goes_on(space: Space, point: str) -> None:
     chain(space)
-    code, _, _ = space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": f"{point}:{CRASHES[point]}"})
-    assert code == -signal.SIGKILL
+    code, _, said = space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": f"{point}:{CRASHES[point]}"})
+    assert code == -signal.SIGKILL, said
     space.run(settings=LOOPBACK)
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
