@@ -186,7 +186,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(shaky: Remote, proxy: Http
     try:
         with pytest.raises(Unreachable, match="does not answer"):
             shaky.lookup([key(1)], patience=0.3)
-        assert not release.is_set() and len(proxy.requests) == 1
+        assert not release.is_set() and len(proxy.requests) <= 1  # none where the patience was over before the request was there
     finally:
         release.set()
 
