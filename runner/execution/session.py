@@ -260,7 +260,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         if report.state == "COMPLETED" and found.library:
             loop.publish_all(working)
             _point_latest(ws, found)
-        return report, working.control.interrupts > 0 or report.state in ("CANCELLED", "PAUSED")
+        return report, working.control.interrupts > 0
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
@@ -277,6 +277,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
             commits.keys.close()
     assert commits is not None
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
     summary = Summary(state, counts, since.seconds, report.failures, made, id, interrupted, report.abandoned)
