@@ -277,6 +277,8 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
             commits.keys.close()
     assert commits is not None
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
+        return run(ws, found.request, choice, settings, listener, id)
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
@@ -290,27 +292,31 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
     """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it."""
-    from ..planning.schedule import Move
-    from ..storage.runs import Requested
-
     if report.abandoned:
         commits.flush()
         ws.store.runs.release(commits.run, commits.fence)
         return report.state
-    state = report.state
+    state = _closed(commits, report.state, why)
+    if state == "PAUSED":
+        ws.store.runs.release(commits.run, commits.fence)
+    return state
+
+
+def _closed(commits: GroupCommit, state: str, why: str) -> str:
+    """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
+    from ..planning.schedule import Move
+    from ..storage.runs import Requested
+
     while True:
         reason = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why) if state in ("CANCELLED", "PAUSED") else why
         commits.move(Move("run", commits.run, "ACTIVE", state, reason))
         try:
             commits.flush((state, reason))
-            break
-        except Requested as error:  # in the last moment: a cancel wins over any other end, and there is nothing left to pause
+            return state
+        except Requested as error:
             commits.take_back()
             commits.answers = error.request
             state = "CANCELLED" if error.request == "cancel" else state
-    if state == "PAUSED":
-        ws.store.runs.release(commits.run, commits.fence)
-    return state
 
 
 def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], None]) -> bool:
@@ -342,9 +348,13 @@ def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], 
             await host.aclose()
         await local.release(lease)
 
-    if names:
-        asyncio.run(end())
-    unattended.close(ws, row, fence, state)
+    try:
+        if names:
+            asyncio.run(end())
+        unattended.close(ws, row, fence, state)
+    except BaseException:
+        ws.store.runs.release(row.id, fence)
+        raise
     return True
 
 
@@ -352,12 +362,9 @@ def _given_up(ws: Workspace, id: str, fence: int, commits: GroupCommit | None, e
     """Store that an error ended a run, or leave the run to the next worker."""
     from drivers.base import DriverError
 
-    from ..planning.schedule import Move
-
     if commits is not None and isinstance(error, (RecipeError, DriverError)):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-            commits.move(Move("run", id, "ACTIVE", "FAILED", str(error)))
-            commits.flush(("FAILED", str(error)))
+            _closed(commits, "FAILED", str(error))
     if fence:
         ws.store.runs.release(id, fence)
 

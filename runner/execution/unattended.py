@@ -9,6 +9,7 @@ from typing import Literal
 
 from drivers.base import Host, Job
 
+from ..errors import Infrastructure
 from ..planning.schedule import FINAL, Move, State
 from ..storage.runs import RunRow, StepRow
 from ..storage.workspace import Workspace
@@ -25,12 +26,15 @@ def claimed(ws: Workspace, row: RunRow) -> int | None:
 
 
 async def end(host: Host, names: Sequence[str]) -> None:
-    """Stop these jobs: they may save where they are."""
+    """Stop these jobs: they may save where they are.  Raises Infrastructure where one does not end."""
     jobs = [Job(name) for name in names]
     for job in jobs:
         await host.stop(job, SAVING)
     for job in jobs:
-        await host.wait(job, SAVING + LATE)
+        if await host.wait(job, SAVING + LATE) is None:
+            raise Infrastructure(
+                f"{job.key} does not end, although it was killed", fix="a process that waits for a disk ends when that answers: try again"
+            )
 
 
 def close(ws: Workspace, row: RunRow, fence: int, state: END) -> None:

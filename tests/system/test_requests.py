@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import Infrastructure
 from runner.execution import loop
 from runner.execution.loop import Report
 from runner.execution.work import Work
@@ -131,6 +132,40 @@ def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(space: Space, m
     space.attempt()
     assert space.summary is not None and space.summary.state == state
     assert [found for _, found in runs(space)] == [state]
+
+
+def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(trained: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, turns = loop.run, [0]
+
+    async def asked(work: Work) -> Report:
+        turns[0] += 1
+        if turns[0] == 1:
+            work.scheduler.pause()
+            work.commits.answers = "pause"
+        report = await whole(work)
+        if turns[0] == 1:
+            (trained.root / "slow").unlink()
+            with Store.open(Path(trained.root, ".recipe")) as other:
+                assert other.runs.request(work.commits.run, "resume")
+        return report
+
+    monkeypatch.setattr(loop, "run", asked)
+    trained.attempt()
+    assert turns == [2] and [state for _, state in runs(trained)] == ["COMPLETED"] and starts(trained) == ["a", "b"]
+
+
+def test_an_error_of_the_run_is_told_though_something_was_asked_for_meanwhile(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+
+    async def broken(work: Work) -> Report:
+        with Store.open(Path(space.root, ".recipe")) as other:
+            assert other.runs.request(work.commits.run, "cancel")
+        raise Infrastructure("the host went away")
+
+    monkeypatch.setattr(loop, "run", broken)
+    with pytest.raises(Infrastructure, match="the host went away"):
+        space.attempt()
+    assert [state for _, state in runs(space)] == ["CANCELLED"]
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])

@@ -94,6 +94,15 @@ def _waited(ws: Workspace, run: str) -> bool:
     raise Busy(f"run {run} was asked, and is not stopped after {PATIENCE:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
 
 
+def _left(ws: Workspace, run: str) -> None:
+    """Wait until the worker of a paused run has let go of it.  Raises Busy."""
+    deadline = time.monotonic() + PATIENCE
+    while ws.store.runs.live(run):
+        if time.monotonic() > deadline:
+            raise Busy(f"the worker of the paused run {run} does not end", fix="try again")
+        time.sleep(LOOK)
+
+
 def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state in FINAL:
         raise _refused(f"run {row.id} is {row.state}: there is nothing to resume", "`recipe retry` runs it once more")
@@ -101,8 +110,10 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
         if row.request != "pause":
             raise _refused(f"run {row.id} is running", f"`recipe logs {row.id} -f` follows it")
         ws.store.runs.request(row.id, "resume")
-        print(f"run {row.id} was about to pause, and goes on")
-        return 0
+        if ws.store.runs.get(row.id).state != "PAUSED":  # its worker will read it, in the last moment too
+            print(f"run {row.id} was about to pause, and continues")
+            return 0
+        _left(ws, row.id)
     return _again(ws, row, args, _choice(row), resumed=row.id)
 
 
