@@ -11,6 +11,7 @@ import heapq
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -149,7 +150,7 @@ class Boot(NamedTuple):
 M = TypeVar("M", bound=Machine)
 
 
-class World(Generic[M]):
+class World(ABC, Generic[M]):
     """One account at one provider.  A provider gives `routes`, a method for each operation, its own words for errors, and `happen`."""
 
     routes: ClassVar[tuple[Route, ...]]
@@ -184,17 +185,17 @@ class World(Generic[M]):
     def begin(self) -> None:
         """Make the market, and what is in the account already."""
 
+    @abstractmethod
     def happen(self, machine: M, what: str) -> None:
         """A transition that was due: `up`, `preempted` or a word of the provider's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def halt(self, machine: M) -> None:
         """The account is empty: stop what runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def problem(self, status: int, code: str, message: str) -> Reply:
         """An error, in the provider's form."""
-        raise NotImplementedError
 
     def refused(self, call: Call) -> Reply:
         """The reply to a missing or wrong key."""

@@ -123,12 +123,12 @@ def test_a_folder_and_a_file_in_it_may_both_be_deps(space: Space) -> None:
 
 @pytest.mark.parametrize("address", ["..", ".", "sub/.."])
 def test_an_input_called_by_dots_has_a_name_of_its_own(space: Space, address: str) -> None:
-    space.write("work/sub/x.txt", "x")
-    inner = Space(space.root / "work")
+    space.write("inner/sub/x.txt", "x")
+    inner = Space(space.root / "inner")
     inner.recipe(
         {
             "inputs": {"d": {"type": "dataset", "only": ["*.txt"]}},
-            "steps": {"a": {"run": ["ls", "{{ inputs.d }}/sub/x.txt" if address != ".." else "{{ inputs.d }}/work/sub/x.txt"]}},
+            "steps": {"a": {"run": ["ls", "{{ inputs.d }}/sub/x.txt" if address != ".." else "{{ inputs.d }}/inner/sub/x.txt"]}},
         }
     )
     assert inner.attempt({"d": address}) == ["a"]
