@@ -22,13 +22,13 @@ FLOORS = ("agent", "words", "language", "planning", "storage", "hosts", "survey"
 runner/__init__.py, opens any room."""
 PLAN_FREE = ("runner.planning.step",)
 """What `hosts` may know of planning: the types of a step's parts, never a Plan."""
-LOADERS = ("hosts", "runner.execution.session")
+LOADERS = ("hosts",)
 """Who may load a driver."""
 OPEN = ("drivers.base", "drivers.machine", "drivers.devices", "drivers.fakes")
 """What anybody may read of `drivers`: its contract, how a machine and its GPUs are described, and the front door of the fake providers."""
 TABLE = ("DRIVERS", "install_line")
 """Names that load no driver: what drivers there are, and what installs one."""
-ADVISED = "runner.execution.session"
+ADVISED = "runner.execution.refusals"
 """The one module of `execution` that asks for advice."""
 
 THE_WORLD = {"asyncio", "concurrent", "datetime", "fcntl", "glob", "http", "io", "multiprocessing", "random", "secrets", "select", "selectors"} | {
@@ -137,7 +137,7 @@ def _import_fault(each: Import) -> str:
     if source == "hosts" and target == "planning" and each.target not in PLAN_FREE:
         return f"hosts imports {what}; a place knows no plan"
     if source == "execution" and target == "advice" and each.source != ADVISED:
-        return f"execution imports {what}; only session asks for advice"
+        return f"execution imports {what}; only refusals asks for advice"
     return ""
 
 

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from runner.storage.runs import WORKER_GONE, RunRow, is_over
 from tests.cloud import cloud, provider
 from tests.support import Space, until

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import Busy, Invalid, NotFound, Problem
-from ...execution.session import Choice, Settings, end_unattended
+from ...execution.terms import Choice, Settings
+from ...execution.unattended import end_unattended
 from ...planning.ids import stored
 from ...storage.runs import FINAL
 from .chosen import existing, find_run, request_of_run

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...execution.session import Choice, Label, Settings, concerned, look
+from ...execution.refusals import concerned
+from ...execution.session import look
 from ...execution.session import run as run_session
+from ...execution.terms import Choice, Label, Settings
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
 from ..tail import named, shown
