@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from datetime import timedelta
 from typing import Final
@@ -19,6 +20,8 @@ GRACE: Final = timedelta(seconds=10)
 """Between the request to end and the kill."""
 SAVING: Final = timedelta(seconds=30)
 """The same for a step that is to save where it is: of a run that is paused or cancelled."""
+HANDOVER: Final = timedelta(seconds=20)
+"""So long a worker that was asked to end waits for what runs, before it leaves that to the next worker."""
 NAMED: Final = 3
 """So many running steps are named in a message."""
 
@@ -69,6 +72,24 @@ def time_is_up(work: Work, limit: float) -> None:
     work.commits.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
 
 
+def hand_over(work: Work) -> None:
+    """Once asked: start nothing new, wait a while for what runs, and leave the rest to the next worker.  Asked again: leave it now."""
+    control, asked = work.control, work.handover.asked if work.handover is not None else 0
+    if asked and not control.handing_over:
+        control.handing_over = control.disturbed = True
+        work.scheduler.pause()
+        asyncio.get_running_loop().call_later(HANDOVER.total_seconds(), _leave, work)
+        work.commits.say(f"handing over: waiting up to {HANDOVER.total_seconds():.0f} s for {len(work.running)} running step(s)")
+        work.wake()
+    if asked > 1:
+        _leave(work)
+
+
+def _leave(work: Work) -> None:
+    work.control.left = True
+    work.wake()
+
+
 def heed(work: Work) -> None:
     """Look whether something was asked of the run, and begin to do it.  Costs one read of the file's change counter."""
     control, store = work.control, work.ws.store
@@ -93,7 +114,8 @@ def heed(work: Work) -> None:
         work.commits.say(f"pausing: stopping {len(work.running)} running step(s)")
         _stop_all(work, SAVING)
     elif before == "pause":
-        work.scheduler.resume()
+        if not control.handing_over:
+            work.scheduler.resume()
         control.stopping = False
         work.commits.say("the pause was taken back")
     work.wake()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..errors import CannotRun, Infrastructure, NotFound, did_you_mean
+from ..errors import CannotRun, NotFound, did_you_mean
 from ..logs import Log
 from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
@@ -17,7 +17,7 @@ from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
 from .results import results, sizes, tell
-from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, new_id
+from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, new_id, noted
 
 if TYPE_CHECKING:
     from .resume import Claimed
@@ -137,12 +137,9 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choic
 
     total, fresh = sizes(found)
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
-    data |= {"choice": asdict(choice), "settings": {name: value for name, value in asdict(settings).items() if name != "label"}}
-    data |= {name: value for name, value in settings.label._asdict().items() if value}
-    ws.store.runs.submit(RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data))
-    fence = ws.store.runs.claim(id, f"process {os.getpid()}")
-    if fence is None:
-        raise Infrastructure(f"the new run {id} is claimed by somebody else")
+    data |= noted(choice, settings)
+    row = RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data)
+    fence = ws.store.runs.submit(row, f"process {os.getpid()}").fence
     crashpoint("run-claimed")
     return Claimed(id, fence)
 

@@ -205,6 +205,8 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
         for found in held.restored.values():
             if found.passed and found.name is None:
                 work.commits.say(f"{id}: {found.words}")
+    else:
+        data["taken_up"] = True
     site = taken.site if taken is not None else held.site
     if site.elsewhere:
         data["site"] = site.elsewhere

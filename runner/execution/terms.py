@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..secrets import Masker
 
 if TYPE_CHECKING:
-    from ..storage.runs import Event
+    from ..storage.runs import Event, RunRow
     from ..survey.survey import Request
     from .work import Failure
 
@@ -56,6 +57,7 @@ class Settings:
     allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
     everything_there: bool = False  # on rented machines also steps that ask for no GPU
     label: Label = NO_LABEL
+    store: str = ""  # the shared store that was named; empty: that of recipe.toml
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 
@@ -117,6 +119,39 @@ def asked(request: Request) -> dict[str, object]:
     inputs = json.loads(json.dumps(dict(request.inputs), default=str))
     out = str(request.out) if request.out is not None else None
     return {"recipe": request.recipe, "inputs": inputs, "preset": request.preset, "out": out, "current_python": request.current_python}
+
+
+def noted(choice: Choice, settings: Settings) -> dict[str, object]:
+    """How a run is asked for, as it is stored with it."""
+    how: dict[str, object] = {"choice": asdict(choice), "settings": {name: value for name, value in asdict(settings).items() if name != "label"}}
+    return how | {name: value for name, value in settings.label._asdict().items() if value}
+
+
+def request_of_run(row: RunRow) -> Request | None:
+    """What a run was asked for; None for one that did not note it."""
+    from ..survey.survey import Request
+
+    asked = row.data.get("asked")
+    if not isinstance(asked, dict):
+        return None
+    out = Path(asked["out"]) if asked["out"] is not None else None
+    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
+
+
+def choice_of_run(row: RunRow) -> Choice:
+    """Which steps a run was asked for."""
+    return Choice(**_values(row, "choice"))
+
+
+def settings_of_run(row: RunRow) -> Settings:
+    """How a run was asked to be carried out."""
+    return Settings(**_values(row, "settings"))
+
+
+def _values(row: RunRow, what: str) -> dict[str, Any]:
+    """What a run noted, as the values that it had; empty where it was an earlier version's."""
+    found = row.data.get(what)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def new_id() -> str:

@@ -25,6 +25,12 @@ def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], 
     fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
     if fence is None:
         return False
+    end_claimed(ws, row, fence, state, say)
+    return True
+
+
+def end_claimed(ws: Workspace, row: RunRow, fence: int, state: END, say: Callable[[str], None]) -> None:
+    """The same for a run that is ours already, and that nothing of this process works on."""
     try:
         names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
         for name, site in elsewhere.items():
@@ -35,7 +41,6 @@ def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], 
     except BaseException:
         ws.store.runs.release(row.id, fence)
         raise
-    return True
 
 
 def _close(ws: Workspace, row: RunRow, fence: int, state: END) -> None:

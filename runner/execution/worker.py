@@ -33,7 +33,7 @@ from .refusals import at_once, fits, sent
 from .results import point_latest, results, sizes, tell
 from .resume import Claimed
 from .terms import Listener, Overview, Settings, Since, Summary
-from .work import Options, Work
+from .work import Handover, Options, Work
 
 _log = Log("worker")
 
@@ -47,10 +47,12 @@ def work(
     listener: Listener,
     since: Since,
     submit: Callable[[], int] | None = None,
+    handover: Handover | None = None,
 ) -> Summary | None:
     """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error.
 
-    `driver` is this machine's.  `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
+    `driver` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
+    `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
     """
     masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
     mask(masker)
@@ -72,7 +74,7 @@ def work(
             commits = _begun(ws, found, begins, jobs, listener, masker)
             contended = ws.store.database.version() != since.version
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
-            working = Work(ws, found, commits, host_pool, options, begins, listener.tick)
+            working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
         except BaseException:
             await host_pool.close(leave=True)
             raise
@@ -80,7 +82,7 @@ def work(
         if report.state == "COMPLETED" and found.library:
             loop.publish_all(working)
             point_latest(ws, found)
-        return report, working.control.interrupts > 0
+        return report, working.control.interrupts > 0 or report.left
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
@@ -103,7 +105,7 @@ def work(
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
     summary = Summary(state, counts, since.seconds, report.failures, made, claimed.id, interrupted, report.abandoned)
-    if ws.remote_cache is not None and not report.abandoned:
+    if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
     tell(ws, listener)
     listener.end(summary)
@@ -112,10 +114,10 @@ def work(
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
     """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it."""
-    if report.abandoned:
+    if report.left:
         commits.flush()
         ws.store.runs.release(commits.run, commits.fence)
-        return report.state
+        return "ACTIVE"
     state = _closed(commits, report.state, why)
     if state == "PAUSED":
         ws.store.runs.release(commits.run, commits.fence)

@@ -36,6 +36,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
     ("CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",),
+    (
+        "ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE runs ADD COLUMN due REAL",
+        "ALTER TABLE runs ADD COLUMN idempotency TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE runs ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
+        "CREATE UNIQUE INDEX runs_by_idempotency ON runs (idempotency) WHERE idempotency <> ''",
+        "CREATE INDEX runs_due ON runs (priority DESC, due, id) WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE')",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import Busy, Invalid, NotFound, Problem
-from ...execution.terms import Choice, Settings
+from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
 from ...planning.ids import stored
 from ...storage.runs import FINAL
-from .chosen import existing, find_run, request_of_run
+from .chosen import existing, find_run
 from .parser import check_driver
 from .run import carried_out
 
@@ -115,33 +115,24 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
             print(f"run {row.id} was about to pause, and continues")
             return 0
         _left(ws, row.id)
-    return _again(ws, row, args, _choice(row), resumed=row.id)
+    return _again(ws, row, args, choice_of_run(row), resumed=row.id)
 
 
 def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state not in FINAL:
         raise _refused(f"run {row.id} is not over", "`recipe resume` goes on with it, `recipe cancel` ends it")
-    return _again(ws, row, args, Choice(begin=args.begin) if args.begin else _choice(row))
+    return _again(ws, row, args, Choice(begin=args.begin) if args.begin else choice_of_run(row))
 
 
 def _again(ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = "") -> int:
     request = request_of_run(row)
     if request is None:
         raise NotFound(f"run {row.id} did not note what it was asked for", fix="`recipe run` with its recipe and inputs runs it again")
-    settings = Settings(**_noted(row, "settings"))
+    settings = settings_of_run(row)
     if args.driver is not None and args.driver != settings.driver:
         settings = replace(settings, driver=args.driver, hosts=())
+    ws.share(settings.store or None)
     return carried_out(ws, request, choice, settings, args, resumed)
-
-
-def _choice(row: RunRow) -> Choice:
-    return Choice(**_noted(row, "choice"))
-
-
-def _noted(row: RunRow, what: str) -> dict[str, Any]:
-    """What a run noted of how it was asked for, as the values that it had; empty where it was an earlier version's."""
-    found = row.data.get(what)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _refused(why: str, fix: str = "`recipe runs` lists runs and their states") -> Invalid:
