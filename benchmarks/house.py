@@ -45,6 +45,9 @@ READING = {("runner/language/library.py", None), ("runner/language/document.py",
 HERE_OR_THERE = ("Away", "here")
 """What `execution` may not ask with `isinstance` or `is`: a place hides whether it is this machine."""
 
+INSIDE = ("survey", "execution")
+"""Rooms that read the caller's environment from the workspace alone: a worker's is not the submitter's."""
+
 LONG = 700
 LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8}
 
@@ -113,6 +116,8 @@ def faults(home: Path, known: set[str] | None = None) -> list[str]:
         tree = ast.parse(path.read_bytes(), name)
         if room(module) in PURE and (name, None) not in READING:
             found += [f"{name}:{line}: {fault}" for line, fault in _touches(name, tree)]
+        if room(module) in INSIDE:
+            found += [f"{name}:{line}: reads os.environ, which the workspace hands in" for line in _environment(tree)]
         if room(module) == "execution":
             found += [f"{name}:{line}: asks whether a host is this one" for line in _asks_where(tree)]
     return found
@@ -153,6 +158,12 @@ def _touches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"calls {node.func.id}()"
         if isinstance(node, ast.Attribute) and node.attr in METHODS:
             yield node.lineno, f"uses .{node.attr}"
+
+
+def _environment(tree: ast.Module) -> list[int]:
+    """The lines where a module reads the environment of this process."""
+    ours = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
+    return [node.lineno for node in ours if isinstance(node.value, ast.Name) and node.value.id == "os"]
 
 
 def _asks_where(tree: ast.Module) -> list[int]:

@@ -66,6 +66,8 @@ def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> No
         ("runner/planning/compile.py", "import os\nHOME = os.environ", "uses .environ"),
         ("runner/execution/commit.py", "x = isinstance(site, Away)", "asks whether a host is this one"),
         ("runner/execution/commit.py", "x = site is self.host_pool.here", "asks whether a host is this one"),
+        ("runner/execution/commit.py", "x = os.environ['HOME']", "reads os.environ, which the workspace hands in"),
+        ("runner/survey/survey.py", "x = os.getenv('HOME')", "reads os.environ, which the workspace hands in"),
     ],
 )
 def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: str) -> None:

@@ -114,7 +114,8 @@ class Attempts:
 
         if site.name not in self._boxes:
             box = self.host_pool.box if site.elsewhere else self.ws.config.driver("local")
-            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, None if site.elsewhere else os.environ)
+            near = None if site.elsewhere else self.ws.environ
+            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, near)
         return self._boxes[site.name]
 
     async def python(self, node: Node, site: Site) -> str:
@@ -243,7 +244,7 @@ class Attempts:
         if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, os.environ))}
+        secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, self.ws.environ))}
         locks = tuple(device.lock for device in running.devices)
         short = self.commits.expected.get(node.id, LONG) < LONG
         command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks, outlives=not short)
@@ -258,7 +259,7 @@ class Attempts:
         """What an attempt gets of the login on its machine, of the caller's variables and of its files of them.  Raises CannotRun."""
         inherits = (site.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
         if (found := self._base.get(inherits)) is None:
-            more = passed(spec, self._env_files.values(spec.env_files), os.environ)
+            more = passed(spec, self._env_files.values(spec.env_files), self.ws.environ)
             if image:
                 from ..hosts.containers import base_env
 

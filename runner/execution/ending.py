@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -212,7 +211,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
-        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ, EnvFiles(work.ws.root).names(".env"))
+        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.root).names(".env"))
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
     work.tidying.tidy(running, spec, success=False)

@@ -56,11 +56,11 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     return ws.store.runs.submit(row)
 
 
-def serve(root: Path, offer: Offer, listener: Callable[[], Listener], handover: Handover, *, once: bool) -> None:
-    """Carry out runs of the workspace at `root` until the process is asked to end; `once`: until no run is due."""
+def serve(root: Path, offer: Offer, listener: Callable[[], Listener], handover: Handover, environ: Mapping[str, str], *, once: bool) -> None:
+    """Carry out runs of the workspace at `root` until the process is asked to end; `once`: until no run is due.  `environ` has their secrets."""
     who = f"{socket.gethostname()} process {os.getpid()}"
     while not handover.asked:
-        with Workspace.open(root) as ws:  # one for each run: what it learned of files is that run's
+        with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
             claimed = _next(ws, who, offer, handover, once=once)
             if claimed is not None:
                 _carry_out(ws, claimed, listener(), handover)

@@ -36,7 +36,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         nodes = _nodes(spec)
         if nodes not in (1, "1"):
             wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
-        unset += faults(id, spec, os.environ)
+        unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -220,8 +219,8 @@ def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
     if spec.metrics is not None and spec.metrics.in_environment:
         data["metrics"] = log[:-4] + ".metrics"
     # Names, so that a reader of the raw log can mask it.
-    hidden = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
-    hidden += [name for name in spec.pass_env if tokenlike(name, os.environ.get(name, ""))]
+    hidden = [secret.source for secret in spec.secrets if work.ws.environ.get(secret.source)]
+    hidden += [name for name in spec.pass_env if tokenlike(name, work.ws.environ.get(name, ""))]
     if hidden:
         data["secrets"] = hidden
     if spec.env_files:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -54,7 +53,7 @@ def work(
     `driver` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
     `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
     """
-    masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
+    masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
     mask(masker)
     _total, fresh = sizes(found)
     commits: GroupCommit | None = None

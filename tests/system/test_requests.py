@@ -106,8 +106,10 @@ def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(trained: Sp
 def test_a_cancel_that_its_worker_never_read_is_honoured_by_the_next_run(trained: Space) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
-    worker.send_signal(signal.SIGSTOP)
     ((id, _),) = runs(trained)
+    with Store.open(trained.root / ".recipe") as store:
+        until(lambda: "b" in store.runs.steps(id) and store.runs.steps(id)["b"].state == "RUNNING")
+    worker.send_signal(signal.SIGSTOP)  # not while it writes
     with Store.open(trained.root / ".recipe") as store:
         assert store.runs.request(id, "cancel")
     os.kill(worker.pid, signal.SIGKILL)

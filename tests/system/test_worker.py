@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -50,7 +51,7 @@ def submitted(space: Space, ticket: Ticket = Ticket(), **inputs: object) -> str:
 
 
 def work(space: Space) -> None:
-    serve(space.root, Offer(), Silent, Handover(), once=True)
+    serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
 
 
 def row(space: Space, run: str) -> RunRow:
@@ -179,3 +180,13 @@ def test_status_names_what_waits_for_a_worker(slow: Space) -> None:
     run = submitted(slow)
     code, told, _ = slow.command("status")
     assert code == 1 and f"queued: {run}" in told
+
+
+def test_a_secret_is_what_the_workers_environment_says(space: Space) -> None:
+    space.recipe(
+        "inputs: {token: {type: secret, env: A_TOKEN, required: false}}\n"
+        "steps: {a: {run: 'echo ${#A_TOKEN} > a.txt', secrets: [token], outputs: {o: a.txt}}}"
+    )
+    run = submitted(space)
+    serve(space.root, Offer(), Silent, Handover(), {**os.environ, "A_TOKEN": "sixteen letters!"}, once=True)
+    assert row(space, run).state == "COMPLETED" and space.read("a.txt") == "16\n"

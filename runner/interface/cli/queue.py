@@ -84,7 +84,7 @@ def _work(args: argparse.Namespace) -> int:
 
     if not args.quiet and not args.once:
         sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {args.workspace}\n")
-    serve(args.workspace, Offer(args.driver, dict(args.label)), listener, handover, once=args.once)
+    serve(args.workspace, Offer(args.driver, dict(args.label)), listener, handover, os.environ, once=args.once)
     return 0
 
 
