@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import Command, DriverError
 
 from ..digest import Digest
-from ..hosts import launch
+from ..hosts import asking, launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ..storage import checkpoints
 
 
+INTERVALS: Final = ("METRICS_REPORT_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS")
+"""Of the caller's environment: how often a training reports and saves.  What it learns does not depend on them."""
 LONG: Final = 60.0
 """Seconds from which on a step is worth a shell that knows its end should the agent be killed.  One that never ran may take longer."""
 
@@ -73,6 +75,7 @@ class Running:
     task: asyncio.Task[None] | None = None  # what carries the errand out
     brought: Brought | None = None
     stopped: bool = False  # we asked for its end
+    asked: bool = False  # we asked it to save and to end by itself
 
 
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
@@ -243,6 +246,9 @@ class Attempts:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
+        if spec.state:
+            env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
+        env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, self.ws.environ))}
         locks = tuple(device.lock for device in running.devices)

@@ -10,6 +10,7 @@ from typing import Final
 from drivers.base import DriverError
 
 from ..errors import Busy
+from ..hosts.asking import asked
 from ..hosts.hooks import INSTALL
 from ..planning.schedule import LIMIT
 from ..storage import checkpoints
@@ -19,7 +20,9 @@ from .work import Work
 GRACE: Final = timedelta(seconds=10)
 """Between the request to end and the kill."""
 SAVING: Final = timedelta(seconds=30)
-"""The same for a step that is to save where it is: of a run that is paused or cancelled."""
+"""The same for a step that may save where it is: of a run that is paused or cancelled."""
+STEP: Final = timedelta(minutes=5)
+"""So long a training that was asked to save has until the end of its step and of its checkpoint.  Then it gets SIGTERM."""
 HANDOVER: Final = timedelta(seconds=20)
 """So long a worker that was asked to end waits for what runs, before it leaves that to the next worker."""
 NAMED: Final = 3
@@ -110,9 +113,11 @@ def heed(work: Work) -> None:
         work.commits.say(f"cancelled: stopping {len(work.running)} running step(s)")
         _stop_all(work, SAVING)
     elif request == "pause":
+        asked_for = [event for event in store.runs.events(work.commits.run) if event.subject == "request"]
+        control.keep_hosts = bool(asked_for and asked_for[-1].data.get("keep_hosts"))
         work.scheduler.pause()
         work.commits.say(f"pausing: stopping {len(work.running)} running step(s)")
-        _stop_all(work, SAVING)
+        _stop_all(work, SAVING, may_save=True)
     elif before == "pause":
         if not control.handing_over:
             work.scheduler.resume()
@@ -121,8 +126,11 @@ def heed(work: Work) -> None:
     work.wake()
 
 
-async def stop(running: Running, grace: timedelta = GRACE) -> None:
-    """End what runs; an attempt that has not begun yet on its host never does."""
+async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = False) -> None:
+    """End what runs; an attempt that has not begun yet on its host never does.
+
+    `may_save`: a program that listens is asked to save at the end of the step that it is in, and has time for that.
+    """
     running.stopped = True
     job = running.errand.job
     if job is None:
@@ -130,13 +138,18 @@ async def stop(running: Running, grace: timedelta = GRACE) -> None:
             running.task.cancel()
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
+        cwd = running.site.paths(running.attempt).cwd
+        if may_save and running.errand.states and running.task is not None and await asked(running.site.host, cwd, "pause"):
+            running.asked = True
+            if (await asyncio.wait({running.task}, timeout=STEP.total_seconds()))[0]:
+                return
         await running.site.host.stop(job, grace)
 
 
-def _stop_all(work: Work, grace: timedelta = GRACE) -> None:
+def _stop_all(work: Work, grace: timedelta = GRACE, *, may_save: bool = False) -> None:
     work.control.stopping = work.control.disturbed = True
     for hooks in work.attempts.hooks:
         work.beside(hooks.stop())
     for running in work.running.values():
-        work.beside(stop(running, grace))
+        work.beside(stop(running, grace, may_save=may_save))
     work.wake()

@@ -93,7 +93,8 @@ async def _close(work: Work) -> None:
                 work.commits.say(problem)
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
-    await work.host_pool.close(leave=work.control.abandoned)
+    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
+    await work.host_pool.close(leave=work.control.abandoned or kept)
     note(work)
     work.scrap.clear()
 

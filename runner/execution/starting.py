@@ -306,6 +306,8 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     try:
         running.brought = await running.site.carry(running.errand)
         end = running.brought.exit
+        if running.asked and end.reason in ("exit", "signal") and end.code != 0:
+            end = end._replace(reason="stopped")  # it saved, and ended itself
     except asyncio.CancelledError:
         if not running.stopped:
             raise

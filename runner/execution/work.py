@@ -78,6 +78,8 @@ class Control:
     """The version of the store at the last look for a request."""
     out_of_time: bool = False
     """The run reached its `limits.time`."""
+    keep_hosts: bool = False
+    """The pause that was asked for keeps the machines, for the resume."""
     handing_over: bool = False
     """The worker ends, and another goes on with the run: nothing new is started here."""
     left: bool = False

@@ -18,6 +18,9 @@ WORKER_GONE: Final = "its worker is gone"
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 
 
+NO_DATA: Final[Data] = {}
+
+
 class Stale(Busy):
     """This run is not ours any more: another worker has claimed it."""
 
@@ -236,8 +239,8 @@ class Runs(Protocol):
         """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
         ...
 
-    def request(self, run: str, what: str) -> bool:
-        """Ask a run for `cancel`, `pause` or `resume`: durable when this returns.  False: it is over."""
+    def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
+        """Ask a run for `cancel`, `pause` or `resume`, with `data` in its event: durable when this returns.  False: it is over."""
         ...
 
     def forget(self, runs: Iterable[str]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..errors import NotFound
 from .crash import crashpoint
-from .database import Database, Row, mapping, parsed, text
+from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
-from .runs import FINAL, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
+from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
 
 
 class SqliteRuns:
@@ -206,7 +206,7 @@ class SqliteRuns:
     def land(self) -> None:
         self._database.land()
 
-    def request(self, run: str, what: str) -> bool:
+    def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         with self._database.transaction() as db:
             rows = db.execute(
                 "UPDATE runs SET request = ?, next_event = next_event + 1 WHERE id = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')"
@@ -214,7 +214,7 @@ class SqliteRuns:
                 (what, run),
             ).fetchall()
             if rows:
-                event = (run, rows[0][0], time.time(), "request", run, "", what, "", "{}")
+                event = (run, rows[0][0], time.time(), "request", run, "", what, "", text(data))
                 db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
         return bool(rows)
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
 
-PATIENCE = 60.0
-"""Seconds that a request is waited for: what runs may save for 30."""
+PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
+"""Seconds that a request is waited for: what is cancelled may save for 30; a training that is paused ends its step first."""
 LOOK = 0.1
 
 _RUN = "an id or a part of one, last (the default), last~1"
@@ -40,8 +40,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "examples:\n  recipe cancel\n  recipe cancel 3f1035"
     elif verb == "pause":
         parser.description = (
-            "Stop a run so that it can be resumed: its steps get SIGTERM, a training saves a checkpoint, and SIGKILL comes 30 seconds later."
-            "  A step without a state begins anew when the run is resumed."
+            "Stop a run so that it can be resumed.  A training that listens saves when its step is over, and ends; anything else gets SIGTERM, and"
+            " SIGKILL 30 seconds later.  A step without a state begins anew when the run is resumed."
+        )
+        parser.add_argument(
+            "--keep-host", action="store_true", help="keep rented machines, and pay for them: the resume need not wait for others"
         )
         parser.epilog = "examples:\n  recipe pause\n  recipe resume"
     else:
@@ -58,21 +61,21 @@ def run(args: argparse.Namespace) -> int:
     with existing(args.workspace) as ws:
         row = find_run(ws.store, args.run)
         if args.verb in _END:
-            return _end(ws, row, args.verb)
+            return _end(ws, row, args.verb, {"keep_hosts": True} if getattr(args, "keep_host", False) else {})
         if args.driver is not None:
             check_driver(args.driver)
         return _resume(ws, row, args) if args.verb == "resume" else _retry(ws, row, args)
 
 
-def _end(ws: Workspace, row: RunRow, verb: str) -> int:
+def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> int:
     """Cancel or pause a run: by its worker, or, where it has none, here."""
     if row.state in FINAL or row.state == _END[verb]:
         raise _refused(f"run {row.id} is {row.state} already")
     while True:
         if ws.store.runs.live(row.id):
-            if not ws.store.runs.request(row.id, verb):
+            if not ws.store.runs.request(row.id, verb, data):
                 raise _refused(f"run {row.id} is {ws.store.runs.get(row.id).state} already")
-            done = _waited(ws, row.id)
+            done = _waited(ws, row.id, PATIENCE[verb])
         else:
             done = end_unattended(ws, row, _END[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
         if done:
@@ -82,9 +85,9 @@ def _end(ws: Workspace, row: RunRow, verb: str) -> int:
     return 0 if state == _END[verb] else 1
 
 
-def _waited(ws: Workspace, run: str) -> bool:
+def _waited(ws: Workspace, run: str, patience: float) -> bool:
     """Wait until the worker of a run has done what was asked of it.  False: it died meanwhile.  Raises Busy."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         row = ws.store.runs.get(run)
         if row.state in FINAL or row.state == "PAUSED":
@@ -92,12 +95,12 @@ def _waited(ws: Workspace, run: str) -> bool:
         if not ws.store.runs.live(run):
             return False
         time.sleep(LOOK)
-    raise Busy(f"run {run} was asked, and is not stopped after {PATIENCE:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
+    raise Busy(f"run {run} was asked, and is not stopped after {patience:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
 
 
 def _left(ws: Workspace, run: str) -> None:
     """Wait until the worker of a paused run has let go of it.  Raises Busy."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE["pause"]
     while ws.store.runs.live(run):
         if time.monotonic() > deadline:
             raise Busy(f"the worker of the paused run {run} does not end", fix="try again")
