@@ -141,6 +141,11 @@ class HostPool:
         """Whether hosts cost money, so that each is asked for when a step needs it."""
         return self.leases is not None and self.leases.driver.traits.priced
 
+    @property
+    def preemptible(self) -> bool:
+        """Whether its machines may be taken away before they are given back."""
+        return self.leases is not None and self.leases.driver.traits.preemptible
+
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
         return {} if self.priced else {name: sum(site.has(name) for site in self.sites) for name in names}

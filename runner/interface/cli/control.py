@@ -43,9 +43,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "Stop a run so that it can be resumed.  A training that listens saves when its step is over, and ends; anything else gets SIGTERM, and"
             " SIGKILL 30 seconds later.  A step without a state begins anew when the run is resumed."
         )
-        parser.add_argument(
-            "--keep-host", action="store_true", help="keep rented machines, and pay for them: the resume need not wait for others"
-        )
+        parser.add_argument("--keep-host", action="store_true", help="keep rented machines, and pay for them: the resume need not wait for others")
         parser.epilog = "examples:\n  recipe pause\n  recipe resume"
     else:
         parser.add_argument("--driver", metavar="NAME", help="where to run (default: as before)")

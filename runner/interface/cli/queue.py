@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 
@@ -20,6 +19,7 @@ from . import run as run_verb
 from .chosen import begun
 from .parser import check_driver, request_of
 
+ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
 """Seconds after the first signal, in which a worker that cannot hand over in order ends all the same."""
 AGAIN = 2
@@ -76,8 +76,9 @@ def _work(args: argparse.Namespace) -> int:
         handover(number, frame)
         signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)  # its handler is the system's: the process ends, and the kernel lets its run go
 
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for each in ENDS:
         signal.signal(each, asked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # of a process that `_several` forked
 
     def listener() -> Listener:
         return for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=False)
@@ -96,11 +97,11 @@ def _several(args: argparse.Namespace) -> int:
         handover(number, frame)
         _tell(workers)
 
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for each in ENDS:
         signal.signal(each, asked)
     bad = 0
     for _ in range(args.concurrency):
-        workers.add(_forked(args))
+        _fork(args, workers)
     while workers:
         pid, status = os.wait()
         workers.discard(pid)
@@ -109,20 +110,23 @@ def _several(args: argparse.Namespace) -> int:
         if died and not handover.asked:
             print(f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); another takes its place", file=sys.stderr)
             time.sleep(1.0)
-            workers.add(_forked(args))
+            _fork(args, workers)
     return 1 if bad > 0 else 0
 
 
-def _tell(workers: Sequence[int] | set[int]) -> None:
+def _tell(workers: set[int]) -> None:
     for pid in list(workers):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
 
-def _forked(args: argparse.Namespace) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
+def _fork(args: argparse.Namespace, workers: set[int]) -> None:
+    """Add a process that works.  A signal waits until it is known here, and there until it is heeded."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    if pid := os.fork():
+        workers.add(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        return
     code = 1
     os.setpgrp()  # Ctrl-C of the terminal is passed on once
     try:
