@@ -94,9 +94,9 @@ def _leave(work: Work) -> None:
 
 
 def heed(work: Work) -> None:
-    """Look whether something was asked of the run, and begin to do it.  Costs one read of the file's change counter."""
+    """Look whether something was asked of the run, and begin to do it.  Costs one look whether there is news."""
     control, store = work.control, work.ws.store
-    if work.commits.busy or (version := store.database.version()) == control.looked:
+    if work.commits.busy or (version := store.runs.news()) == control.looked:
         return
     control.looked = version
     try:

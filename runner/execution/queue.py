@@ -71,12 +71,12 @@ def serve(root: Path, offer: Offer, listener: Callable[[], Listener], handover: 
 def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bool) -> Submitted | None:
     """The next run, claimed: waits for one, but not `once`."""
     while not handover.asked:
-        seen = ws.store.database.version()
+        seen = ws.store.runs.news()
         claimed = ws.store.runs.claim_next(who, offer)
         if claimed is not None or once:
             return claimed
         deadline = time.monotonic() + SAFETY
-        while not handover.asked and time.monotonic() < deadline and ws.store.database.version() == seen:
+        while not handover.asked and time.monotonic() < deadline and ws.store.runs.news() == seen:
             until = time.monotonic() + LOOK
             while not handover.asked and time.monotonic() < until:
                 time.sleep(LOOK / 5)  # a signal does not end a sleep

@@ -53,7 +53,7 @@ def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
     """How the run of a lease stands, by its workspace.  `gone`: also one that is not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
-        with Store.open(root, read_only=True) as store:
+        with Store.open(root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace) as store:
             found = [run for run in store.runs.latest() if run.id == row.run]
             if store.runs.live(row.run):
                 return "live"

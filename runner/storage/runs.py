@@ -188,8 +188,16 @@ class Runs(Protocol):
         """Whether a worker of this machine is alive and has claimed the run."""
         ...
 
+    def close(self) -> None:
+        """Let go of every claim."""
+        ...
+
+    def news(self) -> int:
+        """A number that is another one once something may have been asked or submitted, or a claim has to be kept.  Cheap."""
+        ...
+
     def requested(self, run: str, fence: int) -> str:
-        """What has been asked of the run that we have claimed."""
+        """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
     def submit(self, run: RunRow, who: str = "") -> Submitted:

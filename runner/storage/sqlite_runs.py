@@ -79,6 +79,9 @@ class SqliteRuns:
     def live(self, run: str) -> bool:
         return self._locks.held(_claim_name(run))
 
+    def news(self) -> int:
+        return self._database.version()
+
     def requested(self, run: str, fence: int) -> str:
         rows = self._database.all("SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence))
         if not rows:

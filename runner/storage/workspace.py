@@ -69,7 +69,7 @@ class Workspace:
         real = Path(os.path.abspath(root))
         folder = home(real, environ)
         try:
-            store = Store.open(folder, read_only=read_only)
+            store = Store.open(folder, read_only=read_only, shared=environ.get("RECIPE_RUNS", ""), workspace=str(real))
         except PermissionError as error:
             raise Unusable(f"{folder} cannot be written: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
         return cls(real, store, environ, read_only=read_only)
