@@ -101,8 +101,8 @@ def heed(work: Work) -> None:
     control.looked = version
     try:
         request = store.runs.requested(work.commits.run, work.commits.fence)
-    except Busy:
-        return  # the run is another worker's by now: the next group says so
+    except Busy:  # the run is another worker's by now, and so is what runs
+        return _leave(work)
     if request == control.request or control.request == "cancel":
         return
     before, control.request = control.request, request

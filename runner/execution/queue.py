@@ -15,7 +15,7 @@ from ..digest import of_value
 from ..errors import Infrastructure, RecipeError
 from ..hosts import local
 from ..planning.schedule import Move
-from ..storage.runs import Offer, RunRow, Submitted
+from ..storage.runs import Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, compiled
 from .refusals import check, preflight
@@ -89,6 +89,8 @@ def _carry_out(ws: Workspace, claimed: Submitted, listener: Listener, handover: 
     try:
         while not _worked(ws, ws.store.runs.get(claimed.id), fence, listener, handover):
             fence = ws.store.runs.claim(claimed.id, f"process {os.getpid()}") or 0
+    except Stale:
+        listener.say(f"run {claimed.id} was taken over by another worker, because this one was silent for too long")
     except RecipeError as error:
         listener.say(f"run {claimed.id} failed: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         _ended(ws, ws.store.runs.get(claimed.id), fence, "FAILED", str(error))

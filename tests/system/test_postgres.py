@@ -150,3 +150,26 @@ def test_what_a_killed_worker_began_is_begun_once(space: Space, url: str) -> Non
 def test_an_address_that_is_none_is_refused_with_what_to_write(space: Space) -> None:
     with pytest.raises(Unusable, match="PostgreSQL"):
         Workspace.open(space.root, environ={"RECIPE_RUNS": "mysql://x"})
+
+
+def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_took_it_over(space: Space, url: str) -> None:
+    space.recipe(TWO.format(root=space.root))
+    space.write("slow", "")
+    env = {**os.environ, "RECIPE_RUNS": url}
+    with Workspace.open(space.root, environ=env) as ws, psycopg.connect(url, autocommit=True) as db:
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
+        silent = space.start("worker", "-q", env={"RECIPE_RUNS": url})
+        until(lambda: begun(space))
+        silent.send_signal(signal.SIGSTOP)
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+        other = space.start("worker", "--once", "-q", env={"RECIPE_RUNS": url})
+        until(lambda: ws.store.runs.get(run).fence == 2)
+        silent.send_signal(signal.SIGCONT)
+        (space.root / "slow").unlink()
+        assert other.wait(30) == 0
+        other.communicate()
+        silent.terminate()
+        _, said = silent.communicate(timeout=30)
+        found = ws.store.runs.get(run)
+        assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1) and "taken over by another worker" in said
+        assert [event.seq for event in ws.store.runs.events(run)] == list(range(1, found.next_event))

@@ -190,3 +190,19 @@ def test_a_secret_is_what_the_workers_environment_says(space: Space) -> None:
     run = submitted(space)
     serve(space.root, Offer(), Silent, Handover(), {**os.environ, "A_TOKEN": "sixteen letters!"}, once=True)
     assert row(space, run).state == "COMPLETED" and space.read("a.txt") == "16\n"
+
+
+def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recipe(space: Space) -> None:
+    step = f"echo begun >> {space.root}/starts; while [ -e {space.root}/slow{{{{ inputs.n }}}} ]; do sleep 0.02; done; echo one > a{{{{ inputs.n }}}}.txt"
+    space.recipe({"inputs": {"n": {"type": "integer"}}, "steps": {"a": {"run": step, "outputs": {"o": "a{{ inputs.n }}.txt"}}}})
+    space.write("slow1", "")
+    run = submitted(space, n=1)
+    worker = space.start("worker", "-q")
+    until(lambda: begun(space))
+    worker.kill()
+    worker.communicate(timeout=30)
+    (space.root / "slow1").unlink()
+    until(lambda: '"ended"' in (space.root / ".recipe/local/journal").read_text())
+    space.run({"n": 2})
+    work(space)
+    assert row(space, run).state == "COMPLETED" and begun(space) == 2
