@@ -17,7 +17,7 @@ from ..hosts import local
 from ..planning.schedule import Move
 from ..storage.runs import Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
-from ..survey.survey import Request, compiled
+from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
 from .results import sizes
 from .resume import Claimed, as_it_stood, poisoned
@@ -48,7 +48,7 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
 
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
-    data = {"source": str(source), "asked": asked(request), **noted(choice, settings)}
+    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
     data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.priority, ticket.not_before, dict(ticket.labels)])}
     now = time.time()
     row = RunRow(new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)

@@ -100,7 +100,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     known: dict[str, tuple[str, ...]] = {}
     while True:
         plan = compiled(ws, source, request, known)
-        request = _storable(ws, plan, request)
+        request = storable(ws, plan, request)
         ws.traces.expect(plan.recipe)
         facts = look(ws, plan, request)
         places = _places(ws, plan, library, request)
@@ -289,7 +289,7 @@ def _from_root(spec: Input, value: Tree, standing: Standing) -> Tree:
     return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
 
 
-def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
+def storable(ws: Workspace, plan: Plan, request: Request) -> Request:
     """The request without what opens its addresses, and with paths that begin at the workspace."""
     if not ws.addresses and not request.typed_in:
         return request

@@ -206,3 +206,13 @@ def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recip
     space.run({"n": 2})
     work(space)
     assert row(space, run).state == "COMPLETED" and begun(space) == 2
+
+
+def test_a_path_that_was_typed_in_a_folder_is_the_same_file_for_the_worker(space: Space) -> None:
+    space.recipe("inputs: {data: {type: file}}\nsteps: {a: {run: 'cat {{ inputs.data }} > a.txt', outputs: {o: a.txt}}}")
+    space.write("recipe.toml", "")
+    space.write("sub/d.txt", "here\n")
+    code, run, said = Space(space.root / "sub").command("submit", "-q", "-f", "../recipe.yaml", "data=d.txt")
+    assert code == 0, said
+    work(space)
+    assert row(space, run.strip()).state == "COMPLETED" and space.read("a.txt") == "here\n"
