@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import Infrastructure, RecipeError
-from ..hosts import local
+from ..hosts import client
 from ..planning.schedule import Move
 from ..storage.runs import Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
@@ -111,7 +111,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if request is None:
         raise Infrastructure(f"run {row.id} did not note what it was asked for", fix="`recipe submit` with its recipe and inputs")
     since = Since(time.monotonic(), ws.store.database.version())
-    driver = local.woken(ws.home)
+    local = client.here(ws.home / "local")
     ws.share(settings.store or None)
     found = look(ws, request, choice)
     if not found.todo and not ws.store.runs.steps(row.id):
@@ -126,7 +126,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if stood is None:
         words = f"run {row.id} cannot go on: a step of it failed, or its recipe is another one by now"
         raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
-    return work(ws, driver, found, stood, settings, listener, since, handover=handover) is not None
+    return work(ws, local, found, stood, settings, listener, since, handover=handover) is not None
 
 
 def _ended(ws: Workspace, row: RunRow, fence: int, state: str, reason: str) -> None:

@@ -105,9 +105,9 @@ def _worked(
     ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: Since, resumed: str
 ) -> tuple[Summary | None, str]:
     """Go on with a run, or submit one, and work on it in this process; also which run it was."""
-    from ..hosts import local
+    from ..hosts import client
 
-    driver = local.woken(ws.home)
+    local = client.here(ws.home / "local")  # what it takes to begin an agent passes while the rest is being prepared
 
     from . import resume
     from .worker import work
@@ -122,7 +122,7 @@ def _worked(
         return claimed.fence
 
     try:
-        return work(ws, driver, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
+        return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
     except BaseException:
         if claimed.fence:
             ws.store.runs.release(claimed.id, claimed.fence)

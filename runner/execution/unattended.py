@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Literal
 
-from ..hosts import local
+from drivers.base import Job
+
+from ..errors import Infrastructure
+from ..hosts import client
 from ..planning.schedule import FINAL, Move, State
 from ..storage.runs import RunRow, StepRow
 from ..storage.workspace import Workspace
@@ -15,6 +19,8 @@ from .control import SAVING
 from .orphans import left_by
 
 END = Literal["CANCELLED", "PAUSED"]
+LATE = timedelta(seconds=10)
+"""After the kill: until a job that does not end is given up."""
 
 
 def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], None]) -> bool:
@@ -36,11 +42,25 @@ def end_claimed(ws: Workspace, row: RunRow, fence: int, state: END, say: Callabl
         for name, site in elsewhere.items():
             say(f"{site} may go on with {name}, a job of {row.id}: `recipe run` with the same driver takes it up, or ends it")
         if names:
-            asyncio.run(local.end(ws.home, row.id, names, SAVING))
+            asyncio.run(_end(ws, names))
         _close(ws, row, fence, state)
     except BaseException:
         ws.store.runs.release(row.id, fence)
         raise
+
+
+async def _end(ws: Workspace, names: Sequence[str]) -> None:
+    """Stop these jobs of this machine: they may save where they are.  Raises Infrastructure where one does not end."""
+    local = client.here(ws.home / "local")
+    jobs = [Job(name) for name in names]
+    for job in jobs:
+        await local.stop(job, SAVING)
+    for job in jobs:
+        if await local.wait(job, SAVING + LATE) is None:
+            raise Infrastructure(
+                f"{job.key} does not end, although it was killed", fix="a process that waits for a disk ends when that answers: try again"
+            )
+    await local.aclose()
 
 
 def _close(ws: Workspace, row: RunRow, fence: int, state: END) -> None:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from drivers.base import Driver, DriverError
+from drivers.base import DriverError
 
 from ..errors import Infrastructure, RecipeError
+from ..hosts.client import Client
 from ..hosts.interpreters import CURRENT
 from ..hosts.pool import HostPool, need_for
 from ..logs import Log, mask
@@ -39,7 +40,7 @@ _log = Log("worker")
 
 def work(
     ws: Workspace,
-    driver: Driver,
+    local: Client,
     found: Survey,
     claimed: Claimed,
     settings: Settings,
@@ -50,7 +51,7 @@ def work(
 ) -> Summary | None:
     """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error.
 
-    `driver` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
+    `local` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
     `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
     """
     masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
@@ -61,7 +62,7 @@ def work(
     async def carried_out() -> tuple[Report, bool]:
         nonlocal commits
         python = CURRENT if found.request.current_python else settings.python
-        host_pool = HostPool(ws, claimed.id, driver, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
+        host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
             needs = {need_for(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Final, Literal
 
-from drivers.base import Host, Rejected
+from drivers.base import Rejected
+
+from .client import Client
 
 FILE: Final = ".recipe-control"
 """In the directory of the attempt, which a container sees, too."""
@@ -17,7 +19,7 @@ def control_file(cwd: str) -> str:
     return f"{cwd}/{FILE}"
 
 
-async def asked(host: Host, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
+async def asked(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
     """Ask the program that runs in the directory `cwd`; False when it never said that it listens.  Raises DriverError."""
     try:
         async for _ in host.call(("/bin/sh", "-c", _ASK, "sh", control_file(cwd), json.dumps({"ask": what}))):
