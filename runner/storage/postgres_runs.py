@@ -79,7 +79,7 @@ class PostgresRuns:
         if self._connection is not None and not self._connection.closed:
             if self._claims:
                 self._all("UPDATE runs SET held_until = '-infinity' WHERE holder = %s AND id = ANY(%s) RETURNING id", (self._me, list(self._claims)))
-            self._connection.close()
+            _idle[self._url] = self._connection
         self._connection = None
 
     # -- reading
@@ -331,8 +331,7 @@ class PostgresRuns:
         while True:
             try:
                 if self._connection is None or self._connection.closed:
-                    self._connection = psycopg.connect(self._url, autocommit=True, connect_timeout=10, application_name="recipe")
-                    self._connection.execute("LISTEN " + _CHANNEL)
+                    self._connection = _idle.pop(self._url, None) or _connected(self._url)
                     self._news += 1
                 return what(self._connection)
             except psycopg.OperationalError as error:
@@ -350,6 +349,16 @@ class PostgresRuns:
         """Those who hold claims, were processes of this machine and are no more."""
         rows = self._all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
         return [holder for (holder,) in rows if not _lives(holder)]
+
+
+_idle: dict[str, Connection[Row]] = {}
+"""Connections that were closed, for who opens the same address next: a worker opens its workspace anew for each run."""
+
+
+def _connected(url: str) -> Connection[Row]:
+    db = psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="recipe")
+    db.execute("LISTEN " + _CHANNEL)
+    return db
 
 
 def _migrate(db: Connection[Row], *, read_only: bool) -> None:
