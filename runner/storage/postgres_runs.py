@@ -12,6 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from threading import Event as ThreadEvent
+from threading import Thread
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -72,10 +74,15 @@ class PostgresRuns:
         self._news, self._beaten = 0, time.monotonic()
         self._claims: set[str] = set()
         self._connection: Connection[Row] | None = None
+        self._beats: _Beats | None = None
         self._do(lambda db: _migrate(db, read_only=read_only))
 
     def close(self) -> None:
         """Let go of every claim: another worker may take those runs at once."""
+        if self._beats is not None:
+            self._beats.over.set()
+            self._beats.join()
+            self._beats = None
         if self._connection is not None and not self._connection.closed:
             if self._claims:
                 self._all("UPDATE runs SET held_until = '-infinity' WHERE holder = %s AND id = ANY(%s) RETURNING id", (self._me, list(self._claims)))
@@ -190,7 +197,7 @@ class PostgresRuns:
 
         done = self._do(store)
         if done.fence:
-            self._claims.add(done.id)
+            self._keep(done.id)
         return done
 
     def claim(self, run: str, who: str) -> int | None:
@@ -202,7 +209,7 @@ class PostgresRuns:
         if not rows:
             self.get(run)
             return None
-        self._claims.add(run)
+        self._keep(run)
         return int(rows[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> Submitted | None:
@@ -217,7 +224,7 @@ class PostgresRuns:
         )
         if not rows:
             return None
-        self._claims.add(rows[0][0])
+        self._keep(rows[0][0])
         return Submitted(rows[0][0], int(rows[0][1]))
 
     def release(self, run: str, fence: int) -> None:
@@ -345,6 +352,13 @@ class PostgresRuns:
                     f"the database of runs refused a statement: {error}", fix="look at RECIPE_RUNS, and what it may do there"
                 ) from error
 
+    def _keep(self, run: str) -> None:
+        """This claim is ours, and is kept from now on."""
+        self._claims.add(run)
+        if self._beats is None:
+            self._beats = _Beats(self._url, self._me)
+            self._beats.start()
+
     def _dead(self) -> list[str]:
         """Those who hold claims, were processes of this machine and are no more."""
         rows = self._all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
@@ -353,6 +367,27 @@ class PostgresRuns:
 
 _idle: dict[str, Connection[Row]] = {}
 """Connections that were closed, for who opens the same address next: a worker opens its workspace anew for each run."""
+
+
+class _Beats(Thread):
+    """Keeps the claims of one holder: looking at data, or renting a machine, may take longer than a claim lasts."""
+
+    def __init__(self, url: str, holder: str) -> None:
+        super().__init__(name="beats", daemon=True)
+        self.over = ThreadEvent()
+        self._url, self._holder = url, holder
+
+    def run(self) -> None:
+        db: Connection[Row] | None = None
+        while not self.over.wait(BEAT):
+            try:
+                db = db if db is not None and not db.closed else _connected(self._url)
+                db.execute("UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE holder = %s AND claim <> ''", (CLAIM, self._holder))
+            except psycopg.Error:  # the next beat tries anew, and a worker that lost its claim is told when it writes
+                if db is not None:
+                    db.close()
+        if db is not None:
+            db.close()
 
 
 def _connected(url: str) -> Connection[Row]:

@@ -82,6 +82,14 @@ def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(store: Stor
     assert len(store.runs.events("r1")) == 1
 
 
+def test_a_claim_is_kept_while_its_worker_does_other_things(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_runs, "BEAT", 0.02)
+    store.runs.submit(RUN, "w")
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+        until(lambda: db.execute("SELECT held_until > now() FROM runs").fetchone() == (True,), seconds=10)
+
+
 def test_a_request_is_news_at_once(store: Store, fresh: Callable[[], Store]) -> None:
     mine = store.runs.submit(RUN, "w")
     before = store.runs.news()
