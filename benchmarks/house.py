@@ -22,13 +22,13 @@ FLOORS = ("agent", "words", "language", "planning", "storage", "hosts", "survey"
 runner/__init__.py, opens any room."""
 PLAN_FREE = ("runner.planning.step",)
 """What `hosts` may know of planning: the types of a step's parts, never a Plan."""
-LOADERS = ("hosts", "runner.execution.session")
+LOADERS = ("hosts",)
 """Who may load a driver."""
 OPEN = ("drivers.base", "drivers.machine", "drivers.devices", "drivers.fakes")
 """What anybody may read of `drivers`: its contract, how a machine and its GPUs are described, and the front door of the fake providers."""
 TABLE = ("DRIVERS", "install_line")
 """Names that load no driver: what drivers there are, and what installs one."""
-ADVISED = "runner.execution.session"
+ADVISED = "runner.execution.refusals"
 """The one module of `execution` that asks for advice."""
 
 THE_WORLD = {"asyncio", "concurrent", "datetime", "fcntl", "glob", "http", "io", "multiprocessing", "random", "secrets", "select", "selectors"} | {
@@ -44,6 +44,9 @@ READING = {("runner/language/library.py", None), ("runner/language/document.py",
 
 HERE_OR_THERE = ("Away", "here")
 """What `execution` may not ask with `isinstance` or `is`: a place hides whether it is this machine."""
+
+INSIDE = ("survey", "execution")
+"""Rooms that read the caller's environment from the workspace alone: a worker's is not the submitter's."""
 
 LONG = 700
 LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8}
@@ -113,6 +116,8 @@ def faults(home: Path, known: set[str] | None = None) -> list[str]:
         tree = ast.parse(path.read_bytes(), name)
         if room(module) in PURE and (name, None) not in READING:
             found += [f"{name}:{line}: {fault}" for line, fault in _touches(name, tree)]
+        if room(module) in INSIDE:
+            found += [f"{name}:{line}: reads os.environ, which the workspace hands in" for line in _environment(tree)]
         if room(module) == "execution":
             found += [f"{name}:{line}: asks whether a host is this one" for line in _asks_where(tree)]
     return found
@@ -137,7 +142,7 @@ def _import_fault(each: Import) -> str:
     if source == "hosts" and target == "planning" and each.target not in PLAN_FREE:
         return f"hosts imports {what}; a place knows no plan"
     if source == "execution" and target == "advice" and each.source != ADVISED:
-        return f"execution imports {what}; only session asks for advice"
+        return f"execution imports {what}; only refusals asks for advice"
     return ""
 
 
@@ -153,6 +158,12 @@ def _touches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"calls {node.func.id}()"
         if isinstance(node, ast.Attribute) and node.attr in METHODS:
             yield node.lineno, f"uses .{node.attr}"
+
+
+def _environment(tree: ast.Module) -> list[int]:
+    """The lines where a module reads the environment of this process."""
+    ours = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
+    return [node.lineno for node in ours if isinstance(node.value, ast.Name) and node.value.id == "os"]
 
 
 def _asks_where(tree: ast.Module) -> list[int]:

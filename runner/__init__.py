@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
-    from .execution.session import Choice, Settings, Summary
+    from .execution.terms import Choice, Settings, Summary
     from .language.recipe import Recipe
     from .paths import Standing
     from .storage.runs import Event
@@ -54,7 +54,8 @@ def plan(
     its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
     Raises errors.RecipeError.
     """
-    from .execution.session import Choice, look
+    from .execution.session import look
+    from .execution.terms import Choice
     from .storage.workspace import Workspace
 
     standing = _standing(workspace, recipe)
@@ -84,8 +85,8 @@ def run(
     """
     from dataclasses import replace
 
-    from .execution.session import Choice, Settings
     from .execution.session import run as run_session
+    from .execution.terms import Choice, Settings
     from .storage.workspace import Workspace
 
     standing = _standing(workspace, recipe)

@@ -13,7 +13,7 @@ from typing import Any
 
 import runner
 from runner.errors import Invalid, Problem
-from runner.execution.session import Choice, Settings, Summary
+from runner.execution.terms import Choice, Settings, Summary
 from runner.storage.runs import Event
 from runner.survey.survey import Survey
 

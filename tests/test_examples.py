@@ -14,7 +14,7 @@ import pytest
 
 import runner
 from runner.errors import CannotRun
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from runner.storage import sources
 from runner.survey.validation import read
 from tests.support import Space

@@ -47,7 +47,7 @@ def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> No
         ("runner/hosts/sites.py", "from ..planning.plan import Plan", "hosts imports runner.planning.plan.Plan; a place knows no plan"),
         ("runner/survey/survey.py", "import runner.interface.console", "survey imports runner.interface.console, which is interface"),
         ("runner/survey/survey.py", "from drivers import local", "survey imports drivers.local; only hosts load a driver"),
-        ("runner/execution/loop.py", "from ..advice import rules", "execution imports runner.advice.rules; only session asks for advice"),
+        ("runner/execution/loop.py", "from ..advice import rules", "execution imports runner.advice.rules; only refusals asks for advice"),
         ("runner/execution/loop.py", "import drivers.local", "execution imports drivers.local; only hosts load a driver"),
         ("drivers/base.py", "from runner.errors import RecipeError", "a driver imports runner.errors.RecipeError"),
         ("drivers/local.py", "import runner", "a driver imports runner"),
@@ -66,6 +66,8 @@ def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> No
         ("runner/planning/compile.py", "import os\nHOME = os.environ", "uses .environ"),
         ("runner/execution/commit.py", "x = isinstance(site, Away)", "asks whether a host is this one"),
         ("runner/execution/commit.py", "x = site is self.host_pool.here", "asks whether a host is this one"),
+        ("runner/execution/commit.py", "x = os.environ['HOME']", "reads os.environ, which the workspace hands in"),
+        ("runner/survey/survey.py", "x = os.getenv('HOME')", "reads os.environ, which the workspace hands in"),
     ],
 )
 def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: str) -> None:
@@ -89,7 +91,7 @@ def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: st
         ("runner/hosts/sites.py", "from ..planning.step import OutputSpec"),
         ("runner/planning/plan.py", "from ..language.template import references"),
         ("runner/storage/store.py", "import socket"),
-        ("runner/execution/session.py", "from ..advice import preflight"),
+        ("runner/execution/refusals.py", "from ..advice import preflight"),
         ("runner/interface/console.py", "x = isinstance(site, Away)"),
         ("runner/execution/commit.py", "x = isinstance(error, DriverError) or error is None"),
     ],

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 import trl_common as common
+from control import Ending
 from datasets import Dataset
-from loop import Ending
 from preference_model import Pairs, record, scheduled
 from text_model import load_base
 from trl import DPOConfig, DPOTrainer

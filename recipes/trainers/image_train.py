@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import precision
 import torch
+from control import Ending, every
 from descent import CLIP, add_up, begin, rate_at, refuse_no_peak, restore, tensors
 from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, rows, stored
-from loop import Checkpoints, Ending, draw, fail
+from loop import Checkpoints, draw, fail
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from telemetry import TRACKERS, Telemetry, require
@@ -65,6 +66,7 @@ def main() -> None:
         return step == options.max_steps or bool(options.sample_every and step % options.sample_every == 0)
 
     telemetry = Telemetry(options.tensorboard, main=me == 0, history=history, tracker=options.tracker, settings=settings)
+    save_every = every("CHECKPOINT_INTERVAL_STEPS", options.save_every)
     for step in range(done + 1, options.max_steps + 1):
         chosen = order(len(learned), options.seed, (step - 1) * options.global_batch, options.global_batch)
         rate = rate_at(step, options.learning_rate, options.warmup_steps, options.decay_steps)
@@ -83,11 +85,16 @@ def main() -> None:
             options.snapshots.mkdir(parents=True, exist_ok=True)
             training.export(options.snapshots / f"step-{step:06d}.safetensors")
         last = step == options.max_steps
-        if last or stopping or step % options.save_every == 0:
+        if last or stopping or step % save_every == 0:
             with telemetry.phase("checkpoint"):
                 if me == 0:
                     checkpoints.save(step, training.tensors(), telemetry.history)
                 accelerator.wait_for_everyone()
+            ending.saved()
+        elif me == 0 and ending.checkpoint:
+            with telemetry.phase("checkpoint"):
+                checkpoints.save(step, training.tensors(), telemetry.history)
+            ending.saved()
         if stopping and not last:
             _say(me, f"asked to end; saved step {step}")
             ending.end()

@@ -1,4 +1,4 @@
-"""What every training program here shares: who we are among the processes, checkpoints, metrics, the end by signal.  Does not know what is trained.
+"""What every training program here shares: who we are among the processes, checkpoints, metrics.  Does not know what is trained.
 
 A checkpoint is a folder `step-000010`: safetensors and `checkpoint.json`, which names each file with its SHA-256.  It is written under another name,
 synced, and renamed: it is complete or it is not there.  Nothing in it is a pickle, and the same training writes the same bytes.
@@ -6,17 +6,14 @@ synced, and renamed: it is complete or it is not there.  Nothing in it is a pick
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -128,26 +125,6 @@ class Metrics:
         if self._file is not None and step > self._told:
             self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
             self._file.flush()
-
-
-class Ending:
-    """SIGTERM asks for one more checkpoint: a machine that is taken away costs no finished step, where it lets us finish one."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        signal.signal(signal.SIGTERM, self._ask)
-        if sys.platform == "linux":
-            # A launcher that dies takes us along: torch starts us in a session of our own, where a signal to its group does not come.
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-
-    def end(self) -> NoReturn:
-        """Die of the signal, as whoever sent it expects."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("BUG: SIGTERM did not end this process")
 
 
 def _sync(path: Path) -> None:

@@ -7,8 +7,8 @@ probability of a token of y as e^(mean log p) (Hong et al. 2024, arXiv:2403.0769
 from __future__ import annotations
 
 import trl_common as common
+from control import Ending
 from datasets import Dataset
-from loop import Ending
 from preference_model import Pairs, record, scheduled
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 

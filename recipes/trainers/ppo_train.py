@@ -26,9 +26,10 @@ import text_record
 import torch
 import trl
 import trl_common
+from control import Ending, every
 from descent import begin, in_any, rate_at, restore, tensors
 from disk import sha256
-from loop import Checkpoints, Ending, draw, fail
+from loop import Checkpoints, draw, fail
 from rlhf_data import end_token, load, prompt_ids
 from rlhf_rewards import classifier
 from telemetry import Telemetry
@@ -199,8 +200,9 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
         shown = "  ".join(f"{name} {values[name]:.4g}" for name in ("reward", "kl", "loss", "grad_norm"))
         trl_common.say(f"step {step}/{self._options.max_steps}  {shown}  {told.get('samples_per_second', 0):.4g} samples/s")
         last = step == self._options.max_steps
-        stopping = in_any(self._ending.asked, args.device)
-        if last or stopping or step % self._options.save_every == 0:
+        stopping, checkpoint = in_any(self._ending.asked, args.device), in_any(self._ending.checkpoint, args.device)
+        if last or stopping or checkpoint or step % every("CHECKPOINT_INTERVAL_STEPS", self._options.save_every) == 0:
+            self._ending.saved()
             if state.is_world_process_zero:
                 with self._telemetry.phase("checkpoint"):
                     self._checkpoints.save(step, tensors(self._trainer.optimizer.optimizer, self._learned), self._telemetry.history)

@@ -8,7 +8,7 @@ arXiv:2312.09244).
 from __future__ import annotations
 
 import trl_common as common
-from loop import Ending
+from control import Ending
 from preference_model import Pairs, record, scheduled, whole
 from trl import RewardConfig, RewardTrainer
 from tuned import load_judge

@@ -20,8 +20,9 @@ import rlhf_rewards
 import text_record
 import torch
 import trl_common
+from control import Ending
 from disk import sha256
-from loop import Ending, fail
+from loop import fail
 from rlhf_data import end_token, load, load_tokenizer
 from rlhf_sampling import Draws, drawing, table
 from rows import BadData

@@ -13,6 +13,8 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
     time_optimizer      … clipping, the update, zeroing                      time_evaluation     … looking at held-out data, drawing samples
     time_generation     … sampling answers to learn from                     time_tool           … tools, rewards and environments of such answers
 
+METRICS_REPORT_INTERVAL_STEPS=10 has only every tenth step and the last one told there, in TensorBoard files and in trackers.
+
 A time that a trainer does not have is not there.  The rest of time_step is what the trainer did not name.  A value that is not finite is left out.
 
 The history (history.jsonl) has the same lines without speeds, memory and times: those differ from run to run, and the history of a training that was
@@ -33,6 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from control import every
 from loop import Metrics, fail
 
 PHASES = ("data", "model", "optimizer", "communication", "generation", "tool", "checkpoint", "evaluation")
@@ -62,6 +65,8 @@ class Telemetry:
         self._cuda = _cuda_is_used()
         self._gpu = _gpu()
         self._metrics = self._board = self._tracker = None
+        self._every = every("METRICS_REPORT_INTERVAL_STEPS", 1)
+        self._held: tuple[int, dict[str, float]] | None = None  # the last step, if it was not reported
         if not main:
             return
         told = os.environ.get("RECIPE_METRICS")
@@ -109,15 +114,23 @@ class Telemetry:
         if "tokens" in values:
             speed["tokens_per_second"] = round(values["tokens"] / times["time_step"], 1)
         told = {**values, **speed, **times}
-        assert self._metrics is not None
+        self._held = (step, told)
+        if step % self._every == 0:
+            self._report()
+        return told
+
+    def _report(self) -> None:
+        if self._held is None or self._metrics is None:
+            return
+        (step, told), self._held = self._held, None
         self._metrics.tell(step, **told, **self._gpu)  # type: ignore[arg-type]
         self._draw({"step": step, **told})
         if self._tracker is not None:
             self._tracker.log(told, step=step)
-        return told
 
     def close(self) -> None:
-        """Nothing more is told; files and trackers are brought to an end."""
+        """Nothing more is told; files and trackers are brought to an end.  The last step is always told."""
+        self._report()
         if self._board is not None:
             self._board.close()  # type: ignore[no-untyped-call]
         if self._tracker is not None:

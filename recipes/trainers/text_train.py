@@ -15,8 +15,9 @@ import precision
 import text_record
 import torch
 import tuned
+from control import Ending, every
 from descent import CLIP, add_up, begin, rate_at, refuse_no_peak, restore, tensors
-from loop import Checkpoints, Ending, draw, fail
+from loop import Checkpoints, draw, fail
 from telemetry import TRACKERS, Telemetry, require
 from text_model import DTYPES, batch_of, identity, load_base, loss_of, surprise
 from tokens import Tokens, order
@@ -57,6 +58,7 @@ def main() -> None:
 
     board, tracker = options.tensorboard, options.tracker
     telemetry = Telemetry(board, main=me == 0, history=history, tracker=tracker, project=options.project, settings=settings)
+    save_every = every("CHECKPOINT_INTERVAL_STEPS", options.save_every)
     for step in range(done + 1, options.max_steps + 1):
         with telemetry.phase("data"):
             sequences = order(len(train), options.seed, (step - 1) * options.global_batch, options.global_batch)
@@ -75,11 +77,16 @@ def main() -> None:
         speed = f"{told.get('tokens_per_second', 0):.0f} tokens/s"
         _say(me, f"step {step}/{options.max_steps}  loss {loss:.4f}  lr {rate:.3g}  grad_norm {norm:.3g}  {speed}{looked}")
 
-        if last or stopping or step % options.save_every == 0:
+        if last or stopping or step % save_every == 0:
             with telemetry.phase("checkpoint"):
                 if me == 0:
                     checkpoints.save(step, training.tensors(), telemetry.history)
                 accelerator.wait_for_everyone()
+            ending.saved()
+        elif me == 0 and ending.checkpoint:
+            with telemetry.phase("checkpoint"):
+                checkpoints.save(step, training.tensors(), telemetry.history)
+            ending.saved()
         if stopping and not last:
             _say(me, f"asked to end; saved step {step}")
             telemetry.close()

@@ -25,9 +25,10 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # bars of progress are for terminals
 import precision
 import torch
 import tuned
+from control import Ending, every
 from descent import CLIP, in_any, rate_at, refuse_no_peak
 from disk import appear, sha256
-from loop import Ending, draw, fail
+from loop import draw, fail
 from telemetry import TRACKERS, Telemetry, require
 from text_model import DTYPES, identity, load_base
 from transformers import PrinterCallback, TrainerCallback
@@ -124,7 +125,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=options.save_every,
+        save_steps=every("CHECKPOINT_INTERVAL_STEPS", options.save_every),
         eval_strategy="steps" if options.eval_every else "no",
         eval_steps=options.eval_every or None,
         seed=options.seed,
@@ -203,6 +204,8 @@ class Keeper(TrainerCallback):
         self._turn("communication")
         if in_any(self._ending.asked, args.device):
             control.should_save = control.should_training_stop = True
+        elif in_any(self._ending.checkpoint, args.device):
+            control.should_save = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **more: Any) -> None:
         if "loss" not in logs and "eval_loss" not in logs:
@@ -222,6 +225,7 @@ class Keeper(TrainerCallback):
         self._tell(args, state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._ending.saved()
         together()
         if first():
             made = Path(args.output_dir) / f"checkpoint-{state.global_step}"

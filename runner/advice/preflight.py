@@ -150,9 +150,9 @@ class _Looks:
         processes: object = (gpus or 1) * (spec.nodes if isinstance(spec.nodes, int) else 1)
         if isinstance(block.get("processes"), int):
             processes = block["processes"]
-        given = {secret.source for secret in spec.secrets if os.environ.get(secret.source)}
+        given = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
         sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
-        passed = {name: os.environ[name] for name in spec.pass_env if name in os.environ}
+        passed = {name: self._ws.environ[name] for name in spec.pass_env if name in self._ws.environ}
         env = passed | {name: value for name, value in spec.env.items() if value is not None}
         return Facts(
             {
@@ -249,7 +249,7 @@ class _Looks:
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
-            where = packages.folders(chosen(self._python, self._ws.root, os.environ))
+            where = packages.folders(chosen(self._python, self._ws.root, self._ws.environ))
             return Facts({}, unknown) if where is None else packages.Installed(where)
         return Facts({}, unknown)
 

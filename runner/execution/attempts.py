@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import Command, DriverError
 
 from ..digest import Digest
-from ..hosts import launch
+from ..hosts import asking, launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ..storage import checkpoints
 
 
+INTERVALS: Final = ("METRICS_REPORT_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS")
+"""Of the caller's environment: how often a training reports and saves.  What it learns does not depend on them."""
 LONG: Final = 60.0
 """Seconds from which on a step is worth a shell that knows its end should the agent be killed.  One that never ran may take longer."""
 
@@ -73,6 +75,7 @@ class Running:
     task: asyncio.Task[None] | None = None  # what carries the errand out
     brought: Brought | None = None
     stopped: bool = False  # we asked for its end
+    asked: bool = False  # we asked it to save and to end by itself
 
 
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
@@ -114,7 +117,8 @@ class Attempts:
 
         if site.name not in self._boxes:
             box = self.host_pool.box if site.elsewhere else self.ws.config.driver("local")
-            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, None if site.elsewhere else os.environ)
+            near = None if site.elsewhere else self.ws.environ
+            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, near)
         return self._boxes[site.name]
 
     async def python(self, node: Node, site: Site) -> str:
@@ -242,8 +246,11 @@ class Attempts:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
+        if spec.state:
+            env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
+        env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, os.environ))}
+        secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, self.ws.environ))}
         locks = tuple(device.lock for device in running.devices)
         short = self.commits.expected.get(node.id, LONG) < LONG
         command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks, outlives=not short)
@@ -258,7 +265,7 @@ class Attempts:
         """What an attempt gets of the login on its machine, of the caller's variables and of its files of them.  Raises CannotRun."""
         inherits = (site.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
         if (found := self._base.get(inherits)) is None:
-            more = passed(spec, self._env_files.values(spec.env_files), os.environ)
+            more = passed(spec, self._env_files.values(spec.env_files), self.ws.environ)
             if image:
                 from ..hosts.containers import base_env
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from datetime import timedelta
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from drivers.base import DriverError
 
 from ..errors import Busy
+from ..hosts.asking import asked
 from ..hosts.hooks import INSTALL
 from ..planning.schedule import LIMIT
 from ..storage import checkpoints
@@ -18,7 +20,11 @@ from .work import Work
 GRACE: Final = timedelta(seconds=10)
 """Between the request to end and the kill."""
 SAVING: Final = timedelta(seconds=30)
-"""The same for a step that is to save where it is: of a run that is paused or cancelled."""
+"""The same for a step that may save where it is: of a run that is paused or cancelled."""
+STEP: Final = timedelta(minutes=5)
+"""So long a training that was asked to save has until the end of its step and of its checkpoint.  Then it gets SIGTERM."""
+HANDOVER: Final = timedelta(seconds=20)
+"""So long a worker that was asked to end waits for what runs, before it leaves that to the next worker."""
 NAMED: Final = 3
 """So many running steps are named in a message."""
 
@@ -69,16 +75,34 @@ def time_is_up(work: Work, limit: float) -> None:
     work.commits.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
 
 
+def hand_over(work: Work) -> None:
+    """Once asked: start nothing new, wait a while for what runs, and leave the rest to the next worker.  Asked again: leave it now."""
+    control, asked = work.control, work.handover.asked if work.handover is not None else 0
+    if asked and not control.handing_over:
+        control.handing_over = control.disturbed = True
+        work.scheduler.pause()
+        asyncio.get_running_loop().call_later(HANDOVER.total_seconds(), _leave, work)
+        work.commits.say(f"handing over: waiting up to {HANDOVER.total_seconds():.0f} s for {len(work.running)} running step(s)")
+        work.wake()
+    if asked > 1:
+        _leave(work)
+
+
+def _leave(work: Work) -> None:
+    work.control.left = True
+    work.wake()
+
+
 def heed(work: Work) -> None:
-    """Look whether something was asked of the run, and begin to do it.  Costs one read of the file's change counter."""
+    """Look whether something was asked of the run, and begin to do it.  Costs one look whether there is news."""
     control, store = work.control, work.ws.store
-    if work.commits.busy or (version := store.database.version()) == control.looked:
+    if work.commits.busy or (version := store.runs.news()) == control.looked:
         return
     control.looked = version
     try:
         request = store.runs.requested(work.commits.run, work.commits.fence)
-    except Busy:
-        return  # the run is another worker's by now: the next group says so
+    except Busy:  # the run is another worker's by now, and so is what runs
+        return _leave(work)
     if request == control.request or control.request == "cancel":
         return
     before, control.request = control.request, request
@@ -89,18 +113,24 @@ def heed(work: Work) -> None:
         work.commits.say(f"cancelled: stopping {len(work.running)} running step(s)")
         _stop_all(work, SAVING)
     elif request == "pause":
+        asked_for = [event for event in store.runs.events(work.commits.run) if event.subject == "request"]
+        control.keep_hosts = bool(asked_for and asked_for[-1].data.get("keep_hosts"))
         work.scheduler.pause()
         work.commits.say(f"pausing: stopping {len(work.running)} running step(s)")
-        _stop_all(work, SAVING)
+        _stop_all(work, SAVING, may_save=True)
     elif before == "pause":
-        work.scheduler.resume()
+        if not control.handing_over:
+            work.scheduler.resume()
         control.stopping = False
         work.commits.say("the pause was taken back")
     work.wake()
 
 
-async def stop(running: Running, grace: timedelta = GRACE) -> None:
-    """End what runs; an attempt that has not begun yet on its host never does."""
+async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = False) -> None:
+    """End what runs; an attempt that has not begun yet on its host never does.
+
+    `may_save`: a program that listens is asked to save at the end of the step that it is in, and has time for that.
+    """
     running.stopped = True
     job = running.errand.job
     if job is None:
@@ -108,13 +138,18 @@ async def stop(running: Running, grace: timedelta = GRACE) -> None:
             running.task.cancel()
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
+        cwd = running.site.paths(running.attempt).cwd
+        if may_save and running.errand.states and running.task is not None and await asked(running.site.host, cwd, "pause"):
+            running.asked = True
+            if (await asyncio.wait({running.task}, timeout=STEP.total_seconds()))[0]:
+                return
         await running.site.host.stop(job, grace)
 
 
-def _stop_all(work: Work, grace: timedelta = GRACE) -> None:
+def _stop_all(work: Work, grace: timedelta = GRACE, *, may_save: bool = False) -> None:
     work.control.stopping = work.control.disturbed = True
     for hooks in work.attempts.hooks:
         work.beside(hooks.stop())
     for running in work.running.values():
-        work.beside(stop(running, grace))
+        work.beside(stop(running, grace, may_save=may_save))
     work.wake()

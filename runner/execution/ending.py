@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import signal
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,6 +15,7 @@ from ..hosts.sites import Brought, Site
 from ..hosts.staging import undeclared
 from ..language.imports import started
 from ..logs import Log
+from ..planning import causes
 from ..planning.ids import readable
 from ..planning.judge import Made
 from ..planning.schedule import BUSY, LIMIT, Outcome
@@ -82,7 +83,9 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
             return _limit(work)
         return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
-        return _Why("lost" if isinstance(end, HostLost) else "driver", str(end))
+        if isinstance(end, HostLost):
+            return _Why("preempted" if work.host_pool.preemptible else "lost", str(end))
+        return _Why("driver", str(end))
     if end.reason == "stopped" and work.control.out_of_time:
         return _limit(work)
     if end.reason == "stopped" and id in work.sick:
@@ -129,7 +132,11 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
         if full := attempt_result.full(tail, await running.site.room(), where):
             return _Why("disk", f"{words}: {full}")
-    return _Why(reason, words)
+    if exit.signal == signal.SIGTERM and where and work.host_pool.preemptible and not running.stopped:
+        return _Why("preempted", f"{words}: {where} is being taken away")
+    if reason in ("timeout", "idle") and causes.is_stalled(*metrics.pace(Path(f"{running.attempt.path}.metrics"))):
+        reason = "stalled"
+    return _Why(causes.of_exit(reason, tail.decode(errors="replace")), words)
 
 
 def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: Brought) -> None:
@@ -212,7 +219,8 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
-        hint = hints.fix(exit, tail.decode(errors="replace"), spec, ran, os.environ, EnvFiles(work.ws.root).names(".env"))
+        hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
+        hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.root).names(".env"))
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
     work.tidying.tidy(running, spec, success=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ..errors import RecipeError
 from ..planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict, judge
 from ..planning.plan import SELECT
@@ -145,7 +143,7 @@ def grow(work: Work) -> None:
     work.made.clear()
     work.made.update(made)
     work.survey.plan = work.plan
-    work.commits.masker.learn(all_given(work.plan, os.environ))
+    work.commits.masker.learn(all_given(work.plan, work.ws.environ))
     work.survey.places = work.survey.place(work.ws, work.plan)
     facts = look(work.ws, work.plan, work.survey.request)
     facts.there = dict(work.ws.cache.contents(path for targets in work.survey.places.values() for _, path in targets))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..errors import CannotRun, Infrastructure
 from ..hosts.sites import Site
-from .control import GRACE, heed, interrupt, stop, terminate, time_is_up
+from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
@@ -35,11 +35,14 @@ class Report:
     counts: dict[str, int]
     failures: list[Failure]
     abandoned: list[str] = field(default_factory=list)
+    left: bool = False
+    """The run is not over: another worker goes on with it."""
 
 
 async def run(work: Work) -> Report:
     """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
-    with signals(functools.partial(interrupt, work), functools.partial(terminate, work)):
+    ours = work.handover is None  # else signals end the worker, which does more than this run
+    with signals(functools.partial(interrupt, work), functools.partial(terminate, work)) if ours else contextlib.nullcontext():
         try:
             with _clock(work):
                 await _set_up(work)
@@ -50,7 +53,8 @@ async def run(work: Work) -> Report:
         work.commits.flush()
         work.scrap.clear()
     counts = {str(state): count for state, count in work.scheduler.counts.items() if count}
-    return Report(work.scheduler.result, counts, work.failures, sorted(work.running) if work.control.abandoned else [])
+    left = work.control.abandoned
+    return Report(work.scheduler.result, counts, work.failures, sorted(work.running) if left else [], left)
 
 
 def publish_all(work: Work) -> None:
@@ -72,6 +76,8 @@ async def _turn(work: Work) -> None:
             work.groups.land()
         if work.groups.due:
             work.groups.send()
+    if work.control.handing_over and work.control.request not in ("pause", "cancel"):
+        work.control.left |= not work.scheduler.finished
 
 
 async def _close(work: Work) -> None:
@@ -87,7 +93,8 @@ async def _close(work: Work) -> None:
                 work.commits.say(problem)
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
-    await work.host_pool.close(leave=work.control.abandoned)
+    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
+    await work.host_pool.close(leave=work.control.abandoned or kept)
     note(work)
     work.scrap.clear()
 
@@ -149,6 +156,7 @@ def _pulse(work: Work) -> Iterator[None]:
         nonlocal timer
         work.wake()
         heed(work)
+        hand_over(work)
         if work.tick:
             work.tick()
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)

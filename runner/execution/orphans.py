@@ -16,6 +16,7 @@ from ..hosts.sites import Paths, Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
 from ..storage.objects import delete_whole
+from ..storage.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
@@ -115,7 +116,7 @@ class Orphans:
         if not left:
             return
         for run in self.ws.store.runs.latest(recipe=self.commits.recipe):
-            if run.id[-6:] not in left or (run.id != self.commits.run and self.ws.store.runs.live(run.id)):
+            if run.id[-6:] not in left or (run.id != self.commits.run and self._is_worked_on(run)):
                 continue
             names = left[run.id[-6:]]
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
@@ -129,6 +130,10 @@ class Orphans:
             for name in names:
                 if name.partition(".")[0] not in going:
                     await asyncio.to_thread(delete_whole, Path(folder, name))
+
+    def _is_worked_on(self, run: RunRow) -> bool:
+        """Whether a worker has a run, or will take it up with what it left."""
+        return self.ws.store.runs.live(run.id) or (run.due is not None and run.state not in FINAL)
 
     def _look(self) -> dict[str, list[str]]:
         """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..digest import of_value
 from ..errors import Busy
@@ -42,6 +43,10 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
     return of_value("request", [plan.digest, dict(plan.inputs), str(ws.root), dict(how), content])
 
 
+POISON: Final = 3
+"""So many recoveries in which no step moved end a run: whoever works on it dies of it."""
+
+
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
     """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
 
@@ -50,12 +55,16 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
         asked = row.id == wanted or (not wanted and row.data.get("digest") == digest and row.request != "cancel")
+        if row.due is not None and not asked:  # a worker takes it
+            continue
         if not row.fence or row.state not in ("QUEUED", "ACTIVE", "PAUSED") or (row.state == "PAUSED" and not asked):
             continue
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
-        if taken is None and asked and (taken := _as_it_stood(ws, found, row, fence)) is not None:
+        if poisoned(ws, row, fence):
+            continue
+        if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
             continue
         state, reason = ("CANCELLED", "cancelled") if row.request == "cancel" else ("FAILED", WORKER_GONE)
         ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
@@ -64,7 +73,15 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
     return taken
 
 
-def _as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
+def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
+    """End a claimed run as FAILED whose workers died again and again before any step moved."""
+    if row.request == "cancel" or ws.store.runs.get(row.id).recoveries <= POISON:
+        return False
+    ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", "poison")], run_state=("FAILED", "poison"), answers=row.request)
+    return True
+
+
+def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
     """The run whose worker died; None when it cannot go on: something in it has failed, or its plan has steps that are no more."""
     stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
     todo = {found.plan.nodes[n].id for n in found.todo}

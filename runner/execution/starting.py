@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -205,6 +204,8 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
         for found in held.restored.values():
             if found.passed and found.name is None:
                 work.commits.say(f"{id}: {found.words}")
+    else:
+        data["taken_up"] = True
     site = taken.site if taken is not None else held.site
     if site.elsewhere:
         data["site"] = site.elsewhere
@@ -218,8 +219,8 @@ def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
     if spec.metrics is not None and spec.metrics.in_environment:
         data["metrics"] = log[:-4] + ".metrics"
     # Names, so that a reader of the raw log can mask it.
-    hidden = [secret.source for secret in spec.secrets if os.environ.get(secret.source)]
-    hidden += [name for name in spec.pass_env if tokenlike(name, os.environ.get(name, ""))]
+    hidden = [secret.source for secret in spec.secrets if work.ws.environ.get(secret.source)]
+    hidden += [name for name in spec.pass_env if tokenlike(name, work.ws.environ.get(name, ""))]
     if hidden:
         data["secrets"] = hidden
     if spec.env_files:
@@ -305,6 +306,8 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     try:
         running.brought = await running.site.carry(running.errand)
         end = running.brought.exit
+        if running.asked and end.reason in ("exit", "signal") and end.code != 0:
+            end = end._replace(reason="stopped")  # it saved, and ended itself
     except asyncio.CancelledError:
         if not running.stopped:
             raise

@@ -2,43 +2,68 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
 from drivers.base import Job
 
 from ..errors import Infrastructure
-from ..hosts.client import Client
+from ..hosts import client
 from ..planning.schedule import FINAL, Move, State
 from ..storage.runs import RunRow, StepRow
 from ..storage.workspace import Workspace
 from .control import SAVING
+from .orphans import left_by
 
+END = Literal["CANCELLED", "PAUSED"]
 LATE = timedelta(seconds=10)
 """After the kill: until a job that does not end is given up."""
-END = Literal["CANCELLED", "PAUSED"]
 
 
-def claimed(ws: Workspace, row: RunRow) -> int | None:
-    """The fence of a run that no worker has, and that is ours from now on; None while one has it."""
-    return ws.store.runs.claim(row.id, f"process {os.getpid()}")
+def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], None]) -> bool:
+    """Cancel or pause a run that no worker has.  False: a worker has it after all.
+
+    What it left running on this machine is stopped.  What it left on others is named: a run with the same driver takes it up, or ends it.
+    """
+    fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+    if fence is None:
+        return False
+    end_claimed(ws, row, fence, state, say)
+    return True
 
 
-async def end(host: Client, names: Sequence[str]) -> None:
-    """Stop these jobs: they may save where they are.  Raises Infrastructure where one does not end."""
+def end_claimed(ws: Workspace, row: RunRow, fence: int, state: END, say: Callable[[str], None]) -> None:
+    """The same for a run that is ours already, and that nothing of this process works on."""
+    try:
+        names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
+        for name, site in elsewhere.items():
+            say(f"{site} may go on with {name}, a job of {row.id}: `recipe run` with the same driver takes it up, or ends it")
+        if names:
+            asyncio.run(_end(ws, names))
+        _close(ws, row, fence, state)
+    except BaseException:
+        ws.store.runs.release(row.id, fence)
+        raise
+
+
+async def _end(ws: Workspace, names: Sequence[str]) -> None:
+    """Stop these jobs of this machine: they may save where they are.  Raises Infrastructure where one does not end."""
+    local = client.here(ws.home / "local")
     jobs = [Job(name) for name in names]
     for job in jobs:
-        await host.stop(job, SAVING)
+        await local.stop(job, SAVING)
     for job in jobs:
-        if await host.wait(job, SAVING + LATE) is None:
+        if await local.wait(job, SAVING + LATE) is None:
             raise Infrastructure(
                 f"{job.key} does not end, although it was killed", fix="a process that waits for a disk ends when that answers: try again"
             )
+    await local.aclose()
 
 
-def close(ws: Workspace, row: RunRow, fence: int, state: END) -> None:
+def _close(ws: Workspace, row: RunRow, fence: int, state: END) -> None:
     """Give a run without jobs this state: what it had open is CANCELLED, or what was RUNNING is QUEUED again."""
     after = State.CANCELLED if state == "CANCELLED" else State.QUEUED
     open = [step for step in ws.store.runs.steps(row.id).values() if State(step.state) not in FINAL]

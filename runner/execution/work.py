@@ -56,6 +56,16 @@ class Failure(NamedTuple):
     left: str = ""  # the directory of what it wrote, if it wrote anything
 
 
+class Handover:
+    """That the process of a worker was asked to end, and how often.  A handler of signals."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, *_: object) -> None:
+        self.asked += 1
+
+
 @dataclass(slots=True)
 class Control:
     """What was asked of the run while it works: by signals and by its own limits."""
@@ -68,6 +78,12 @@ class Control:
     """The version of the store at the last look for a request."""
     out_of_time: bool = False
     """The run reached its `limits.time`."""
+    keep_hosts: bool = False
+    """The pause that was asked for keeps the machines, for the resume."""
+    handing_over: bool = False
+    """The worker ends, and another goes on with the run: nothing new is started here."""
+    left: bool = False
+    """What runs, if anything does, is left to whoever resumes the run."""
     stopping: bool = False
     """What runs is being stopped, and what is just being started has to be."""
     disturbed: bool = False
@@ -76,7 +92,7 @@ class Control:
     @property
     def abandoned(self) -> bool:
         """Leave everything as it is, and go."""
-        return self.interrupts > 2
+        return self.interrupts > 2 or self.left
 
 
 class Work:
@@ -91,7 +107,9 @@ class Work:
         options: Options,
         claimed: Claimed,
         tick: Callable[[], None] | None,
+        handover: Handover | None = None,
     ) -> None:
+        self.handover = handover
         self.ws, self.survey, self.commits, self.host_pool, self.options, self.tick = ws, survey, commits, host_pool, options, tick
         self.folder = f"{ws.home}/attempts"
         self.plan, self.facts = survey.plan, survey.facts

@@ -6,7 +6,6 @@ by the digest of its commands below our root on that host (here `.recipe/setup/D
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -104,7 +103,7 @@ class Hooks:
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
         paths = await self.site.scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)
-        passed = {name: os.environ[name] for name in pass_env if name in os.environ}
+        passed = {name: self.site.ws.environ[name] for name in pass_env if name in self.site.ws.environ}
         env = {**self.site.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
         try:
             job = await self.site.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,10 @@ _ASK: Final = "import platform, sys; print(sys.executable); print(platform.pytho
 _PATIENCE: Final = 2.0
 """Seconds that a Python may take to say which it is."""
 _asked: dict[str, subprocess.Popen[str]] = {}
+_said: dict[str, tuple[float, tuple[str, str]]] = {}
+"""What interpreters answered, and when: a worker has many runs."""
+_HOLDS: Final = 60.0
+"""Seconds for which such an answer is believed: what a shim leads to may be set to another."""
 """Those that were asked, and whose answer nobody has read."""
 
 
@@ -67,7 +72,7 @@ def described(python: str) -> str:
 
 def ask(python: str) -> None:
     """Have an interpreter that must be run for that say which it is, while other things are done: a shim of pyenv takes 0.2 s."""
-    if python not in _asked and not _known(python):
+    if python not in _asked and not _known(python) and _remembered(python) is None:
         with contextlib.suppress(OSError):
             _asked[python] = subprocess.Popen(
                 [python, "-c", _ASK], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -78,6 +83,8 @@ def version(python: str) -> tuple[str, str]:
     """The interpreter behind a path, and its version as far as that is known without running it; one that only leads to another is asked."""
     if number := _known(python):
         return python, number
+    if (known := _remembered(python)) is not None:
+        return known
     ask(python)
     asked = _asked.pop(python, None)
     if asked is None:
@@ -85,6 +92,7 @@ def version(python: str) -> tuple[str, str]:
     try:
         said, _ = asked.communicate(timeout=_PATIENCE)
         itself, number = said.splitlines()
+        _said[python] = time.monotonic(), (itself, number)
         return itself, number
     except ValueError:
         return python, ""
@@ -92,6 +100,12 @@ def version(python: str) -> tuple[str, str]:
         asked.kill()
         asked.communicate()
         return python, ""
+
+
+def _remembered(python: str) -> tuple[str, str] | None:
+    """What an interpreter answered a moment ago."""
+    at, said = _said.get(python, (-_HOLDS, ("", "")))
+    return said if time.monotonic() - at < _HOLDS else None
 
 
 def _known(python: str) -> str:

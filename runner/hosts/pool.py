@@ -140,6 +140,11 @@ class HostPool:
         """Whether hosts cost money, so that each is asked for when a step needs it."""
         return self.leases is not None and self.leases.driver.traits.priced
 
+    @property
+    def preemptible(self) -> bool:
+        """Whether its machines may be taken away before they are given back."""
+        return self.leases is not None and self.leases.driver.traits.preemptible
+
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
         return {} if self.priced else {name: sum(site.has(name) for site in self.sites) for name in names}
@@ -199,7 +204,7 @@ class HostPool:
         """End what dead runs left to nobody; say what they left that costs money."""
         from . import reaper
 
-        for words in await reaper.tidy(self._of()):
+        for words in await reaper.tidy(self._of(), self.ws.environ):
             self.say(words)
 
     async def offered(self, needs: Iterable[Need]) -> set[Need]:
@@ -318,7 +323,7 @@ class HostPool:
         self._idle = float(settings.get("idle", IDLE))
         python = "" if self.python == interpreters.CURRENT else self.python
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
-        path = ledger.of_user(os.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
+        path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         return Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
@@ -421,7 +426,7 @@ class HostPool:
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
         named = "" if self.away and self.python != interpreters.CURRENT else self.python
-        python = interpreters.chosen(named, self.ws.root, os.environ)
+        python = interpreters.chosen(named, self.ws.root, self.ws.environ)
         interpreters.ask(python)
         return python
 
@@ -435,8 +440,8 @@ class HostPool:
         slots: int | None = None,
     ) -> Site:
         """A place that sees our disk: what this login has is there, too."""
-        path = interpreters.command_path(python, self.ws.home, os.environ)
-        return Site(self.ws, name, host, machine, cards, slots=slots, python=python, path=path, login=os.environ)
+        path = interpreters.command_path(python, self.ws.home, self.ws.environ)
+        return Site(self.ws, name, host, machine, cards, slots=slots, python=python, path=path, login=self.ws.environ)
 
     def _recall(self, content: str) -> Any:
         from ..storage.files import Content

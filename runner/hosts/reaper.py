@@ -7,7 +7,6 @@ run had: giving that back ends no job.  A machine that costs money and was a dea
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +53,7 @@ def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
     """How the run of a lease stands, by its workspace.  `gone`: also one that is not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
-        with Store.open(root, read_only=True) as store:
+        with Store.open(root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace) as store:
             found = [run for run in store.runs.latest() if run.id == row.run]
             if store.runs.live(row.run):
                 return "live"
@@ -80,10 +79,10 @@ async def end(leases: Leases, row: LeaseRow, why: str) -> str:
         return str(error)
 
 
-async def tidy(leases: Leases) -> list[str]:
+async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     """At the beginning of a run: end what is to be ended, of the same driver.  Answers what a person should know of the rest."""
     said = []
-    for row, (ends, why) in judged(leases.ledger.living(), os.environ):
+    for row, (ends, why) in judged(leases.ledger.living(), environ):
         if row.run == leases.run:
             continue
         if ends and row.driver == leases.name:
@@ -97,19 +96,19 @@ async def tidy(leases: Leases) -> list[str]:
 def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:
     """`tidy` for a run that has nothing to do.  No driver is made where no lease is known."""
     said: list[str] = []
-    for path in (of_user(os.environ), of_workspace(ws.home)):
+    for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             known = ledger.living(name)
         if known:
             driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:
-                said += asyncio.run(_closed(Leases(driver, name, ledger, "", str(ws.root))))
+                said += asyncio.run(_closed(Leases(driver, name, ledger, "", str(ws.root)), ws.environ))
     return said
 
 
-async def _closed(leases: Leases) -> list[str]:
+async def _closed(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     try:
-        return await tidy(leases)
+        return await tidy(leases, environ)
     finally:
         if isinstance(leases.driver, Closing):
             await leases.driver.aclose()

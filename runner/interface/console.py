@@ -1,6 +1,6 @@
 """Show a run to whoever started it: live on a terminal, plain lines in a pipe, JSON for programs.  Knows what moves mean, not what caused them.
 
-All three hear the same moves (`execution.session.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
+All three hear the same moves (`execution.terms.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
 that is closed or full is left alone from then on.
 
 With `--json`, stdout has one object a line: first `{"subject": "plan", …}`, last `{"subject": "summary", …}`, between them every move as it is
@@ -22,7 +22,7 @@ from ..secrets import Masker
 from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, width
 
 if TYPE_CHECKING:
-    from runner.execution.session import Listener, Overview, Summary
+    from runner.execution.terms import Listener, Overview, Summary
     from runner.storage.runs import Event
 
     from ..execution.work import Failure

@@ -226,10 +226,11 @@ class Follower:
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # In this order: who is final or dead has stored all events before.
-            live, state = self._ws.store.runs.live(self._run), self._ws.store.runs.get(self._run).state
+            live, row = self._ws.store.runs.live(self._run), self._ws.store.runs.get(self._run)
+            state, queued = row.state, row.due is not None and row.state in ("QUEUED", "ACTIVE")  # a worker will take it
             self._hear()
             moved = self._turn()
-            dead = not live and state not in FINAL and (state != "QUEUED" or time.monotonic() > give_up_at)
+            dead = not live and not queued and state not in FINAL and (state != "QUEUED" or time.monotonic() > give_up_at)
             if state in FINAL or dead or (step is not None and not self._tails and self._states.get(step) in STEP_FINAL):
                 for part, tail in self._tails:
                     self._finish(part, tail)

@@ -41,7 +41,8 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
     # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run goes on from those.
-    live = [run for run in runs if store.runs.live(run.id) or run.state not in FINAL | {"ACTIVE"}]
+    # One that waits for another worker does.
+    live = [run for run in runs if store.runs.live(run.id) or run.state not in FINAL | ({"ACTIVE"} if run.due is None else set())]
     kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}
     published = store.index.published()
 

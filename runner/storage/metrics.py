@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -54,6 +55,15 @@ def told(path: Path) -> list[dict[str, Value]]:
             return [line for each in _lines(file) if (line := parse(each))]
     except OSError:
         return []
+
+
+def pace(path: Path) -> tuple[list[float], float]:
+    """How many seconds each step of a training took, by the metrics file that it writes, and how long ago the last was told."""
+    try:
+        silent = time.time() - path.stat().st_mtime
+    except OSError:
+        return [], 0.0
+    return [float(seconds) for line in told(path) if isinstance(seconds := line.get("time_step"), (int, float))], silent
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ..errors import Busy
+from ..errors import Busy, Invalid, Problem
 from .database import Data, Json
 from .index import NOTHING, Changes
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 WORKER_GONE: Final = "its worker is gone"
 """Why a run is FAILED that nobody resumed: what it began may go on."""
+STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
+
+
+NO_DATA: Final[Data] = {}
 
 
 class Stale(Busy):
@@ -44,6 +48,27 @@ class RunRow(NamedTuple):
     fence: int = 0
     next_event: int = 1
     data: Data = {}  # noqa: RUF012  (never written to)
+    priority: int = 0
+    due: float | None = None
+    """From when on any worker may take it; None for a run that only its submitter works on."""
+    idempotency: str = ""
+    """The submitter's own name for the request."""
+    recoveries: int = 0
+    """Claims after a worker that died, since a step ended or its job was found again."""
+
+
+class Submitted(NamedTuple):
+    """The run that a request became; `fence` is 0 where it was not claimed."""
+
+    id: str
+    fence: int = 0
+
+
+class Offer(NamedTuple):
+    """What a worker takes: runs for this driver, or for any; and those whose labels are all among its own."""
+
+    driver: str = ""
+    labels: Mapping[str, str] = {}
 
 
 class StepRow(NamedTuple):
@@ -101,6 +126,11 @@ class Moved(Protocol):
     def data(self) -> Data: ...
 
 
+def is_progress(move: Moved) -> bool:
+    """Whether a step is further than an earlier worker brought it: it ended, or its job was found again."""
+    return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
+
+
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     """Whether nobody will resume a run: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
     if run.state in FINAL:
@@ -110,6 +140,13 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     total, fresh = run.data.get("total"), run.data.get("fresh")
     known = isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total  # others stand in no row yet
     return known and all(state in ENDED for state, _ in tally)
+
+
+def same_request(new: RunRow, known: str, data: Data) -> None:
+    """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
+    if data.get("body") != new.data.get("body"):
+        words = f"the key {new.idempotency} was used for run {known}, which was asked for otherwise"
+        raise Invalid([Problem("bad-request", words, fix="give another key, or the same request")])
 
 
 class Runs(Protocol):
@@ -151,16 +188,31 @@ class Runs(Protocol):
         """Whether a worker of this machine is alive and has claimed the run."""
         ...
 
-    def requested(self, run: str, fence: int) -> str:
-        """What has been asked of the run that we have claimed."""
+    def close(self) -> None:
+        """Let go of every claim."""
         ...
 
-    def submit(self, run: RunRow) -> None:
-        """Store a new run, QUEUED, with its first event.  The same id twice is the same run."""
+    def news(self) -> int:
+        """A number that is another one once something may have been asked or submitted, or a claim has to be kept.  Cheap."""
+        ...
+
+    def requested(self, run: str, fence: int) -> str:
+        """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
+        ...
+
+    def submit(self, run: RunRow, who: str = "") -> Submitted:
+        """Store a new run, QUEUED, with its first event, and claim it in the same transaction for `who`, if anybody.
+
+        The same id twice is the same run.  So is the same idempotency key with the same `data["body"]`.  Raises Invalid for another body.
+        """
         ...
 
     def claim(self, run: str, who: str) -> int | None:
         """Become the run's only worker, also after one that died; None while another lives.  Answers the fence, which every write must carry."""
+        ...
+
+    def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+        """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
         ...
 
     def release(self, run: str, fence: int) -> None:
@@ -195,8 +247,8 @@ class Runs(Protocol):
         """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
         ...
 
-    def request(self, run: str, what: str) -> bool:
-        """Ask a run for `cancel`, `pause` or `resume`: durable when this returns.  False: it is over."""
+    def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
+        """Ask a run for `cancel`, `pause` or `resume`, with `data` in its event: durable when this returns.  False: it is over."""
         ...
 
     def forget(self, runs: Iterable[str]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..errors import NotFound
 from .crash import crashpoint
-from .database import Database, Row, mapping, parsed, text
+from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
-from .runs import FINAL, AttemptRow, Event, Moved, Requested, RunRow, Stale, StepRow
+from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
 
 
 class SqliteRuns:
@@ -79,20 +79,38 @@ class SqliteRuns:
     def live(self, run: str) -> bool:
         return self._locks.held(_claim_name(run))
 
+    def news(self) -> int:
+        return self._database.version()
+
     def requested(self, run: str, fence: int) -> str:
         rows = self._database.all("SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence))
         if not rows:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
 
-    def submit(self, run: RunRow) -> None:
-        with self._database.transaction() as db:
-            cursor = db.execute(
-                "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, '', 0, 2, ?)",
-                (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or time.time(), text(run.data)),
-            )
-            if cursor.rowcount:
-                db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, time.time(), run.id, run.reason))
+    def submit(self, run: RunRow, who: str = "") -> Submitted:
+        lock = self._locks.try_hold(_claim_name(run.id)) if who else None
+        fence = int(lock is not None)
+        now = time.time()
+        try:
+            with self._database.transaction() as db:
+                if run.idempotency and (found := db.execute("SELECT id, data FROM runs WHERE idempotency = ?", (run.idempotency,)).fetchone()):
+                    same_request(run, found[0], mapping(found[1]))
+                    return Submitted(found[0])
+                asked = (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or now)
+                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency)
+                cursor = db.execute(
+                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0)", (*asked, *held)
+                )
+                if not cursor.rowcount:
+                    return Submitted(run.id)
+                db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, now, run.id, run.reason))
+            if lock is not None:
+                self._claims[run.id], lock = lock, None
+            return Submitted(run.id, fence)
+        finally:
+            if lock is not None:
+                lock.release()
 
     def claim(self, run: str, who: str) -> int | None:
         lock = self._claims.get(run) or self._locks.try_hold(_claim_name(run))
@@ -101,7 +119,9 @@ class SqliteRuns:
         self._claims[run] = lock
         try:
             with self._database.transaction() as db:
-                row = db.execute("UPDATE runs SET claim = ?, fence = fence + 1 WHERE id = ? RETURNING fence", (who, run)).fetchall()
+                row = db.execute(
+                    "UPDATE runs SET claim = ?, fence = fence + 1, recoveries = recoveries + (claim <> '') WHERE id = ? RETURNING fence", (who, run)
+                ).fetchall()
         except BaseException:
             self._claims.pop(run).release()
             raise
@@ -109,6 +129,25 @@ class SqliteRuns:
             self._claims.pop(run).release()
             raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
         return int(row[0][0])
+
+    def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+        waiting = self._database.all(
+            "SELECT id FROM runs WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND due <= ?"
+            " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
+            " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
+            " ORDER BY priority DESC, due, id",
+            (time.time(), offer.driver, json.dumps(dict(offer.labels))),
+        )
+        for (run,) in waiting:
+            lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
+            if lock is None:
+                continue
+            if self.get(run).state not in ("QUEUED", "ACTIVE"):  # its worker ended it while we looked
+                lock.release()
+                continue
+            self._claims[run] = lock
+            return Submitted(run, self.claim(run, who) or 0)
+        return None
 
     def release(self, run: str, fence: int) -> None:
         with self._database.transaction() as db:
@@ -133,8 +172,9 @@ class SqliteRuns:
         with self._database.transaction(landed) as db:
             crashpoint("group-begun")
             rows = db.execute(
-                "UPDATE runs SET next_event = next_event + ? WHERE id = ? AND fence = ? AND claim <> '' RETURNING next_event, request",
-                (len(moves), run, fence),
+                "UPDATE runs SET next_event = next_event + ?, recoveries = recoveries * ? WHERE id = ? AND fence = ? AND claim <> ''"
+                " RETURNING next_event, request",
+                (len(moves), not any(map(is_progress, moves)), run, fence),
             ).fetchall()
             if not rows:
                 raise Stale(f"run {run} is not ours any more")
@@ -169,7 +209,7 @@ class SqliteRuns:
     def land(self) -> None:
         self._database.land()
 
-    def request(self, run: str, what: str) -> bool:
+    def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         with self._database.transaction() as db:
             rows = db.execute(
                 "UPDATE runs SET request = ?, next_event = next_event + 1 WHERE id = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')"
@@ -177,7 +217,7 @@ class SqliteRuns:
                 (what, run),
             ).fetchall()
             if rows:
-                event = (run, rows[0][0], time.time(), "request", run, "", what, "", "{}")
+                event = (run, rows[0][0], time.time(), "request", run, "", what, "", text(data))
                 db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
         return bool(rows)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .. import digest
+from ..errors import Unusable
 from ..paths import TAGS
 from .database import Database, Kind
 from .index import Index
@@ -36,6 +37,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
     ("CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",),
+    (
+        "ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE runs ADD COLUMN due REAL",
+        "ALTER TABLE runs ADD COLUMN idempotency TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE runs ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
+        "CREATE UNIQUE INDEX runs_by_idempotency ON runs (idempotency) WHERE idempotency <> ''",
+        "CREATE INDEX runs_due ON runs (priority DESC, due, id) WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE')",
+    ),
 )
 STORE = Kind(
     "recipe.db",
@@ -61,21 +70,24 @@ def home(workspace: Path, environ: Mapping[str, str]) -> Path:
 class Store:
     """The memory of one workspace.  Make one with `Store.open`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, runs: Runs | None = None) -> None:
         self.root, self.database = database.root, database
         self.locks = Locks(database.root / "locks")
         self.index = Index(database)
-        self._runs = SqliteRuns(database, self.index, self.locks)
-        self.runs: Runs = self._runs
+        self.runs: Runs = runs if runs is not None else SqliteRuns(database, self.index, self.locks)
 
     @classmethod
-    def open(cls, root: Path, *, read_only: bool = False) -> Store:
-        """Open the store at `root`, making or migrating it as needed.  Read-only: nothing is made, and a store that is not there is empty."""
-        return cls(Database.open(root, STORE, read_only=read_only))
+    def open(cls, root: Path, *, read_only: bool = False, shared: str = "", workspace: str = "") -> Store:
+        """Open the store at `root`, making or migrating it as needed.  Read-only: nothing is made, and a store that is not there is empty.
+
+        `shared`: the address of a database that has the runs of `workspace`, instead of this file.  Raises Unusable, Infrastructure.
+        """
+        database = Database.open(root, STORE, read_only=read_only)
+        return cls(database, _shared(shared, workspace, database, read_only=read_only) if shared else None)
 
     def close(self) -> None:
         """Let go of the database and of every claim."""
-        self._runs.close()
+        self.runs.close()
         self.database.close()
 
     def __enter__(self) -> Store:
@@ -83,3 +95,13 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
+    if not address.startswith(("postgresql://", "postgres://")):
+        raise Unusable("RECIPE_RUNS is not the address of a PostgreSQL database", fix="write it as postgresql://user@host/database")
+    try:
+        from .postgres_runs import PostgresRuns
+    except ImportError as error:
+        raise Unusable(f"runs in PostgreSQL need psycopg: {error}", fix="pip install 'recipe-runner[postgres]'") from error
+    return PostgresRuns(address, workspace, database, Index(database), read_only=read_only)

@@ -47,8 +47,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of t
 class Workspace:
     """Make one with `Workspace.open`; close it when done."""
 
-    def __init__(self, root: Path, store: Store, *, read_only: bool) -> None:
+    def __init__(self, root: Path, store: Store, environ: Mapping[str, str], *, read_only: bool) -> None:
         self.root, self.store, self.read_only = root, store, read_only
+        self.environ = environ
+        """What secrets, `pass_env` and settings are read from: the only door to it for whoever works in here."""
         self._top = str(root)
         self.home = store.root
         self.locks = store.locks
@@ -60,17 +62,17 @@ class Workspace:
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
 
     @classmethod
-    def open(cls, root: Path, *, read_only: bool = False) -> Workspace:
-        """The workspace at `root`.  Raises Unusable when it cannot be read, or written to."""
+    def open(cls, root: Path, *, read_only: bool = False, environ: Mapping[str, str] = os.environ) -> Workspace:
+        """The workspace at `root`, for a caller with this environment.  Raises Unusable when it cannot be read, or written to."""
         if not root.is_dir():
             raise NotFound(f"{root} is not a directory", fix="give an existing one with -C")
         real = Path(os.path.abspath(root))
-        folder = home(real, os.environ)
+        folder = home(real, environ)
         try:
-            store = Store.open(folder, read_only=read_only)
+            store = Store.open(folder, read_only=read_only, shared=environ.get("RECIPE_RUNS", ""), workspace=str(real))
         except PermissionError as error:
             raise Unusable(f"{folder} cannot be written: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
-        return cls(real, store, read_only=read_only)
+        return cls(real, store, environ, read_only=read_only)
 
     def close(self) -> None:
         self.store.close()
@@ -80,7 +82,7 @@ class Workspace:
 
         `push` says whether what runs make is uploaded; by default as the store's settings say.
         """
-        if name == NONE or (name is None and not any(map(os.path.exists, settings_files(self.root, os.environ)))):
+        if name == NONE or (name is None and not any(map(os.path.exists, settings_files(self.root, self.environ)))):
             return None
         settings = self.config.store_named(name)
         if settings is None:
@@ -99,7 +101,7 @@ class Workspace:
         """The settings in force here.  Raises Invalid."""
         from ..settings import load
 
-        return load(self.root, os.environ)
+        return load(self.root, self.environ)
 
     def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
         """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""
@@ -173,7 +175,7 @@ class Workspace:
         """The GPUs of this machine that the caller sees.  Takes as long as nvidia-smi does."""
         from drivers import devices
 
-        return devices.here(os.environ)
+        return devices.here(self.environ)
 
 
 class _Outputs(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..paths import heads
 from ..planning import fingerprint
+from ..planning.causes import REMEDIES
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
 from ..storage.index import Published
@@ -48,7 +49,10 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
 
 def ended(row: AttemptRow) -> str:
     """How an attempt ended that was not done, as a sentence."""
-    return "its last attempt was stopped" if row.reason == "stopped" else f"its last attempt failed ({row.reason})"
+    if row.reason == "stopped":
+        return "its last attempt was stopped"
+    remedy = REMEDIES.get(row.reason)
+    return f"its last attempt failed ({row.reason})" + (f": {remedy}" if remedy else "")
 
 
 def resumes(ws: Workspace, found: Survey, n: int) -> str:

@@ -40,7 +40,7 @@ def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str,
         if not files:
             return None
         found = {name: value for _, path in files for name, value in metrics.read(path).items()}
-    numbers: Mapping[str, Any] = Masker(all_given(plan, os.environ)).value(found)
+    numbers: Mapping[str, Any] = Masker(all_given(plan, ws.environ)).value(found)
     ws.traces.measure(key, rule.rule, numbers)
     return numbers
 

@@ -100,7 +100,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     known: dict[str, tuple[str, ...]] = {}
     while True:
         plan = compiled(ws, source, request, known)
-        request = _storable(ws, plan, request)
+        request = storable(ws, plan, request)
         ws.traces.expect(plan.recipe)
         facts = look(ws, plan, request)
         places = _places(ws, plan, library, request)
@@ -189,7 +189,7 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
                 return None
         if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
             return None
-        if any(unusable(name, os.environ.get(name), required=required) for name, required in made_from["secrets"]):
+        if any(unusable(name, ws.environ.get(name), required=required) for name, required in made_from["secrets"]):
             return None  # reading the recipe says where
         return Plan.load(rest)
     except (OSError, ValueError, KeyError):
@@ -233,7 +233,7 @@ def _read(
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
-    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ)
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ)
     for name, folder in request.typed_in.items():
         values[name] = _from_root(recipe.inputs[name], values.get(name), Standing(ws.root, folder))
     return recipe, values
@@ -289,7 +289,7 @@ def _from_root(spec: Input, value: Tree, standing: Standing) -> Tree:
     return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
 
 
-def _storable(ws: Workspace, plan: Plan, request: Request) -> Request:
+def storable(ws: Workspace, plan: Plan, request: Request) -> Request:
     """The request without what opens its addresses, and with paths that begin at the workspace."""
     if not ws.addresses and not request.typed_in:
         return request

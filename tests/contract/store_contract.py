@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.errors import NotFound
+from runner.errors import Invalid, NotFound
 from runner.storage.files import Content
 from runner.storage.index import Changes, Made, Published, Trace
-from runner.storage.runs import AttemptRow, Requested, RunRow, Stale, StepRow
+from runner.storage.runs import AttemptRow, Offer, Requested, RunRow, Stale, StepRow
 from runner.storage.store import Store
 
 
@@ -151,6 +151,49 @@ def test_a_run_submitted_twice_is_one_run(store: Store) -> None:
     with pytest.raises(NotFound):
         store.runs.claim("r2", "w")
     assert not store.runs.live("r2") and not store.runs.request("r2", "cancel")
+
+
+def test_a_run_is_claimed_with_its_submission_or_not_at_all(store: Store, fresh: Fresh) -> None:
+    mine = store.runs.submit(RUN, "worker 1")
+    assert mine == ("r1", 1) and store.runs.live("r1") and store.runs.get("r1").claim == "worker 1"
+    assert fresh().runs.submit(RUN, "worker 2") == ("r1", 0)
+    store.runs.group("r1", mine.fence, [DONE])
+
+
+def test_the_run_of_the_highest_priority_that_is_due_longest_is_claimed_first(store: Store, fresh: Fresh) -> None:
+    for name, priority, due in (("c", 0, 1.0), ("a", 0, 2.0), ("b", 0, 2.0), ("d", 7, 3.0), ("later", 9, 4e12), ("own", 9, None)):
+        store.runs.submit(RUN._replace(id=name, priority=priority, due=due))
+    found = [fresh().runs.claim_next("w", Offer()) for _ in range(5)]
+    assert [each.id if each is not None else None for each in found] == ["d", "c", "a", "b", None]
+
+
+def test_a_worker_takes_runs_of_its_driver_whose_labels_it_has(store: Store) -> None:
+    store.runs.submit(RUN._replace(due=1.0, data={"settings": {"driver": "ssh"}, "labels": {"gpu": "a100"}}))
+    for offer in (Offer(), Offer("ssh"), Offer("local", {"gpu": "a100"}), Offer("", {"gpu": "h100"})):
+        assert store.runs.claim_next("w", offer) is None
+    assert store.runs.claim_next("w", Offer("ssh", {"gpu": "a100", "disk": "fast"})) == ("r1", 1)
+
+
+def test_a_dead_workers_run_is_claimed_anew_and_each_such_claim_is_counted_until_a_step_ends(store: Store, fresh: Fresh) -> None:
+    store.runs.submit(RUN._replace(due=1.0))
+    workers = [fresh() for _ in range(4)]
+    for n, each in enumerate(workers[:3]):
+        assert each.runs.claim_next("w", Offer()) == ("r1", n + 1) and store.runs.get("r1").recoveries == n
+        each.runs.group("r1", n + 1, [Move("step", "a", "QUEUED", "RUNNING")])
+        each.close()
+    assert workers[3].runs.claim("r1", "w") == 4 and store.runs.get("r1").recoveries == 3
+    workers[3].runs.group("r1", 4, [DONE])
+    assert store.runs.get("r1").recoveries == 0
+    workers[3].runs.release("r1", 4)
+    assert store.runs.claim_next("w", Offer()) == ("r1", 5) and store.runs.get("r1").recoveries == 0
+
+
+def test_one_idempotency_key_is_one_request(store: Store) -> None:
+    first = RUN._replace(idempotency="k", data={"body": "1"})
+    assert store.runs.submit(first).id == store.runs.submit(first._replace(id="r2")).id == "r1"
+    with pytest.raises(Invalid, match="r1"):
+        store.runs.submit(first._replace(id="r3", data={"body": "2"}))
+    assert len(store.runs.latest()) == 1
 
 
 def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claimed: int) -> None:

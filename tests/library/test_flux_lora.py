@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 import runner
-from runner.execution.session import Choice
+from runner.execution.terms import Choice
 from tests.library.smoke import smoke
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -620,6 +620,17 @@ def killed_and_resumed(processes: int, options: argparse.Namespace, trained: Pat
 
 
 @pytest.mark.slow
+def test_a_training_that_is_paused_by_its_control_file_goes_on_to_the_same_bits(flux: argparse.Namespace, trained: Path, tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    control.write_text('{"ask": "checkpoint"}\n{"ask": "pause"}\n')
+    done = run(training(flux, tmp_path), RECIPE_CONTROL=str(control))
+    assert done.returncode == -signal.SIGTERM and "asked to end; saved step 1" in done.stdout, done.stderr
+    done = run(training(flux, tmp_path, "--resume", tmp_path / "checkpoints/step-000001"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "adapter.safetensors").read_bytes() == (trained / "adapter.safetensors").read_bytes()
+
+
+@pytest.mark.slow
 def test_a_training_that_is_asked_to_end_saves_its_step(flux: argparse.Namespace, tmp_path: Path) -> None:
     said = signal_at(
         "step 3/", launched(training(flux, tmp_path, "--save-every", 1000)), signal.SIGKILL, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="1"

@@ -162,6 +162,21 @@ def test_a_training_that_is_asked_to_end_saves_its_step_and_dies_of_the_signal(k
     assert not (tmp_path / "weights").exists()
 
 
+def test_what_the_control_file_asks_is_done_and_the_resumed_training_ends_in_the_same_bits(pairs: Path, trained: Path, tmp_path: Path) -> None:
+    """A checkpoint after the first step, the interval of the environment after that, and a pause: one more checkpoint, and no status of success."""
+    control, metrics = tmp_path / "control", tmp_path / "metrics.jsonl"
+    control.write_text('{"ask": "checkpoint"}\n')
+    env = {"RECIPE_CONTROL": str(control), "RECIPE_METRICS": str(metrics)}
+    done = run(training("dpo", pairs, tmp_path, max_steps=2), CHECKPOINT_INTERVAL_STEPS="100", METRICS_REPORT_INTERVAL_STEPS="100", **env)
+    assert done.returncode == 0 and checkpoints(tmp_path) == ["checkpoint-1", "checkpoint-2"], done.stderr
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [2]
+    control.write_text('{"ask": "pause"}\n')
+    done = run(training("dpo", pairs, tmp_path, "--resume", tmp_path / "checkpoints/checkpoint-1"), **env)
+    assert done.returncode == -signal.SIGTERM and "asked to end; saved step 2" in done.stdout
+    done = run(training("dpo", pairs, tmp_path, "--resume", tmp_path / "checkpoints/checkpoint-2"))
+    assert done.returncode == 0 and learned(tmp_path) == learned(trained), done.stderr
+
+
 def test_fewer_processes_than_asked_for_are_refused(pairs: Path, tmp_path: Path) -> None:
     done = run(training("orpo", pairs, tmp_path), RECIPE_WORLD_SIZE="2")
     assert done.returncode == 1 and "2 processes were asked for, 1 came up" in done.stderr

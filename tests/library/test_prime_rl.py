@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from tests.library.smoke import smoke
 
 ROOT = Path(__file__).resolve().parents[2]

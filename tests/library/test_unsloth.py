@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import runner
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from tests.library.smoke import smoke
 
 ROOT = Path(__file__).resolve().parents[2]

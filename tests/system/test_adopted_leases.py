@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from runner.storage.runs import WORKER_GONE, RunRow, is_over
 from tests.cloud import cloud, provider
 from tests.support import Space, until
@@ -51,6 +51,23 @@ def test_the_same_run_again_takes_over_the_machine_of_a_killed_worker_and_the_st
     assert code == 0, said
     assert provider(space) == ["created", "destroyed"] and starts(space) == 1
     assert space.command("reap")[:2] == (0, "there is no lease\n")
+
+
+@pytest.mark.parametrize(("flags", "machines"), [(["--keep-host"], 1), ([], 2)])
+def test_a_pause_keeps_the_machine_for_the_resume_if_that_is_asked_for(space: Space, flags: list[str], machines: int) -> None:
+    cloud(space)
+    gated(space)
+    worker = space.start("run", "--driver", "loopback", "--everything-there")
+    until(lambda: starts(space) == 1 or worker.poll() is not None)
+    code, _, said = space.command("pause", *flags)
+    assert code == 0, said
+    worker.communicate(timeout=30)
+    assert provider(space).count("destroyed") == machines - 1
+    (space.root / "gate").unlink()
+    (space.root / "gate").write_text("go\n")
+    code, _, said = space.command("resume")
+    assert code == 0, said
+    assert provider(space).count("created") == provider(space).count("destroyed") == machines and starts(space) == 2
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runner.errors import Invalid
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from tests.servers.modelhub import modelhub
 from tests.servers.sshd import Sshd
 from tests.support import Space

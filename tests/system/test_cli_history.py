@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runner.execution.session import Choice
+from runner.execution.terms import Choice
 from runner.interface.logs import Part, Raw, Safe, Tail
 from runner.storage.runs import RunRow
 from runner.storage.workspace import Workspace

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from runner.execution.session import Choice
+from runner.execution.terms import Choice
 from tests.support import Space, until
 
 POINTS = {

@@ -16,7 +16,7 @@ import yaml
 
 import runner
 from runner.errors import CannotRun
-from runner.execution.session import Choice, Settings
+from runner.execution.terms import Choice, Settings
 from runner.language import library
 from runner.paths import shipped
 from tests.support import RECIPE, Space

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Exit, Job
-from runner.execution.session import Choice, Settings
+from runner.execution.terms import Choice, Settings
 from runner.hosts import away
 from runner.hosts.checkpoint_sync import CheckpointSync
 from runner.hosts.sites import Errand, Paths

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from runner.errors import CannotRun
-from runner.execution.session import Choice, Settings
+from runner.execution.terms import Choice, Settings
 from tests.support import Space
 
 SHOW = "steps: {s: {run: 'env > o', outputs: {o: o}%s}}\n"

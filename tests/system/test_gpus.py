@@ -12,7 +12,7 @@ import pytest
 
 import runner
 from runner.errors import CannotRun
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from tests.support import Space, until
 
 

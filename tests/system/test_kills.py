@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution.session import Choice, Settings
+from runner.execution.terms import Choice, Settings
 from tests.support import Space
 
 RECIPE = """

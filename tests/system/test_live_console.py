@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.execution.session import Overview, Summary
+from runner.execution.terms import Overview, Summary
 from runner.execution.work import Failure
 from runner.interface.console import Live
 from runner.interface.tail import LogTail, MetricsTail
@@ -410,7 +410,7 @@ def test_what_is_not_a_file_is_passed_over(tmp_path: Path) -> None:
 
 PROGRAM = """
 import sys, time
-from runner.execution.session import Overview
+from runner.execution.terms import Overview
 from runner.interface.console import for_stream
 from runner.storage.runs import Event
 live = for_stream(sys.stdout, sys.stderr, json=False, quiet=0, verbose=0, commands=False)

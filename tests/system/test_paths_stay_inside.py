@@ -106,7 +106,7 @@ def test_nothing_is_written_through_a_folder_that_a_step_was_given(space: Space,
 
 @pytest.mark.parametrize("driver", ["local", "loopback"])
 def test_an_output_behind_a_link_that_leads_out_is_not_taken(space: Space, driver: str) -> None:
-    from runner.execution.session import Settings
+    from runner.execution.terms import Settings
 
     there = space.write("elsewhere/precious.txt", "precious").parent
     space.recipe({"steps": {"a": {"run": f"rm -rf d; ln -s {there} d", "outputs": {"o": "d/precious.txt"}}}})

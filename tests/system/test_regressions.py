@@ -18,7 +18,8 @@ import pytest
 
 import runner
 from runner.errors import CannotRun
-from runner.execution.session import Choice, Settings, look
+from runner.execution.session import look
+from runner.execution.terms import Choice, Settings
 from runner.interface.cli.chosen import begun
 from runner.language import document
 from runner.storage import database, objects
@@ -346,7 +347,7 @@ def test_a_failed_step_runs_again_and_a_forced_one_too(space: Space) -> None:
         assert space.summary is not None and space.summary.state == "FAILED"
     flag.touch()
     assert space.run() == ["a"] and space.run() == []
-    from runner.execution.session import Choice
+    from runner.execution.terms import Choice
 
     assert space.run(choice=Choice(all=True)) == ["a"] and space.run(choice=Choice(again=("a",))) == ["a"]
 

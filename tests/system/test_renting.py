@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from runner.interface.cli.history import overview
 from runner.storage.ledger import LeaseRow, Ledger
 from runner.storage.runs import RunRow, StepRow

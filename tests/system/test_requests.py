@@ -86,6 +86,41 @@ def test_a_cancelled_run_is_over_and_what_ran_is_gone(trained: Space) -> None:
     assert [state for _, state in runs(trained)] == ["COMPLETED", "CANCELLED"] and made > 0
 
 
+LISTENS = """
+steps:
+  b:
+    run: |
+      echo b >> {root}/starts
+      trap '' TERM
+      [ -e b.state/step-1 ] || echo '{{"listens": ["pause"]}}' > "$RECIPE_CONTROL"
+      n=$(ls b.state | wc -l)
+      until [ $n -ge 3 ] || {{ [ $n -ge 1 ] && grep -q '"ask": "pause"' "$RECIPE_CONTROL"; }}; do
+        while [ -e {root}/slow ] && ! grep -q '"ask": "pause"' "$RECIPE_CONTROL"; do sleep 0.02; done
+        n=$((n+1)); touch b.state/step-$n
+      done
+      [ $n -ge 3 ] || {{ trap - TERM; kill -TERM $$; }}
+      echo $CHECKPOINT_INTERVAL_STEPS > b.txt
+    outputs: {{o: b.txt}}
+    state: {{kept: {{path: b.state/, checkpoint: "step-*"}}}}
+"""
+
+
+def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Space) -> None:
+    space.recipe(LISTENS.format(root=space.root))
+    space.write("slow", "")
+    worker = space.start("run", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
+    until(lambda: list((space.root / ".recipe").rglob(".recipe-control")))
+    until(lambda: starts(space))
+    code, _, said = space.command("pause")
+    worker.communicate(timeout=30)
+    ((id, state),) = runs(space)
+    assert (code, state) == (0, "PAUSED") and steps_made(space) == 1, said
+    (space.root / "slow").unlink()
+    code, _, said = space.command("resume", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
+    assert code == 0, said
+    assert runs(space) == [(id, "COMPLETED")] and starts(space) == ["b", "b"] and space.read("b.txt") == "7\n"
+
+
 @pytest.mark.parametrize(("verb", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
 def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(trained: Space, verb: str, state: str) -> None:
     worker = trained.start("run")
@@ -106,8 +141,10 @@ def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(trained: Sp
 def test_a_cancel_that_its_worker_never_read_is_honoured_by_the_next_run(trained: Space) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
-    worker.send_signal(signal.SIGSTOP)
     ((id, _),) = runs(trained)
+    with Store.open(trained.root / ".recipe") as store:
+        until(lambda: "b" in store.runs.steps(id) and store.runs.steps(id)["b"].state == "RUNNING")
+    worker.send_signal(signal.SIGSTOP)  # not while it writes
     with Store.open(trained.root / ".recipe") as store:
         assert store.runs.request(id, "cancel")
     os.kill(worker.pid, signal.SIGKILL)

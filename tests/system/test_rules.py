@@ -21,7 +21,7 @@ import runner
 from runner.advice import preflight, rule_files
 from runner.advice.facts import machine
 from runner.advice.rules import Verdict
-from runner.execution.session import Settings
+from runner.execution.terms import Settings
 from runner.interface.cli.main import main
 from runner.language import document
 from runner.paths import shipped

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.execution.session import Choice, Settings
+from runner.execution.terms import Choice, Settings
 from tests.support import Space, until
 
 PLACES = [Settings(jobs=1), Settings(jobs=8), Settings(jobs=8, driver="loopback")]

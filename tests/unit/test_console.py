@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.execution.session import Overview, Summary
+from runner.execution.terms import Overview, Summary
 from runner.execution.work import Failure
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width

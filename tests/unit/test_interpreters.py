@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotRun
+from runner.hosts import interpreters
 from runner.hosts.interpreters import ask, chosen, command_path, version
 
 
@@ -78,3 +79,13 @@ def test_a_python_that_has_to_be_run_for_its_version_says_it_while_other_things_
     ask(str(shim))
     (tmp_path / "gate").write_text("go\n")  # it is running already
     assert version(str(shim)) == ("/real/python", "3.99.1")
+
+
+def test_a_python_that_has_to_be_run_to_say_which_it_is_is_asked_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/count\necho /real/python\necho 3.12.1\n")
+    shim.chmod(0o755)
+    assert [interpreters.version(str(shim)) for _ in range(3)] == [("/real/python", "3.12.1")] * 3
+    assert (tmp_path / "count").read_text().split() == ["asked"]
+    monkeypatch.setattr(interpreters, "_HOLDS", 0.0)
+    assert interpreters.version(str(shim)) == ("/real/python", "3.12.1") and len((tmp_path / "count").read_text().split()) == 2

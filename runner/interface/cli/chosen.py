@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
 from ...execution.session import look
+from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Standing, is_path
 from ...planning.ids import names
@@ -88,15 +89,6 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 def _last(ws: Workspace) -> Request | None:
     return next((asked for row in ws.store.runs.latest(last=1) if (asked := request_of_run(row)) is not None), None)
-
-
-def request_of_run(row: RunRow) -> Request | None:
-    """What a run was asked for; None for one that did not note it."""
-    asked = row.data.get("asked")
-    if not isinstance(asked, dict):
-        return None
-    out = Path(asked["out"]) if asked["out"] is not None else None
-    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
 
 
 def find_run(store: Store, word: str) -> RunRow:

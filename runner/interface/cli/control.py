@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import Busy, Invalid, NotFound, Problem
-from ...execution.session import Choice, Settings, end_unattended
+from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
+from ...execution.unattended import end_unattended
 from ...planning.ids import stored
 from ...storage.runs import FINAL
-from .chosen import existing, find_run, request_of_run
+from .chosen import existing, find_run
 from .parser import check_driver
 from .run import carried_out
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
 
-PATIENCE = 60.0
-"""Seconds that a request is waited for: what runs may save for 30."""
+PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
+"""Seconds that a request is waited for: what is cancelled may save for 30; a training that is paused ends its step first."""
 LOOK = 0.1
 
 _RUN = "an id or a part of one, last (the default), last~1"
@@ -39,9 +40,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "examples:\n  recipe cancel\n  recipe cancel 3f1035"
     elif verb == "pause":
         parser.description = (
-            "Stop a run so that it can be resumed: its steps get SIGTERM, a training saves a checkpoint, and SIGKILL comes 30 seconds later."
-            "  A step without a state begins anew when the run is resumed."
+            "Stop a run so that it can be resumed.  A training that listens saves when its step is over, and ends; anything else gets SIGTERM, and"
+            " SIGKILL 30 seconds later.  A step without a state begins anew when the run is resumed."
         )
+        parser.add_argument("--keep-host", action="store_true", help="keep rented machines, and pay for them: the resume need not wait for others")
         parser.epilog = "examples:\n  recipe pause\n  recipe resume"
     else:
         parser.add_argument("--driver", metavar="NAME", help="where to run (default: as before)")
@@ -57,21 +59,21 @@ def run(args: argparse.Namespace) -> int:
     with existing(args.workspace) as ws:
         row = find_run(ws.store, args.run)
         if args.verb in _END:
-            return _end(ws, row, args.verb)
+            return _end(ws, row, args.verb, {"keep_hosts": True} if getattr(args, "keep_host", False) else {})
         if args.driver is not None:
             check_driver(args.driver)
         return _resume(ws, row, args) if args.verb == "resume" else _retry(ws, row, args)
 
 
-def _end(ws: Workspace, row: RunRow, verb: str) -> int:
+def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> int:
     """Cancel or pause a run: by its worker, or, where it has none, here."""
     if row.state in FINAL or row.state == _END[verb]:
         raise _refused(f"run {row.id} is {row.state} already")
     while True:
         if ws.store.runs.live(row.id):
-            if not ws.store.runs.request(row.id, verb):
+            if not ws.store.runs.request(row.id, verb, data):
                 raise _refused(f"run {row.id} is {ws.store.runs.get(row.id).state} already")
-            done = _waited(ws, row.id)
+            done = _waited(ws, row.id, PATIENCE[verb])
         else:
             done = end_unattended(ws, row, _END[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
         if done:
@@ -81,9 +83,9 @@ def _end(ws: Workspace, row: RunRow, verb: str) -> int:
     return 0 if state == _END[verb] else 1
 
 
-def _waited(ws: Workspace, run: str) -> bool:
+def _waited(ws: Workspace, run: str, patience: float) -> bool:
     """Wait until the worker of a run has done what was asked of it.  False: it died meanwhile.  Raises Busy."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         row = ws.store.runs.get(run)
         if row.state in FINAL or row.state == "PAUSED":
@@ -91,12 +93,12 @@ def _waited(ws: Workspace, run: str) -> bool:
         if not ws.store.runs.live(run):
             return False
         time.sleep(LOOK)
-    raise Busy(f"run {run} was asked, and is not stopped after {PATIENCE:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
+    raise Busy(f"run {run} was asked, and is not stopped after {patience:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
 
 
 def _left(ws: Workspace, run: str) -> None:
     """Wait until the worker of a paused run has let go of it.  Raises Busy."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE["pause"]
     while ws.store.runs.live(run):
         if time.monotonic() > deadline:
             raise Busy(f"the worker of the paused run {run} does not end", fix="try again")
@@ -114,33 +116,24 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
             print(f"run {row.id} was about to pause, and continues")
             return 0
         _left(ws, row.id)
-    return _again(ws, row, args, _choice(row), resumed=row.id)
+    return _again(ws, row, args, choice_of_run(row), resumed=row.id)
 
 
 def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state not in FINAL:
         raise _refused(f"run {row.id} is not over", "`recipe resume` goes on with it, `recipe cancel` ends it")
-    return _again(ws, row, args, Choice(begin=args.begin) if args.begin else _choice(row))
+    return _again(ws, row, args, Choice(begin=args.begin) if args.begin else choice_of_run(row))
 
 
 def _again(ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = "") -> int:
     request = request_of_run(row)
     if request is None:
         raise NotFound(f"run {row.id} did not note what it was asked for", fix="`recipe run` with its recipe and inputs runs it again")
-    settings = Settings(**_noted(row, "settings"))
+    settings = settings_of_run(row)
     if args.driver is not None and args.driver != settings.driver:
         settings = replace(settings, driver=args.driver, hosts=())
+    ws.share(settings.store or None)
     return carried_out(ws, request, choice, settings, args, resumed)
-
-
-def _choice(row: RunRow) -> Choice:
-    return Choice(**_noted(row, "choice"))
-
-
-def _noted(row: RunRow, what: str) -> dict[str, Any]:
-    """What a run noted of how it was asked for, as the values that it had; empty where it was an earlier version's."""
-    found = row.data.get(what)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _refused(why: str, fix: str = "`recipe runs` lists runs and their states") -> Invalid:

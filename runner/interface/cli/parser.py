@@ -28,6 +28,8 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "status": ("status", "what is fresh, what is not, and files of earlier runs that are not made now"),
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
     "runs": ("history", "earlier runs"),
+    "submit": ("queue", "store a run for the workers of this workspace, and print its id"),
+    "worker": ("queue", "carry out the runs that were submitted here, one after another"),
     "cancel": ("control", "end a run, wherever it was started"),
     "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
     "resume": ("control", "go on with a run that was paused, or whose worker died"),

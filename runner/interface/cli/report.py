@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ...advice import bottleneck
 from ...errors import CannotRun, NotFound
 from ...language.units import about
+from ...planning import causes
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
 from ...survey.comparison import less, of_note
@@ -130,6 +131,7 @@ class StepReport(TypedDict):
 
     id: str
     state: str
+    reason: str  # why its last attempt failed, or `stalled` for one that tells no more steps
     attempts: int
     seconds: float | None
     peak_memory: int | None
@@ -218,7 +220,8 @@ def _told(ws: Workspace, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
     known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
     found = bottleneck.breakdown(lines)
     told: StepReport = {
-        "id": done.id, "state": done.state, "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None,
+        "id": done.id, "state": done.state, "reason": _cause(done),
+        "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None,
         "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
         "kept": all(each.points is not None for each in ended),
         "training": None,
@@ -249,6 +252,15 @@ def _told(ws: Workspace, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
     return told
 
 
+def _cause(done: _Done) -> str:
+    """Why a step failed, or does not get on; empty where nothing is wrong."""
+    if done.state == "FAILED" and done.tries:
+        return done.tries[-1].reason
+    if done.following is None or done.state != "RUNNING":
+        return ""
+    return "stalled" if causes.is_stalled(*metrics.pace(done.following)) else ""
+
+
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
     found: dict[Any, Mapping[str, Any]] = {}
@@ -268,6 +280,7 @@ def _number(value: object) -> bool:
 def as_text(told: RunReport) -> list[str]:
     took = f" in {span(told['seconds'])}" if told["seconds"] is not None else ""
     text = [f"{told['id']}  {told['recipe']}  {moment(told['created'])}  {told['state']}{took}" + (f"  {told['reason']}" if told["reason"] else "")]
+    text += [causes.REMEDIES[told["reason"]]] if told["reason"] in causes.REMEDIES else []
     steps = told["steps"]
     if told["fresh"]:
         text.append(f"{told['fresh']} step{'s were' if told['fresh'] > 1 else ' was'} fresh")
@@ -282,6 +295,10 @@ def as_text(told: RunReport) -> list[str]:
     text += aligned(table, range(2, 5))
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
+    for step in steps[:_LISTED]:
+        if step["reason"]:
+            remedy = causes.REMEDIES.get(step["reason"], f"`recipe logs {told['id']}/{step['id']}` shows its end")
+            text.append(f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}")
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     timed = [(step["id"], training) for step in steps if (training := step["training"]) is not None and training["parts"]]

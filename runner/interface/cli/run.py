@@ -8,8 +8,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...execution.session import Choice, Label, Settings, concerned, look
+from ...execution.refusals import concerned
+from ...execution.session import look
 from ...execution.session import run as run_session
+from ...execution.terms import Choice, Label, Settings
 from ...language.units import cost_limit_text
 from ...planning.ids import stored
 from ..tail import named, shown
@@ -46,6 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
+    if verb in ("run", "submit"):
         parser.add_argument(
             "--name", default="", metavar="NAME", help="call this run NAME: `recipe runs` and `results` show it, and it is found by it"
         )
@@ -63,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
+    choice = choice_of(args)
     dry = args.verb == "plan" or args.dry_run
     with begun(args.workspace, request) as ws:
         ws.share(args.store)
@@ -80,21 +83,30 @@ def run(args: argparse.Namespace) -> int:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
             return 0
-        pools = dict(_pool(word) for word in args.pool)
-        settings = Settings(
-            args.driver,
-            tuple(args.hosts),
-            args.jobs,
-            args.keep_going,
-            args.overwrite,
-            args.link == "hard",
-            pools,
-            tuple(args.allow),
-            args.everything_there,
-            Label(args.name, tuple(args.tag), args.note),
-            args.python if args.python != "current" else "",
-        )
-        return carried_out(ws, request, choice, settings, args)
+        return carried_out(ws, request, choice, settings_of(args), args)
+
+
+def choice_of(args: argparse.Namespace) -> Choice:
+    """The steps that the flags ask for."""
+    return Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """How the flags say that it is carried out.  Raises Invalid."""
+    return Settings(
+        args.driver,
+        tuple(args.hosts),
+        args.jobs,
+        args.keep_going,
+        args.overwrite,
+        args.link == "hard",
+        dict(_pool(word) for word in args.pool),
+        tuple(args.allow),
+        args.everything_there,
+        Label(args.name, tuple(args.tag), args.note),
+        args.store or "",
+        args.python if args.python != "current" else "",
+    )
 
 
 def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:

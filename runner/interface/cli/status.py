@@ -34,14 +34,16 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         reports = [report(ws, look(ws, request)) for request in requests(ws, args)]
-        going, died = unfinished(ws)
+        going, died, queued = unfinished(ws)
         if args.json:
-            print(json.dumps({"recipes": reports, "running": going, "died": died}, indent=2))
+            print(json.dumps({"recipes": reports, "running": going, "died": died, "queued": queued}, indent=2))
         elif not args.quiet:
             for told in reports:
                 print("\n".join(as_text(told, all=bool(args.verbose))))
             for row in going:
                 print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
+            for row in queued:
+                print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
                 print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}; `recipe run` goes on where it stopped")
     return 0 if all(told["fresh"] for told in reports) else 1
@@ -133,9 +135,9 @@ def as_text(told: Standing, *, all: bool) -> list[str]:
     return text
 
 
-def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun]]:
-    """Runs under way here, and runs whose worker died and that no later run of their recipe has made good."""
-    going, died = [], []
+def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
+    """Runs under way here, runs whose worker died and that no later run of their recipe has made good, and runs that wait for a worker."""
+    going, died, queued = [], [], []
     good: set[str] = set()
     for row in ws.store.runs.latest(last=1000):
         if row.state == "COMPLETED":
@@ -143,9 +145,11 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun]]:
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
                 going.append(_run(row))
+            elif row.due is not None:
+                queued.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
                 died.append(_run(row))
-    return going, died
+    return going, died, queued
 
 
 def _run(row: RunRow) -> Begun:

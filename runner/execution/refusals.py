@@ -1,0 +1,151 @@
+"""What cannot work is refused before anything starts, every reason at once: by the plan, by the rules, by the room that there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CannotRun
+from ..paths import shipped
+from ..planning.judge import RESTORE
+from ..planning.step import StepSpec
+from ..storage.workspace import Workspace
+from ..survey.env_files import EnvFiles
+from ..survey.survey import Survey
+from .terms import Listener, Settings
+
+if TYPE_CHECKING:
+    from drivers.base import Need
+
+    from ..hosts.pool import HostPool
+
+
+def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
+    """Refuse what cannot work here, before anything starts: every reason at once."""
+    wrong, gone, unset, unread = [], [], list[str](), list[str]()
+    specs, env_files = found.plan.specs(), EnvFiles(ws.root)
+    for n in found.todo:
+        if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
+            continue
+        from ..advice.facts.missing_inputs import missing
+        from ..planning.secret_values import faults
+
+        spec, id = specs[n], found.plan.nodes[n].id
+        gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
+        nodes = _nodes(spec)
+        if nodes not in (1, "1"):
+            wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
+        unset += faults(id, spec, ws.environ)
+        unread += env_files.faults(spec.env_files)
+    clashes = [] if settings.overwrite else found.conflicts
+    if clashes:
+        from ..survey.explain import replaced
+
+        shown = "\n".join(f"the run would replace {words}" for words in replaced(ws, clashes[:5]))
+        shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
+        raise CannotRun(shown, fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes")
+    if gone:
+        lines = [*gone, *unset, *wrong]
+        shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
+        raise CannotRun(shown, fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder")
+    if unread:
+        raise CannotRun(
+            "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
+            fix=f"write it, with a line NAME=value for each variable, or take it out of `env_file`; its path begins at {ws.root}",
+        )
+    if unset:
+        raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
+    if wrong:
+        shown = "\n".join(dict.fromkeys(wrong[:20]))
+        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
+
+
+def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
+    """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    if not (numbers := concerned(found)):
+        return
+    from ..advice import findings, preflight
+
+    python = "current" if found.request.current_python else settings.python
+    verdict = preflight.check(ws, found, numbers, driver=settings.driver, python=python, allow=settings.allow)
+    findings.refuse(verdict, found)
+    for finding in verdict.findings:
+        if finding.rule.severity == "warning":
+            listener.say(f"warning: {finding.rule.id}: {finding.message}")
+
+
+def concerned(found: Survey) -> list[int]:
+    """The nodes that may run, of a recipe that may train or has preflight rules beside it; else none.  Costs next to nothing."""
+    if not found.todo:
+        return []
+
+    specs, ours = found.plan.specs(), str(shipped() / "recipes")
+    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in {str(found.source.parent), *found.plan.homes})
+    return found.todo if own or any(map(_may_train, specs)) else []
+
+
+def _may_train(spec: StepSpec) -> bool:
+    return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step)
+
+
+def sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:
+    """What runs elsewhere than on this machine."""
+    from ..planning.plan import LOCAL
+
+    nodes, specs = found.plan.nodes, found.plan.specs()
+    there = [specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None]
+    return [spec for spec in there if not host_pool.stays(spec.resources)]
+
+
+def at_once(found: Survey, host_pool: HostPool) -> int:
+    """How many steps run at once where nobody says it: as many as there are processors here, or places elsewhere."""
+    processors = len(os.sched_getaffinity(0))
+    if host_pool.priced:  # how many a machine takes is seen when it is up
+        return processors + len(sent(found, host_pool))
+    return sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else processors
+
+
+def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
+    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
+    from ..hosts.pool import need_for
+    from ..language.units import about
+    from ..planning.plan import LOCAL
+
+    wrong = []
+    specs = found.plan.specs()
+    for n in found.todo:
+        if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
+            continue
+        node, wants = found.plan.nodes[n], specs[n].resources
+        near = bool(node.flags & LOCAL) or host_pool.stays(wants)
+        if host_pool.priced and not near:
+            if need_for(wants) not in offered:
+                asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
+                wrong.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now")
+            continue
+        sites = [host_pool.here] if near else host_pool.sites
+        for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
+            asked = wants.room.get(name)
+            if not asked:
+                continue
+            most = settings.pools[name] if name in settings.pools else max(site.has(name) for site in sites)
+            if asked > most:
+                whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
+                need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
+                wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
+    if wrong:
+        shown = "\n".join(dict.fromkeys(wrong[:20]))
+        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
+
+
+def _nodes(spec: StepSpec) -> Any:
+    """How many nodes a step asks for; the expression itself where only an earlier step's metrics can tell."""
+    if not isinstance(spec.nodes, str):
+        return spec.nodes
+    from ..language.template import TemplateError, evaluate
+
+    try:
+        return evaluate(spec.nodes, {"inputs": spec.names.inputs, "matrix": spec.names.matrix})
+    except TemplateError:
+        return spec.nodes

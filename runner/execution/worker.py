@@ -1,0 +1,192 @@
+"""Work on one claimed run: open the hosts, carry it out, store its end.  `recipe run` and `recipe worker` both come here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from drivers.base import DriverError
+
+from ..errors import Infrastructure, RecipeError
+from ..hosts.client import Client
+from ..hosts.interpreters import CURRENT
+from ..hosts.pool import HostPool, need_for
+from ..logs import Log, mask
+from ..planning.schedule import Move
+from ..planning.secret_values import all_given, of_addresses
+from ..secrets import Masker
+from ..storage.files import no_space
+from ..storage.runs import Requested
+from ..storage.workspace import Workspace
+from ..survey import run_graph
+from ..survey.input_manifests import remember
+from ..survey.survey import Survey
+from . import loop
+from .commit import GroupCommit
+from .loop import Report
+from .refusals import at_once, fits, sent
+from .results import point_latest, results, sizes, tell
+from .resume import Claimed
+from .terms import Listener, Overview, Settings, Since, Summary
+from .work import Handover, Options, Work
+
+_log = Log("worker")
+
+
+def work(
+    ws: Workspace,
+    local: Client,
+    found: Survey,
+    claimed: Claimed,
+    settings: Settings,
+    listener: Listener,
+    since: Since,
+    submit: Callable[[], int] | None = None,
+    handover: Handover | None = None,
+) -> Summary | None:
+    """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error.
+
+    `local` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
+    `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
+    """
+    masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
+    mask(masker)
+    _total, fresh = sizes(found)
+    commits: GroupCommit | None = None
+
+    async def carried_out() -> tuple[Report, bool]:
+        nonlocal commits
+        python = CURRENT if found.request.current_python else settings.python
+        host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
+        try:
+            await host_pool.open(want=settings.jobs or len(found.todo))
+            needs = {need_for(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
+            fits(ws, found, host_pool, settings, await host_pool.offered(needs))
+            if found.request.current_python:
+                await host_pool.match(host_pool.sites)
+            jobs = settings.jobs or at_once(found, host_pool)
+            begins = replace(claimed, fence=submit()) if submit is not None else claimed
+            commits = _begun(ws, found, begins, jobs, listener, masker)
+            contended = ws.store.database.version() != since.version
+            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
+            working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
+        except BaseException:
+            await host_pool.close(leave=True)
+            raise
+        report = await loop.run(working)
+        if report.state == "COMPLETED" and found.library:
+            loop.publish_all(working)
+            point_latest(ws, found)
+        return report, working.control.interrupts > 0 or report.left
+
+    # The plan stays whole until the run ends: the collector need not walk it with every few steps.
+    gc.freeze()
+    try:
+        report, interrupted = asyncio.run(carried_out())
+    except BaseException as error:
+        _failed(commits, error)
+        if ours := _in_our_words(error, ws, settings):
+            raise ours from error
+        raise
+    finally:
+        gc.unfreeze()
+        if commits is not None:
+            commits.keys.close()
+    assert commits is not None
+    state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
+        return None
+    interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
+    made = results(ws, found) if report.state == "COMPLETED" else ()
+    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
+    summary = Summary(state, counts, since.seconds, report.failures, made, claimed.id, interrupted, report.abandoned)
+    if ws.remote_cache is not None and not report.left:
+        ws.remote_cache.finish(listener.say)
+    tell(ws, listener)
+    listener.end(summary)
+    return summary
+
+
+def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
+    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it."""
+    if report.left:
+        commits.flush()
+        ws.store.runs.release(commits.run, commits.fence)
+        return "ACTIVE"
+    state = _closed(commits, report.state, why)
+    if state == "PAUSED":
+        ws.store.runs.release(commits.run, commits.fence)
+    return state
+
+
+def _closed(commits: GroupCommit, state: str, why: str) -> str:
+    """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
+    while True:
+        reason = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why) if state in ("CANCELLED", "PAUSED") else why
+        commits.move(Move("run", commits.run, "ACTIVE", state, reason))
+        try:
+            commits.flush((state, reason))
+            return state
+        except Requested as error:
+            commits.take_back()
+            commits.answers = error.request
+            state = "CANCELLED" if error.request == "cancel" else state
+
+
+def _failed(commits: GroupCommit | None, error: BaseException) -> None:
+    """Store that an error ended a run that had begun."""
+    if commits is not None and isinstance(error, (RecipeError, DriverError)):
+        with contextlib.suppress(Infrastructure):  # the store itself may be what failed
+            _closed(commits, "FAILED", str(error))
+
+
+def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
+    """What the person at the keyboard can act on, for an error from below; None for any other."""
+    if isinstance(error, DriverError):
+        return Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there")
+    if isinstance(error, OSError):
+        return no_space(error, str(error.filename or ws.home))
+    return None
+
+
+def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, masker: Masker) -> GroupCommit:
+    """The pen of a claimed run; what it begins with is noted and shown."""
+    recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
+    total, fresh = sizes(found)
+    remember(ws, found)
+    if not begins.resumed:
+        run_graph.remember(ws, begins.id, found)
+    expected = ws.store.index.expected(recipe, ids)
+    _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
+    commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
+    listener.begin(
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+    )
+    tell(ws, listener)
+    if begins.resumed:
+        listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
+    commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
+    return commits
+
+
+def _typed(found: Survey, id: str) -> str:
+    from ..survey.explain import shown_command
+
+    return shown_command(found, found.plan.index[id])[0]
+
+
+_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
+"""Inputs that say how many steps a training takes."""
+
+
+def _steps(found: Survey, id: str) -> float | None:
+    n = found.plan.index.get(id)
+    author = found.plan.specs()[n].author if n is not None else {}
+    reads = author.get("reads", {})
+    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
+    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)

@@ -1,0 +1,157 @@
+"""`recipe submit` and `recipe worker`: runs that are asked for here, and carried out by whichever worker takes them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime
+
+from ...execution.queue import Ticket, serve, submit
+from ...execution.terms import Listener
+from ...execution.work import Handover
+from ...storage.runs import Offer
+from ..console import for_stream
+from . import run as run_verb
+from .chosen import begun
+from .parser import check_driver, request_of
+
+ENDS = (signal.SIGTERM, signal.SIGINT)
+END_WITHIN = 28
+"""Seconds after the first signal, in which a worker that cannot hand over in order ends all the same."""
+AGAIN = 2
+"""The same after the second."""
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    if verb == "submit":
+        run_verb.arguments(parser, verb)
+        parser.add_argument("--priority", type=int, default=0, metavar="N", help="runs of a higher one are taken first (default: 0)")
+        parser.add_argument("--not-before", type=_moment, metavar="TIME", help="no worker takes it before, such as 2026-12-01T20:00, local time")
+        parser.add_argument("--key", default="", metavar="KEY", help="your name for this request: asked for again with it, it is the same run")
+        parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="only a worker that has this label takes it")
+        parser.epilog = (
+            'examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n  RUN=$(recipe submit ./pipeline.yaml) && recipe logs "$RUN" -f'
+        )
+    else:
+        parser.add_argument("--once", action="store_true", help="end when no run is due, instead of waiting for more")
+        parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="runs at once, each in a process of its own (default: 1)")
+        parser.add_argument("--driver", default="", metavar="NAME", help="only runs that were submitted for this driver")
+        parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="what this worker has: runs may ask for it")
+        parser.add_argument("--json", action="store_true", help="one event a line")
+        parser.description = (
+            "Carry out the runs that were submitted in this workspace, those of the highest priority and the oldest first.  A run whose worker died"
+            " is resumed.  SIGTERM or Ctrl-C: take no more runs, and hand over the current one within 30 seconds; a second one: at once."
+            "  What it started goes on, and the next worker takes it up."
+        )
+        parser.epilog = "examples:\n  recipe worker\n  recipe worker --once\n  recipe worker --concurrency 2 --label gpu=a100"
+
+
+def run(args: argparse.Namespace) -> int:
+    return _submit(args) if args.verb == "submit" else _work(args)
+
+
+def _submit(args: argparse.Namespace) -> int:
+    request = request_of(args)
+    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label))
+    with begun(args.workspace, request) as ws:
+        submitted = submit(ws, request, run_verb.choice_of(args), run_verb.settings_of(args), ticket)
+    print(submitted.id)
+    if not args.quiet:
+        print(f"recipe: run {submitted.id} is stored; `recipe worker` carries it out, `recipe cancel {submitted.id}` takes it back", file=sys.stderr)
+    return 0
+
+
+def _work(args: argparse.Namespace) -> int:
+    if args.driver:
+        check_driver(args.driver)
+    if args.concurrency > 1:
+        return _several(args)
+    handover = Handover()
+
+    def asked(number: int, frame: object) -> None:
+        handover(number, frame)
+        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)  # its handler is the system's: the process ends, and the kernel lets its run go
+
+    for each in ENDS:
+        signal.signal(each, asked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # of a process that `_several` forked
+
+    def listener() -> Listener:
+        return for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=False)
+
+    if not args.quiet and not args.once:
+        sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {args.workspace}\n")
+    serve(args.workspace, Offer(args.driver, dict(args.label)), listener, handover, os.environ, once=args.once)
+    return 0
+
+
+def _several(args: argparse.Namespace) -> int:
+    """As many processes as were asked for, each a worker; one that dies is replaced."""
+    handover, workers = Handover(), set[int]()
+
+    def asked(number: int, frame: object) -> None:
+        handover(number, frame)
+        _tell(workers)
+
+    for each in ENDS:
+        signal.signal(each, asked)
+    bad = 0
+    for _ in range(args.concurrency):
+        _fork(args, workers)
+    while workers:
+        pid, status = os.wait()
+        workers.discard(pid)
+        died = os.WIFSIGNALED(status)
+        bad = bad or os.waitstatus_to_exitcode(status)
+        if died and not handover.asked:
+            print(f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); another takes its place", file=sys.stderr)
+            time.sleep(1.0)
+            _fork(args, workers)
+    return 1 if bad > 0 else 0
+
+
+def _tell(workers: set[int]) -> None:
+    for pid in list(workers):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _fork(args: argparse.Namespace, workers: set[int]) -> None:
+    """Add a process that works.  A signal waits until it is known here, and there until it is heeded."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    if pid := os.fork():
+        workers.add(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        return
+    code = 1
+    os.setpgrp()  # Ctrl-C of the terminal is passed on once
+    try:
+        code = _work(argparse.Namespace(**{**vars(args), "concurrency": 1}))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f'"{text}" is not NAME=VALUE')
+    return name, value
+
+
+def _moment(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is no time; write it as 2026-12-01T20:00') from None
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,45 @@
+"""Why an attempt failed, by what is left of it, and what to do about each cause.  Pure: text and numbers are handed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final
+
+REMEDIES: Final[Mapping[str, str]] = {
+    "oom": "take a smaller micro batch (the global batch, and so the loss curve, stays), shorter sequences or gradient checkpointing",
+    "nan": "take a smaller learning rate, more warmup steps, or precision bf16 instead of fp16, and look for broken rows in the data",
+    "stalled": "`recipe logs` shows where it stood: most often a data loader, a lock or another process of the training waits for ever",
+    "preempted": "`retries: {preemption: N}` allows more of them, and with a `state` the next attempt goes on from a checkpoint",
+    "disk": "`recipe gc` frees what is stored and no longer needed; `keep` of a state bounds its checkpoints",
+    "poison": "whoever worked on it died of it: `recipe logs` shows its end; more memory for the worker, or fewer steps at once, may help",
+}
+"""What to do about a cause, by the word that is stored as the reason."""
+
+_MEMORY: Final = (
+    r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: can't allocate memory|std::bad_alloc|^MemoryError\b|Cannot allocate memory"
+)
+_NAN: Final = r"\bloss(?: is| was|=|:)? ?(?:nan|[-+]?inf(?:inity)?)\b|returned nan values in its|\bnan (?:loss|gradients?)\b"
+LONG: Final = 20
+"""So many times the median step without a step is a training that stands still."""
+FEW: Final = 5
+"""Steps from which a median can be told."""
+LEAST: Final = 60.0
+"""Seconds without a step that mean nothing."""
+
+
+def of_exit(reason: str, said: str) -> str:
+    """A closer reason for a bad exit, from the end of what the command printed; the one that is given where that shows none."""
+    # No pattern is compiled before a step fails: that takes longer than many a run.
+    if reason in ("exit", "signal") and re.search(_MEMORY, said, re.MULTILINE):
+        return "oom"
+    if reason == "exit" and re.search(_NAN, said, re.IGNORECASE):
+        return "nan"
+    return reason
+
+
+def is_stalled(steps: Sequence[float], silent: float) -> bool:
+    """Whether a training whose `steps` took so many seconds stands still, when the last was told `silent` seconds ago."""
+    return len(steps) >= FEW and silent > max(LEAST, LONG * median(steps))

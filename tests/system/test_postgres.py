@@ -1,0 +1,183 @@
+"""Runs in PostgreSQL: the contract of the store, and what only many machines can do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from runner.errors import Unusable
+from runner.execution.queue import Ticket, serve, submit
+from runner.execution.terms import Choice, Settings
+from runner.execution.work import Handover
+from runner.storage import postgres_runs
+from runner.storage.runs import Offer, Stale
+from runner.storage.store import Store
+from runner.storage.workspace import Workspace
+from runner.survey.survey import Request
+from tests.contract.store_contract import *  # noqa: F403
+from tests.contract.store_contract import DONE, RUN
+from tests.servers.postgres import Postgres
+from tests.support import Space, until
+from tests.system.test_worker import TWO, Silent, begun
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with Postgres() as one:
+        yield one
+
+
+@pytest.fixture
+def url(server: Postgres) -> str:
+    return server.url()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, url: str) -> Iterator[Callable[[], Store]]:
+    opened: list[Store] = []
+
+    def another() -> Store:
+        opened.append(Store.open(tmp_path / ".recipe", shared=url, workspace="here"))
+        return opened[-1]
+
+    yield another
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def store(fresh: Callable[[], Store]) -> Store:
+    return fresh()
+
+
+def test_another_workspace_does_not_see_a_run_and_its_workers_do_not_take_it(store: Store, tmp_path: Path, url: str) -> None:
+    store.runs.submit(RUN._replace(due=1.0))
+    with Store.open(tmp_path / "other", shared=url, workspace="there") as other:
+        assert other.runs.latest() == [] and other.runs.claim_next("w", Offer()) is None
+    assert store.runs.claim_next("w", Offer()) is not None
+
+
+def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(store: Store, fresh: Callable[[], Store], url: str) -> None:
+    store.runs.submit(RUN._replace(due=1.0))
+    mine = store.runs.claim_next("w", Offer())
+    assert mine is not None and fresh().runs.claim_next("w2", Offer()) is None
+    with psycopg.connect(url, autocommit=True) as db:  # as if 30 seconds had passed
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+    assert store.runs.requested("r1", mine.fence) == ""  # nobody took it meanwhile: the beat keeps it
+    assert fresh().runs.claim_next("w2", Offer()) is None
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+    later = fresh().runs.claim_next("w2", Offer())
+    assert later == ("r1", mine.fence + 1)
+    for write in (lambda: store.runs.group("r1", mine.fence, [DONE]), lambda: store.runs.requested("r1", mine.fence)):
+        with pytest.raises(Stale):
+            write()
+    assert len(store.runs.events("r1")) == 1
+
+
+def test_a_claim_is_kept_while_its_worker_does_other_things(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_runs, "BEAT", 0.02)
+    store.runs.submit(RUN, "w")
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+        until(lambda: db.execute("SELECT held_until > now() FROM runs").fetchone() == (True,), seconds=10)
+
+
+def test_a_request_is_news_at_once(store: Store, fresh: Callable[[], Store]) -> None:
+    mine = store.runs.submit(RUN, "w")
+    before = store.runs.news()
+    assert store.runs.news() == before
+    assert fresh().runs.request("r1", "cancel")
+    until(lambda: store.runs.news() != before, seconds=5)
+    assert store.runs.requested("r1", mine.fence) == "cancel"
+
+
+def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(store: Store, server: Postgres) -> None:
+    mine = store.runs.submit(RUN, "w")
+    assert store.runs.group("r1", mine.fence, [DONE]) == 2
+    server.stop()
+    server.start()
+    assert store.runs.group("r1", mine.fence, [DONE]) == 3
+    assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
+
+
+def test_a_group_whose_commit_was_answered_by_nobody_is_stored_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = store.runs.submit(RUN, "w")
+    whole, failed = postgres_runs.PostgresRuns._do, [0]
+
+    def cut(runs: postgres_runs.PostgresRuns, what: Callable[..., object]) -> object:
+        def then(db: object) -> object:
+            answer = what(db)
+            if what.__name__ == "store" and not failed[0]:
+                failed[0] = 1
+                raise psycopg.OperationalError("the reply was lost")
+            return answer
+
+        return whole(runs, then)
+
+    monkeypatch.setattr(postgres_runs.PostgresRuns, "_do", cut)
+    assert store.runs.group("r1", mine.fence, [DONE, DONE]) == 3 and failed == [1]
+    assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
+
+
+def test_a_newer_schema_is_refused(store: Store, fresh: Callable[[], Store], url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("INSERT INTO recipe_schema VALUES (99)")
+    with pytest.raises(Unusable, match="format 99"):
+        fresh()
+
+
+def test_what_a_killed_worker_began_is_begun_once(space: Space, url: str) -> None:
+    space.recipe(TWO.format(root=space.root))
+    space.write("slow", "")
+    env = {**os.environ, "RECIPE_RUNS": url}
+    with Workspace.open(space.root, environ=env) as ws:
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
+    worker = space.start("worker", "-q", env={"RECIPE_RUNS": url})
+    until(lambda: begun(space))
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate(timeout=30)
+    (space.root / "slow").unlink()
+    serve(space.root, Offer(), Silent, Handover(), env, once=True)
+    with Workspace.open(space.root, environ=env) as ws:
+        found = ws.store.runs.get(run)
+        assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1)
+    with Store.open(space.root / ".recipe") as alone:
+        assert alone.runs.latest() == []
+    code, told, said = space.command("run", env={"RECIPE_RUNS": url})
+    assert code == 0 and "fresh" in told + said
+
+
+def test_an_address_that_is_none_is_refused_with_what_to_write(space: Space) -> None:
+    with pytest.raises(Unusable, match="PostgreSQL"):
+        Workspace.open(space.root, environ={"RECIPE_RUNS": "mysql://x"})
+
+
+def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_took_it_over(space: Space, url: str) -> None:
+    space.recipe(TWO.format(root=space.root))
+    space.write("slow", "")
+    env = {**os.environ, "RECIPE_RUNS": url}
+    with Workspace.open(space.root, environ=env) as ws, psycopg.connect(url, autocommit=True) as db:
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
+        silent = space.start("worker", "-q", env={"RECIPE_RUNS": url})
+        until(lambda: begun(space))
+        silent.send_signal(signal.SIGSTOP)
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+        other = space.start("worker", "--once", "-q", env={"RECIPE_RUNS": url})
+        until(lambda: ws.store.runs.get(run).fence == 2)
+        silent.send_signal(signal.SIGCONT)
+        (space.root / "slow").unlink()
+        assert other.wait(30) == 0
+        other.communicate()
+        silent.terminate()
+        _, said = silent.communicate(timeout=30)
+        found = ws.store.runs.get(run)
+        assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1) and "taken over by another worker" in said
+        assert [event.seq for event in ws.store.runs.events(run)] == list(range(1, found.next_event))

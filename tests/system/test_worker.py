@@ -1,0 +1,218 @@
+"""Runs that are submitted, and workers that carry them out, die, hand over and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from runner.execution.queue import Ticket, serve, submit
+from runner.execution.resume import POISON
+from runner.execution.terms import Choice, Listener, Settings
+from runner.execution.work import Handover
+from runner.storage.runs import Offer, RunRow
+from runner.storage.store import Store
+from runner.storage.workspace import Workspace
+from runner.survey.survey import Request
+from tests.support import Space, until
+
+TWO = """
+steps:
+  a:
+    run: |
+      echo begun >> {root}/starts
+      while [ -e {root}/slow ]; do sleep 0.02; done
+      echo one > a.txt
+    outputs: {{o: a.txt}}
+  b: {{run: 'cat {{{{ steps.a.o }}}} > b.txt', outputs: {{o: b.txt}}}}
+"""
+
+
+class Silent(Listener):
+    def begin(self, overview: object) -> None: ...
+    def events(self, batch: object) -> None: ...
+    def tick(self) -> None: ...
+    def say(self, text: str) -> None: ...
+    def end(self, summary: object) -> None: ...
+
+
+@pytest.fixture
+def slow(space: Space) -> Space:
+    """Two steps; the first goes on for as long as there is a file `slow`."""
+    space.recipe(TWO.format(root=space.root))
+    space.write("slow", "")
+    return space
+
+
+def submitted(space: Space, ticket: Ticket = Ticket(), **inputs: object) -> str:  # noqa: B008
+    with Workspace.open(space.root) as ws:
+        return submit(ws, Request("./recipe.yaml", inputs), Choice(), Settings(), ticket).id
+
+
+def work(space: Space) -> None:
+    serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+
+
+def row(space: Space, run: str) -> RunRow:
+    with Store.open(space.root / ".recipe") as store:
+        return store.runs.get(run)
+
+
+def begun(space: Space) -> int:
+    starts = space.root / "starts"
+    return len(starts.read_text().split()) if starts.exists() else 0
+
+
+def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space) -> None:
+    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} >> {root}/ran; touch a.txt', outputs: {o: a.txt}}}".replace("{root}", str(space.root)))  # fmt: skip
+    code, first, told = space.command("submit", "n=1")
+    assert code == 0 and "`recipe worker` carries it out" in told and row(space, first.strip()).state == "QUEUED"
+    urgent, late = submitted(space, Ticket(priority=5), n=2), submitted(space, Ticket(not_before=4e9), n=3)
+    code, _, told = space.command("worker", "--once")
+    assert code == 0, told
+    assert space.read("ran").split() == ["2", "1"]
+    assert [row(space, run).state for run in (first.strip(), urgent, late)] == ["COMPLETED", "COMPLETED", "QUEUED"]
+    code, _, told = space.command("cancel", late)
+    assert code == 0 and row(space, late).state == "CANCELLED", told
+
+
+def test_a_run_in_which_all_is_fresh_completes(space: Space) -> None:
+    space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
+    space.run()
+    run = submitted(space)
+    work(space)
+    assert row(space, run).state == "COMPLETED"
+
+
+def test_a_run_that_cannot_work_fails_with_the_reason_and_the_next_is_carried_out(space: Space) -> None:
+    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} > a.txt', deps: ['in{{ inputs.n }}'], outputs: {o: a.txt}}}")
+    space.write("in2", "")
+    bad, good = submitted(space, n=1), submitted(space, n=2)
+    work(space)
+    assert row(space, bad).state == "FAILED" and "in1" in row(space, bad).reason and row(space, good).state == "COMPLETED"
+
+
+def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
+    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }}'}}")
+    run = submitted(space, Ticket(idempotency="k"), n=1)
+    assert submitted(space, Ticket(idempotency="k"), n=1) == run
+    code, _, told = space.command("submit", "n=2", "--key", "k")
+    assert code == 3 and run in told
+
+
+def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:
+    run = submitted(slow)
+    worker = slow.start("worker", "-q")
+    until(lambda: begun(slow))
+    worker.kill()
+    worker.communicate(timeout=30)
+    (slow.root / "slow").unlink()
+    work(slow)
+    found = row(slow, run)
+    assert (found.state, found.fence, found.recoveries, begun(slow)) == ("COMPLETED", 2, 0, 1) and slow.read("b.txt") == "one\n"
+
+
+def test_a_worker_that_is_asked_to_end_finishes_the_step_and_hands_the_run_over(slow: Space) -> None:
+    run = submitted(slow)
+    worker = slow.start("worker")
+    until(lambda: begun(slow))
+    worker.terminate()
+    assert worker.stderr is not None
+    until(lambda: "handing over" in str(worker.stderr.readline()))
+    (slow.root / "slow").unlink()
+    worker.communicate(timeout=30)
+    found = row(slow, run)
+    assert (worker.returncode, found.state, found.claim) == (0, "ACTIVE", "") and not (slow.root / "b.txt").exists()
+    work(slow)
+    found = row(slow, run)
+    assert (found.state, found.fence, found.recoveries, begun(slow)) == ("COMPLETED", 2, 0, 1)
+
+
+def test_a_worker_that_is_asked_twice_ends_at_once_and_its_step_goes_on(slow: Space) -> None:
+    run = submitted(slow)
+    worker = slow.start("worker", "-q")
+    until(lambda: begun(slow))
+    worker.terminate()
+    worker.terminate()
+    worker.send_signal(signal.SIGINT)
+    worker.communicate(timeout=15)
+    assert row(slow, run).state == "ACTIVE" and row(slow, run).claim == ""
+    (slow.root / "slow").unlink()
+    work(slow)
+    assert row(slow, run).state == "COMPLETED" and begun(slow) == 1
+
+
+def test_a_worker_without_a_run_ends_when_it_is_asked_to(space: Space) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    worker = space.start("worker", "--concurrency", "2")
+    assert worker.stderr is not None
+    lines = [worker.stderr.readline(), worker.stderr.readline()]
+    assert all("waits for runs" in line for line in lines)
+    worker.terminate()
+    worker.communicate(timeout=15)
+    assert worker.returncode == 0
+
+
+def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    run = submitted(space)
+    for _ in range(POISON + 1):
+        with Store.open(space.root / ".recipe") as store:
+            assert store.runs.claim_next("one that dies", Offer()) is not None
+    work(space)
+    found = row(space, run)
+    assert (found.state, found.reason, found.recoveries) == ("FAILED", "poison", POISON + 1)
+
+
+def test_a_cancelled_run_is_over_whoever_worked_on_it(slow: Space) -> None:
+    run = submitted(slow)
+    worker = slow.start("worker", "-q")
+    until(lambda: begun(slow))
+    code, told, _ = slow.command("cancel", run)
+    assert code == 0 and "is CANCELLED" in told
+    worker.terminate()
+    worker.communicate(timeout=15)
+    assert worker.returncode == 0
+
+
+def test_status_names_what_waits_for_a_worker(slow: Space) -> None:
+    run = submitted(slow)
+    code, told, _ = slow.command("status")
+    assert code == 1 and f"queued: {run}" in told
+
+
+def test_a_secret_is_what_the_workers_environment_says(space: Space) -> None:
+    space.recipe(
+        "inputs: {token: {type: secret, env: A_TOKEN, required: false}}\n"
+        "steps: {a: {run: 'echo ${#A_TOKEN} > a.txt', secrets: [token], outputs: {o: a.txt}}}"
+    )
+    run = submitted(space)
+    serve(space.root, Offer(), Silent, Handover(), {**os.environ, "A_TOKEN": "sixteen letters!"}, once=True)
+    assert row(space, run).state == "COMPLETED" and space.read("a.txt") == "16\n"
+
+
+def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recipe(space: Space) -> None:
+    step = f"echo begun >> {space.root}/starts; while [ -e {space.root}/slow{{{{ inputs.n }}}} ]; do sleep 0.02; done; echo one > a{{{{ inputs.n }}}}.txt"
+    space.recipe({"inputs": {"n": {"type": "integer"}}, "steps": {"a": {"run": step, "outputs": {"o": "a{{ inputs.n }}.txt"}}}})
+    space.write("slow1", "")
+    run = submitted(space, n=1)
+    worker = space.start("worker", "-q")
+    until(lambda: begun(space))
+    worker.kill()
+    worker.communicate(timeout=30)
+    (space.root / "slow1").unlink()
+    until(lambda: '"ended"' in (space.root / ".recipe/local/journal").read_text())
+    space.run({"n": 2})
+    work(space)
+    assert row(space, run).state == "COMPLETED" and begun(space) == 2
+
+
+def test_a_path_that_was_typed_in_a_folder_is_the_same_file_for_the_worker(space: Space) -> None:
+    space.recipe("inputs: {data: {type: file}}\nsteps: {a: {run: 'cat {{ inputs.data }} > a.txt', outputs: {o: a.txt}}}")
+    space.write("recipe.toml", "")
+    space.write("sub/d.txt", "here\n")
+    code, run, said = Space(space.root / "sub").command("submit", "-q", "-f", "../recipe.yaml", "data=d.txt")
+    assert code == 0, said
+    work(space)
+    assert row(space, run.strip()).state == "COMPLETED" and space.read("a.txt") == "here\n"

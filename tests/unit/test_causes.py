@@ -1,0 +1,54 @@
+"""Why an attempt failed, by what it left, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.planning.causes import LEAST, REMEDIES, is_stalled, of_exit
+from runner.storage import metrics
+from tests.support import Space
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "oom"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "oom"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "oom"),
+        ("Traceback:\nMemoryError", "oom"),
+        ("train: the loss is nan at step 3; a smaller learning_rate may help", "nan"),
+        ("RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.", "nan"),
+        ("the bananas are gone", "exit"),
+        ("loss 0.3, then KeyError: 'x'", "exit"),
+        ("the loss is fine\ninformation: 7", "exit"),
+    ],
+)
+def test_a_bad_exit_is_explained_by_what_was_printed(said: str, cause: str) -> None:
+    assert of_exit("exit", said) == cause and of_exit("timeout", said) == "timeout"
+
+
+def test_a_training_stands_still_after_twenty_times_its_median_step() -> None:
+    assert is_stalled([10.0] * 5, 201) and not is_stalled([10.0] * 5, 199)
+    assert not is_stalled([0.1] * 50, LEAST - 1) and is_stalled([0.1] * 50, LEAST + 1)
+    assert not is_stalled([0.1] * 4, 10_000)
+
+
+def test_the_pace_of_a_training_is_read_from_its_metrics(tmp_path: Path) -> None:
+    told = tmp_path / "m"
+    told.write_text("".join(json.dumps({"step": n, "time_step": 2.0}) + "\n" for n in range(3)))
+    os.utime(told, (0, time.time() - 100))
+    steps, silent = metrics.pace(told)
+    assert steps == [2.0] * 3 and 99 < silent < 200 and metrics.pace(tmp_path / "none") == ([], 0.0)
+
+
+def test_the_cause_and_its_remedy_are_shown_wherever_the_failure_is(space: Space) -> None:
+    space.recipe("steps: {train: {run: 'echo torch.OutOfMemoryError: CUDA out of memory; exit 1'}}")
+    space.attempt()
+    for words in (("status",), ("why", "train"), ("report",)):
+        _, told, said = space.command(*words)
+        assert "oom" in told and REMEDIES["oom"] in told, told + said
