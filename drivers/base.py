@@ -84,16 +84,11 @@ class Offer:
 
 
 class Order(NamedTuple):
-    """One rent: which offer, under which key, until when, and what the machine must know at boot."""
+    """One rent: which offer, under which key, and until when."""
 
     offer: Offer
     key: str
     until: datetime
-    image: str | None = None
-    disk: int | None = None
-    login: str | None = None  # public key that may log in
-    host_key: str | None = None  # private host key the machine must present
-    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +99,14 @@ class Lease:
     id: str
     key: str
     data: Mapping[str, str] = field(default_factory=dict)
+
+
+class Charge(NamedTuple):
+    """What a provider charged for a time, in US dollars; times are seconds since the epoch."""
+
+    since: float
+    till: float
+    usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,44 @@ class Closing(Driver, Protocol):
 
     async def aclose(self) -> None:
         """Close all connections; leases and jobs stay.  Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Excluding(Driver, Protocol):
+    """A driver that chooses among many offers."""
+
+    excluded: Mapping[str, int]
+    """Why the last `offers` left some out, in a few words -> how many."""
+
+
+@runtime_checkable
+class Prolonging(Driver, Protocol):
+    """A driver whose machines end themselves at `Order.until`."""
+
+    async def prolong(self, lease: Lease, until: datetime) -> None:
+        """Have the machine end itself at another time."""
+        ...
+
+
+@runtime_checkable
+class Charging(Driver, Protocol):
+    """A driver whose provider says what it charged."""
+
+    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
+        """What was charged for a lease, as far as that is known by now."""
+        ...
+
+
+@runtime_checkable
+class Accounted(Driver, Protocol):
+    """A driver whose provider has an account for us."""
+
+    console: str
+    """Where a person sees, and ends, what is rented."""
+
+    async def account(self) -> Sequence[tuple[str, str]]:
+        """What is known of the account, as name and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         ...
 
 

@@ -112,14 +112,13 @@ class Leases:
         lease: Lease | None
         try:
             lease = await retry_async(partial(self.driver.acquire, Order(offer, row.key, until)), patient(LONG))
-        except NoCapacity as error:
-            self._move(row, "GONE", reason=str(error))
-            return None
-        except (Denied, Rejected) as error:
+        except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
                 self._move(row, "GONE", reason=str(error))
             else:  # refused, and yet there: it is given back
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
+            if isinstance(error, NoCapacity):
+                return None
             raise
         except Unsure as error:
             lease = error.lease or await self._find(row)
