@@ -93,12 +93,13 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What we pay for."""
+    """What we pay for.  `price` is US dollars an hour as the provider lists it; 0: it does not say."""
 
     driver: str
     id: str
     key: str
     data: Mapping[str, str] = field(default_factory=dict)
+    price: float = field(default=0.0, compare=False)
 
 
 class Charge(NamedTuple):

@@ -178,7 +178,7 @@ class Vastai:
 
     async def leases(self) -> Sequence[Lease]:
         found = await self._read(self._wire.listing())
-        return [Lease("vastai", each.id, key) for each in found if (key := self._installation.key(each.label)) is not None]
+        return [Lease("vastai", each.id, key, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None]
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
         """Have the machine end itself later, or earlier."""

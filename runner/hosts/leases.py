@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from drivers.base import (
     NoCapacity,
     Offer,
     Order,
+    Prolonging,
     Rejected,
     Resources,
     Throttled,
@@ -94,6 +96,7 @@ class Leases:
 
     def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
         self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
+        self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
@@ -161,18 +164,27 @@ class Leases:
         if row.state != "RELEASING":
             row = self._move(row, "RELEASING", reason=reason)
             crashpoint("release-intended")
-        lease = lease_of(row) if row.lease else await self._find(row)
-        if lease is not None:
-            for _ in range(SOON):
-                if gone := await self._call(partial(self.driver.release, lease), SOON):
-                    break
-                await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            crashpoint("release-asked")
-            if not gone:
+        self._ending.add(row.key)
+        try:
+            lease = lease_of(row) if row.lease else await self._find(row)
+            if lease is not None and not await self._ended(lease):
                 return False
+        finally:
+            self._ending.discard(row.key)
         crashpoint("release-proved")
         self._move(row, "GONE")
         return True
+
+    async def _ended(self, lease: Lease) -> bool:
+        """Whether the provider ends a machine, asked a few times."""
+        for tried in range(SOON):
+            if tried:
+                await asyncio.sleep(self.driver.traits.poll.total_seconds())
+            gone = await self._call(partial(self.driver.release, lease), SOON)
+            if gone:
+                break
+        crashpoint("release-asked")
+        return gone
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes.  Raises DriverError."""
@@ -193,11 +205,34 @@ class Leases:
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another `TERM`, where the driver can."""
+        until = datetime.now(UTC) + TERM
         if self.driver.traits.replays:
-            until = datetime.now(UTC) + TERM
             row = self.ledger.extend(row, until.timestamp())
             await self._call(partial(self.driver.acquire, Order(offer_of(row), row.key, until)), SOON)
+        elif isinstance(self.driver, Prolonging):
+            row = self.ledger.extend(row, until.timestamp())
+            await self._call(partial(self.driver.prolong, lease_of(row), until), SOON)
         return row
+
+    async def again(self) -> list[LeaseRow]:
+        """Ask once more for the end of what this process is giving back.  Answers what is there still."""
+        left = []
+        for row in self.ledger.of_run(self.run):
+            if row.state == "RELEASING" and row.holder == self.holder and row.key not in self._ending:
+                with suppress(DriverError):
+                    if await self.release(row, row.reason):
+                        continue
+                left.append(row)
+        return left
+
+    async def strangers(self) -> list[Lease]:
+        """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""
+        found = await self._call(self.driver.leases, SOON)
+        states = self.ledger.states(self.name)
+        for lease in found:
+            if states.get(lease.key) == "GONE":
+                await self._call(partial(self.driver.release, lease), SOON)
+        return [lease for lease in found if lease.key not in states]
 
     async def close(self, keys: Collection[str] | None = None, reason: str = "the run is over") -> list[tuple[LeaseRow, str]]:
         """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""

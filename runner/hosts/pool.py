@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivers import devices, machine
 from drivers.base import (
+    Accounted,
     Closing,
     Driver,
     DriverError,
@@ -52,6 +53,12 @@ if TYPE_CHECKING:
 
 IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
+AGAIN = 20.0
+"""Seconds until a machine that was not given back is given back once more."""
+ALARM = 600.0
+"""Seconds after which a person is told of one that is there still."""
+LOOK = 300.0
+"""Seconds between two looks at what other runs left, while a run goes on."""
 SWEEP = timedelta(days=1)
 """Between two looks at what a host keeps that nobody has asked for in a long time."""
 TELL = 5.0
@@ -122,7 +129,7 @@ class HostPool:
     _idle: float = IDLE
     _used: list[_Used] = field(default_factory=list)
     _here: Lease | None = None
-    _renewing: asyncio.Task[None] | None = None
+    _beside: list[asyncio.Task[None]] = field(default_factory=list)
 
     lost: list[str] = field(default_factory=list)
     """Why places that were ours are not any more."""
@@ -191,7 +198,7 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
-        self._renewing = asyncio.get_running_loop().create_task(self._renew())
+        self._beside = [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
         """Take places until there are `want`; first where we have one."""
@@ -294,10 +301,37 @@ class HostPool:
                     with contextlib.suppress(DriverError, Busy):  # there is time for many tries before it ends
                         used.leases[n] = await self._of().renew(row)
 
+    async def _tend(self) -> None:
+        """Ask again for what is not given back yet, and look what other runs left, until cancelled."""
+        said: set[str] = set()
+        began: dict[str, float] = {}
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(AGAIN)
+            with contextlib.suppress(Busy):
+                for row in await self._of().again():
+                    if time.monotonic() - began.setdefault(row.key, time.monotonic()) >= ALARM and row.key not in said:
+                        said.add(row.key)
+                        self.say(f"{self.name} has not ended the lease {row.key} for {ALARM / 60:g} minutes{self._console()}")
+            if time.monotonic() - looked >= LOOK:
+                looked = time.monotonic()
+                from . import reaper
+
+                with contextlib.suppress(DriverError, Busy):
+                    for words in await reaper.tidy(self._of()):
+                        if (told := words.partition(", $")[0]) not in said:
+                            said.add(told)
+                            self.say(words)
+
+    def _console(self) -> str:
+        driver = self._of().driver
+        return f": end it at {driver.console}" if isinstance(driver, Accounted) else ""
+
     async def close(self, *, leave: bool = False) -> None:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
-        if self._renewing is not None:
-            self._renewing.cancel()
+        for beside in self._beside:
+            beside.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         for site in self.sites if not self.priced else ():
             if isinstance(site, Away) and not site.lost:
                 with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
@@ -305,7 +339,7 @@ class HostPool:
         if self.leases is not None:
             if not (leave and self.priced):
                 for row, why in await self.leases.close():
-                    self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again")
+                    self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._console()}")
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()

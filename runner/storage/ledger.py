@@ -170,6 +170,11 @@ class Ledger:
         where = "WHERE state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key"
         return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (driver, driver))]  # noqa: S608
 
+    def states(self, driver: str) -> dict[str, State]:
+        """The state of every lease that was ever asked of a driver, by its key."""
+        rows = self._database.all("SELECT key, state FROM leases WHERE driver = ?", (driver,))
+        return {str(key): state for key, state in rows}
+
     def of_run(self, run: str) -> list[LeaseRow]:
         """All leases that a run ever asked for, the oldest first."""
         return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE run = ? ORDER BY asked, key", (run,))]

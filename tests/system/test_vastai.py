@@ -58,6 +58,30 @@ def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(space: Space, rea
     assert space.command("run", "--driver", "vastai")[0] == 0 and ours(real).count("created") == 1, "a run with nothing to do rents nothing"
 
 
+def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_ended_when_asked(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+
+    async def lose() -> list[str]:
+        driver = Vastai(installation=str(installation(space)))
+        offers = await driver.offers(Wish())
+        leases = [await driver.acquire(Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))) for offer in offers[:2]]
+        await driver.aclose()
+        return [lease.key for lease in leases]
+
+    before = alive(real)
+    first, second = asyncio.run(lose())
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0 and f"vastai {first} (machine " in said and " a day; `recipe reap --adopt " in said
+    code, out, _ = space.command("reap", "--adopt", first)
+    assert code == 0 and f"kept         vastai {first}" in out and f"unknown      vastai {second}" in out
+    assert space.command("reap", "--unknown")[0] == 3 and len(alive(real) - before) == 2, "a pipe cannot be asked"
+    assert space.command("reap", "--unknown", "--yes", first)[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
+    assert space.command("reap", "--adopt", first)[0] == 3
+
+
 Act = Callable[[Vastai, Lease], Coroutine[None, None, None]]
 
 
