@@ -224,7 +224,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         local.wake()  # what it takes to begin an agent passes while the rest is being prepared
 
     from ..hosts.interpreters import CURRENT
-    from ..hosts.pool import HostPool, need_for
+    from ..hosts.pool import HostPool
     from . import loop, resume
     from .work import Options, Work
 
@@ -242,7 +242,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
-            needs = {need_for(spec.resources) for spec in _sent(found, host_pool)} if host_pool.priced else set()
+            needs = {host_pool.need(spec.resources) for spec in _sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
                 await host_pool.match(host_pool.sites)
@@ -546,7 +546,6 @@ def _at_once(found: Survey, host_pool: HostPool) -> int:
 
 def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
     """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
-    from ..hosts.pool import need_for
     from ..language.units import about
     from ..planning.plan import LOCAL
 
@@ -558,7 +557,7 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
         node, wants = found.plan.nodes[n], specs[n].resources
         near = bool(node.flags & LOCAL) or host_pool.stays(wants)
         if host_pool.priced and not near:
-            if need_for(wants) not in offered:
+            if host_pool.need(wants) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
                 wrong.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now")
             continue

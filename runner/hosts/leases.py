@@ -52,7 +52,7 @@ SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
-OURS: Final = ("container_engine", "engine_args", "container_args", "idle")
+OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm")
 """Settings of a driver's table that are not the driver's."""
 
 _log = Log("leases")

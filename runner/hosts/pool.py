@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivers import devices, machine
 from drivers.base import (
@@ -26,6 +26,7 @@ from drivers.base import (
     Host,
     HostLost,
     Lease,
+    Market,
     Need,
     Offer,
     Order,
@@ -127,6 +128,7 @@ class HostPool:
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
     leases: Leases | None = None
     _idle: float = IDLE
+    _market: Market | Literal["any"] = "on-demand"
     _used: list[_Used] = field(default_factory=list)
     _here: Lease | None = None
     _beside: list[asyncio.Task[None]] = field(default_factory=list)
@@ -170,8 +172,12 @@ class HostPool:
             return [self.here]
         if not self.priced:
             return self.sites
-        need = need_for(wants)
+        need = self.need(wants)
         return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost]
+
+    def need(self, wants: ResourceSpec) -> Need:
+        """What a step that asks for this needs of a machine, on the market of the driver's settings."""
+        return need_for(wants, self._market)
 
     async def open(self, *, want: int) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -241,7 +247,7 @@ class HostPool:
         """Whether there is a place where such a step could run, or may be one yet."""
         if any(site.could(wants.room) for site in self.sites_of(wants, local=False) if not site.lost):
             return True
-        return self.priced and not self.stays(wants) and need_for(wants) not in self.refused
+        return self.priced and not self.stays(wants) and self.need(wants) not in self.refused
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
@@ -355,6 +361,7 @@ class HostPool:
         settings = self.ws.config.driver(self.name)
         self.box = {name: settings[name] for name in ("container_engine", "engine_args", "container_args") if name in settings}
         self._idle = float(settings.get("idle", IDLE))
+        self._market = market_of(settings)
         python = "" if self.python == interpreters.CURRENT else self.python
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
         path = ledger.of_user(os.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
@@ -497,9 +504,18 @@ class HostPool:
                 raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
 
 
-def need_for(wants: ResourceSpec) -> Need:
+def need_for(wants: ResourceSpec, market: Market | Literal["any"] = "on-demand") -> Need:
     """What a step that asks for this needs of a machine."""
-    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk)
+    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk, market=market)
+
+
+def market_of(settings: Mapping[str, Any]) -> Market | Literal["any"]:
+    """On which market the driver of these settings rents.  Raises CannotRun."""
+    known: dict[object, Market | Literal["any"]] = {"on-demand": "on-demand", "spot": "spot", "any": "any"}
+    found = known.get(settings.get("market", "on-demand"))
+    if found is None:
+        raise CannotRun(f'the market "{settings["market"]}" is not known', fix=f"write market = one of {', '.join(map(str, known))}")
+    return found
 
 
 def covers(offer: Offer, need: Need) -> bool:

@@ -82,6 +82,23 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_
     assert space.command("reap", "--adopt", first)[0] == 3
 
 
+def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    rents(space, real, monkeypatch)
+    code, out, _ = space.command("offers", "--json", "--where", "gpu_memory=30")
+    (shelf,) = json.loads(out)
+    prices = [offer["usd_an_hour"] for offer in shelf["offers"]]
+    assert code == 0 and prices == sorted(prices) and prices and all(offer["gpu_memory"] >= 30e9 for offer in shelf["offers"])
+    assert shelf["left_out"]["less GPU memory"] > 0 and shelf["ends"] == "it ends itself at its time"
+    code, _, said = space.command("offers", "--where", "gpu_memroy=30")
+    assert code == 3 and 'did you mean "gpu_memory"?' in said
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n  t: {run: 'echo 1 > p', outputs: {o: p}}\n")
+    code, out, _ = space.command("offers", "recipe.yaml", "--driver", "vastai")
+    assert code == 0 and out.startswith("vastai for s: ")
+    code, out, _ = space.command("plan", "--driver", "vastai")
+    assert code == 0 and "\nrents for s: vastai " in out and out.count(f"\n{'':9}else: vastai ") == 2 and "it ends itself at its time" in out
+    assert "rents for t" not in out
+
+
 Act = Callable[[Vastai, Lease], Coroutine[None, None, None]]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...errors import Invalid, Problem
 from ...execution.session import Choice, Label, Settings, concerned, look
 from ...execution.session import run as run_session
 from ...language.units import cost_limit_text
@@ -19,6 +21,7 @@ from .parser import add_request, color, request_of
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
+    from ...hosts.offering import Shelf
     from ...storage.workspace import Workspace
     from ...survey.survey import Request, Survey
 
@@ -57,6 +60,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
         parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
@@ -79,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
+                print("".join(f"{line}\n" for line in _rents(ws, found, args.driver)), end="")
             return 0
         pools = dict(_pool(word) for word in args.pool)
         settings = Settings(
@@ -94,7 +99,49 @@ def run(args: argparse.Namespace) -> int:
             Label(args.name, tuple(args.tag), args.note),
             args.python if args.python != "current" else "",
         )
+        if not _agreed(ws, request, choice, args):
+            return 3
         return carried_out(ws, request, choice, settings, args)
+
+
+def _rents(ws: Workspace, found: Survey, driver: str) -> list[str]:
+    """What would be rented, and what next; nothing where the driver rents nothing."""
+    from ...errors import Infrastructure
+
+    if driver == "local" or not found.todo:
+        return []
+    from .offers import chosen
+
+    try:
+        return chosen(_shelves(ws, found, driver))
+    except Infrastructure as error:
+        return [f"rents: {error}"]
+
+
+def _shelves(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
+    from ...hosts import offering
+    from .offers import wishes
+
+    driver = offering.renting(ws, name)
+    wanted = wishes(ws, found, name) if driver is not None else {}
+    if driver is None or not wanted:
+        return {}
+    return dict(zip(wanted, asyncio.run(offering.shelves({name: driver}, list(wanted.values()))), strict=True))
+
+
+def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
+    """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
+    from ...hosts import offering
+
+    if args.driver == "local" or args.yes or offering.renting(ws, args.driver) is None:
+        return True
+    found = look(ws, request, choice)
+    total = offering.to_confirm(ws, list(_shelves(ws, found, args.driver).values()), found.plan.settings.limits.cost) if found.todo else None
+    if total is None:
+        return True
+    if not sys.stdin.isatty():
+        raise Invalid([Problem("bad-input", f"it would cost about ${total:.2f}", fix="add --yes, or raise `confirm` in the driver's settings")])
+    return input(f"it would cost about ${total:.2f}; rent? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
