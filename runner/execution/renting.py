@@ -13,6 +13,7 @@ from ..errors import RecipeError
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
+from .control import money_is_spent
 from .work import Work
 
 LOOK: Final = 0.2
@@ -27,6 +28,8 @@ def rent(work: Work) -> None:
     if not pool.priced or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
+    if pool.spent and pool.limit is not None:
+        money_is_spent(work, pool.limit)
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
     for id in work.todo:

@@ -240,6 +240,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
         nonlocal commits, fence
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
+        host_pool.limit = found.plan.settings.limits.cost
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
             needs = {host_pool.need(spec.resources) for spec in _sent(found, host_pool)} if host_pool.priced else set()

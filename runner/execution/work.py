@@ -66,8 +66,8 @@ class Control:
     """What was asked for in the store and is being done: `cancel`, `pause`, `resume`."""
     looked: int = -1
     """The version of the store at the last look for a request."""
-    out_of_time: bool = False
-    """The run reached its `limits.time`."""
+    limit: str = ""
+    """Which of its `limits` the run reached, in words."""
     stopping: bool = False
     """What runs is being stopped, and what is just being started has to be."""
     disturbed: bool = False

@@ -37,7 +37,7 @@ from drivers.base import (
 from drivers.devices import Card
 
 from ..digest import of_value
-from ..errors import Busy, CannotRun, Infrastructure
+from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..extensions import packages
 from ..logs import Log
 from ..planning.step import ResourceSpec
@@ -46,7 +46,8 @@ from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
-from .leases import RENEW, Leases, driver_of, lease_of, offer_of
+from .leases import LEAST, RENEW, Leases, driver_of, lease_of, offer_of
+from .money import leave_at
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class HostPool:
     """The Python that was named for steps without a lock: see `interpreters.chosen`.  Empty for none."""
     everything_there: bool = False
     """Have steps that need no GPU run on rented machines, too."""
+    limit: float | None = None
+    """US dollars that the run may cost."""
     here: Site = field(init=False)
     sites: list[Site] = field(default_factory=list)
     box: Mapping[str, Any] = field(default_factory=dict)
@@ -221,8 +224,25 @@ class HostPool:
             self.say(words)
 
     async def offered(self, needs: Iterable[Need]) -> set[Need]:
-        """Those needs for which a machine is there or is offered.  Rents nothing.  Raises DriverError."""
-        return {need for need in needs if self.machines(need) or await self._offers(Wish(need))}
+        """Those needs for which a machine is there or is offered.  Rents nothing.
+
+        Raises DriverError, and Invalid when the limit of the run does not pay for the cheapest.
+        """
+        found = set()
+        for need in needs:
+            if self.machines(need):
+                found.add(need)
+            elif offers := await self._offers(Wish(need)):
+                found.add(need)
+                if short := self._of().pays(offers[0]):
+                    raise Invalid([Problem("limit", short, fix="raise `limits.cost`, or take a preset that needs less")])
+        return found
+
+    @property
+    def spent(self) -> bool:
+        """Whether what runs on a machine has to stop now, to be brought home within the limit of the run."""
+        now = time.time()
+        return self.limit is not None and any(now >= leave_at(row.asked, row.until) for used in self._used for row in used.leases)
 
     async def rent(self, need: Need, ready: Callable[[Site], Awaitable[object]]) -> Site | None:
         """A machine for this need, up and made `ready`; None when there is none any more.  What cannot be made ready is given back.
@@ -316,6 +336,7 @@ class HostPool:
         while True:
             await asyncio.sleep(AGAIN)
             with contextlib.suppress(Busy):
+                self._of().accrue()
                 for row in await self._of().again():
                     if time.monotonic() - began.setdefault(row.key, time.monotonic()) >= ALARM and row.key not in said:
                         said.add(row.key)
@@ -349,6 +370,8 @@ class HostPool:
             if not (leave and self.priced):
                 for row, why in await self.leases.close():
                     self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._console()}")
+            with contextlib.suppress(DriverError, Busy):  # what was accrued stands
+                await self.leases.charges()
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
@@ -368,7 +391,9 @@ class HostPool:
         python = "" if self.python == interpreters.CURRENT else self.python
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
         path = ledger.of_user(os.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
-        return Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases.limit, leases.least = self.limit, float(settings.get("least", LEAST))
+        return leases
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
@@ -390,7 +415,7 @@ class HostPool:
         taken: list[LeaseRow] = []
         try:
             with self._usable(offer):
-                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer)) is not None:
+                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.coming)))) is not None:
                     taken.append(row)
             return await self._enter(offer, [*kept, *taken], ready) if kept or taken else None
         except Exception as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import Invalid, Problem
 from ...execution.session import Choice, Label, Settings, concerned, look
 from ...execution.session import run as run_session
-from ...language.units import cost_limit_text
+from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
@@ -119,6 +118,8 @@ def _rents(ws: Workspace, found: Survey, driver: str) -> list[str]:
 
 
 def _shelves(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
+    import asyncio
+
     from ...hosts import offering
     from .offers import wishes
 
@@ -131,9 +132,11 @@ def _shelves(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 
 def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
     """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
+    if args.driver == "local" or args.yes:
+        return True
     from ...hosts import offering
 
-    if args.driver == "local" or args.yes or offering.renting(ws, args.driver) is None:
+    if offering.renting(ws, args.driver) is None:
         return True
     found = look(ws, request, choice)
     total = offering.to_confirm(ws, list(_shelves(ws, found, args.driver).values()), found.plan.settings.limits.cost) if found.todo else None
@@ -199,7 +202,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     )
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
-        lines.append(f"limits: cost {cost_limit_text(cost)}")
+        lines.append(f"limits: cost {money_text(cost)}")
     lines.append(f"{found.plan.recipe}: {total}")
     return "\n".join(lines)
 
