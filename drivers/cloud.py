@@ -23,7 +23,7 @@ import asyncssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from .base import Denied, DriverError, Lease, Offer, Order, Rejected, Resources, Unreachable, Wish
+from .base import Denied, DriverError, Lease, Offer, Order, Rejected, Unreachable, Wish
 from .machine import enough
 from .ssh import ROOT, Machine, SshHost
 from .sshlink import Link, Route
@@ -32,8 +32,6 @@ Value: TypeAlias = "str | int | float | bool | Sequence[str]"
 """One filter, as a setting or as text."""
 DISK: Final = 32 * 10**9
 """Bytes of disk that are rented where a step does not say."""
-ENOUGH: Final = 0.93
-"""Drivers and error correction keep some of a card's memory: what is sold as 24 GB may show this share of it."""
 
 
 # --- who we are
@@ -251,13 +249,3 @@ def excluded(offer: Offer, market: Market, wish: Wish, filters: Filters) -> str:
         ("not for that long", offer.longest is not None and wish.hours is not None and offer.longest < wish.hours),
     )
     return next((words for words, out in tests if out), "")
-
-
-def less(promised: Resources, found: Resources) -> str:
-    """What a machine lacks of what was sold; empty when nothing.  What cannot be measured counts as there."""
-    for name, share in (("gpus", 1.0), ("gpu_memory", ENOUGH), ("memory", ENOUGH), ("disk", 0.8)):
-        sold, there = getattr(promised, name), getattr(found, name)
-        if sold and there is not None and there < sold * share:
-            amounts = [f"{value}" if name == "gpus" else f"{value / 1e9:.0f} GB" for value in (there, sold)]
-            return f"{name.replace('_', ' ').replace('gpu', 'GPU')}: it has {amounts[0]}, and {amounts[1]} were sold"
-    return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeVar
 
@@ -91,7 +92,7 @@ class Vastai:
         for market in _markets(wish.need.market):
             for ask in await self._read(self._search(market, disk, filters)):
                 offer = self._offer(ask, market, disk)
-                why = cloud.excluded(offer, ask.traits, wish, filters) or ("dearer than the highest bid" if _over(offer, ask, self._bid) else "")
+                why = _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)
                 if why:
                     left[why] = left.get(why, 0) + 1
                 else:
@@ -112,8 +113,9 @@ class Vastai:
         if market == "spot":
             price = round(min(self._bid, ask.least_bid * OVER_BID), 4)
             data["bid"] = str(price)
+        have = replace(ask.resources, disk=disk * 10**9)
         return Offer(
-            "vastai", ask.id, ask.resources, price=price + stored, region=ask.region, data=data, market=market, reliability=ask.reliability,
+            "vastai", ask.id, have, price=price + stored, region=ask.region, data=data, market=market, reliability=ask.reliability,
             disk_price=stored, egress_price=ask.egress_price, longest=ask.longest, fetched=time.time(),
         )  # fmt: skip
 
@@ -255,5 +257,8 @@ def _markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
     return ("on-demand", "spot") if wanted == "any" else (wanted,)
 
 
-def _over(offer: Offer, ask: Ask, bid: float) -> bool:
-    return offer.market == "spot" and ask.least_bid > bid
+def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
+    """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
+    if (ask.resources.disk or 0) < disk * 10**9:
+        return "less memory, disk or processors"
+    return "dearer than the highest bid" if market == "spot" and ask.least_bid > bid else ""

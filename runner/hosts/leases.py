@@ -53,6 +53,10 @@ TERM: Final = timedelta(days=1)
 RENEW: Final = 3600.0
 LEAST: Final = 300.0
 """Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
+TAKEN: Final = 600.0
+"""Seconds for which an offer that could not be had is tried last."""
+FAILED: Final = 3600.0
+"""The same for one whose machine did not come up."""
 SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
@@ -122,14 +126,14 @@ class Leases:
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now, or asked to stay."""
-        now = datetime.now(UTC)
+        now = _now()
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
         return now + min(TERM, timedelta(seconds=min(seconds, TERM.total_seconds())))
 
     def pays(self, offer: Offer, shares: int = 1) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
         left = self.left()
-        seconds = (self.until(offer.price, left, shares) - datetime.now(UTC)).total_seconds()
+        seconds = (self.until(offer.price, left, shares) - _now()).total_seconds()
         if seconds >= self.least:
             return ""
         left, seconds = max(0.0, left) / shares, max(0.0, seconds)
@@ -264,6 +268,12 @@ class Leases:
                 left.append(row)
         return left
 
+    def resting(self) -> set[str]:
+        """The offers that failed not long ago, by the ledger: what was taken by another rests shortly, what did not come up longer."""
+        now = time.time()
+        rows = [row for row in self.ledger.since(now - FAILED) if row.driver == self.name and row.state == "GONE" and row.up is None]
+        return {str(row.offer.get("id", "")) for row in rows if now - (row.gone or now) < (FAILED if row.lease else TAKEN)}
+
     def accrue(self) -> None:
         """Note what the machines of this process have cost so far."""
         for row in self.ledger.of_run(self.run):
@@ -329,6 +339,10 @@ class Leases:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
         return await retry_async(readable, patient(tries))
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
 
 
 def plain(value: Need | Offer | Lease) -> dict[str, object]:

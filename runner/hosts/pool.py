@@ -46,7 +46,7 @@ from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
-from .leases import LEAST, RENEW, Leases, driver_of, lease_of, offer_of
+from .leases import LEAST, RENEW, Leases, driver_of, lease_of, need_of, offer_of
 from .money import leave_at
 from .sites import Site
 
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
+BOOTS = 3
+"""Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
 AGAIN = 20.0
 """Seconds until a machine that was not given back is given back once more."""
 ALARM = 600.0
@@ -249,13 +251,21 @@ class HostPool:
 
         Raises CannotRun, DriverError, and what `ready` raises.
         """
-        for offer in await self._offers(Wish(need)):
+        tried: list[str] = []
+        offers = await self._offers(Wish(need))
+        resting = self._of().resting()
+        for offer in sorted(offers, key=lambda offer: offer.id in resting):
+            if len(tried) == BOOTS:
+                break
             self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
             if (found := await self._take(offer, 1, need, ready=ready)) is not None:
                 self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
                 return found
-        self.refuse(need, f"{self.name} has no machine left that does for it")
+            if (row := self._of().ledger.of_run(self.run)[-1]).lease:
+                tried.append(f"{offer.id}: {row.reason}")
+        why = f"{self.name} has no machine left that does for it" if len(tried) < BOOTS else f"{len(tried)} machines of {self.name} failed to come up"
+        self.refuse(need, "; ".join([why, *tried]))
         return None
 
     def refuse(self, need: Need, why: str) -> None:
@@ -437,6 +447,8 @@ class HostPool:
             with self._usable(offer):
                 leased = [await self._of().up(row) for row in rows]
                 rows = [row for row, _ in leased]
+                if self.priced:
+                    await self._measure(offer, need_of(rows[0]), leased[0][1])
                 site = await self._site(offer, lease_of(rows[0]), leased[0][1], len(rows))
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
@@ -447,6 +459,12 @@ class HostPool:
         self._used.append(_Used(site, offer, list(rows), time.monotonic()))
         self.sites.append(site)
         return site
+
+    async def _measure(self, offer: Offer, need: Need, host: Host) -> None:
+        """Raises HostLost when a machine has less than was promised."""
+        told = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
+        if short := machine.less(offer.resources, need, told):
+            raise HostLost(short)
 
     async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
         have = offer.resources

@@ -99,6 +99,18 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(spac
     assert "rents for t" not in out
 
 
+def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_rented(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+    space.recipe("steps:\n  s: {run: 'nvidia-smi -L | wc -l > o', resources: {gpus: 2}, outputs: {o: o}}\n")
+    before = len(ours(real))
+    real.ask("/_faults", "boot=0.1,fewer@create=once")
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0 and " GPUs, and " in said and " were promised" in said and int(space.read("o")) >= 2, said
+    assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") >= 2
+
+
 Act = Callable[[Vastai, Lease], Coroutine[None, None, None]]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Need, Offer, Rejected, Resources, Wish
-from drivers.cloud import Filters, Installation, Market, excluded, less, public
+from drivers.cloud import Filters, Installation, Market, excluded, public
+from drivers.machine import Facts, less
 from runner.hosts.offering import Shelf, to_confirm
 from runner.storage.workspace import Workspace
 
@@ -51,17 +52,23 @@ def test_a_filter_that_cannot_be_read_is_refused_in_a_sentence(given: dict[str, 
         Filters().given(given)
 
 
+CARDS = ["RTX 4090, 24564"] * 2
+
+
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("told", "words"),
     [
-        (CARD, ""),
-        (Resources(gpus=1), "GPUs: it has 1, and 2 were sold"),
-        (Resources(gpus=2, gpu_memory=12 << 30), "GPU memory: it has 13 GB, and 26 GB were sold"),
-        (Resources(memory=32 << 30), "memory: it has 34 GB, and 69 GB were sold"),
+        ({"smi": ["yes"], "gpu": CARDS}, ""),
+        ({}, ""),
+        ({"smi": ["yes"]}, "it has 0 GPUs, and 2 were promised"),
+        ({"smi": ["yes"], "gpu": CARDS[1:]}, "it has 1 GPUs, and 2 were promised"),
+        ({"smi": ["yes"], "gpu": ["RTX 4090, 12282"] * 2}, "it has 13 GB of GPU memory, and 26 were promised"),
+        ({"memory": ["4000000000"]}, "it has 4 GB of memory, and 8 were promised"),
+        ({"disk": ["4000000000"]}, "it has 4 GB of disk, and 9 were promised"),
     ],
 )
-def test_a_machine_that_has_less_than_was_sold_is_named(found: Resources, words: str) -> None:
-    assert less(CARD, found) == words
+def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: str) -> None:
+    assert less(CARD, Need(memory=8 * 10**9, disk=9 * 10**9), told) == words
 
 
 def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_say_otherwise(tmp_path: Path) -> None:
