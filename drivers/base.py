@@ -51,14 +51,10 @@ class Traits(NamedTuple):
     """What a driver can do, as data."""
 
     priced: bool = False
-    preemptible: bool = False
     shared_disk: bool = False  # the host sees our files at their own paths
-    multi_node: bool = False
-    containers: Literal["at_rent", "on_host", "none"] = "none"
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
     ends: Literal["provider", "machine", "nobody"] = "nobody"  # who stops the billing at `Order.until` when we are dead
-    identity: Literal["given", "attested", "first_use"] = "given"  # how a host's key is known at the first login
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know

@@ -55,7 +55,7 @@ BEGIN = "import sys; sys.path.append(sys.argv.pop(1)); from agent import server;
 class Local:
     """This machine.  `root` is the directory, ours alone, where its agent and the logs of its jobs live."""
 
-    traits = Traits(shared_disk=True, replays=True, containers="on_host", comes_up=timedelta(0))
+    traits = Traits(shared_disk=True, replays=True, comes_up=timedelta(0))
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()

@@ -96,7 +96,7 @@ class Ssh:
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
     """
 
-    traits = Traits(replays=True, containers="on_host", comes_up=timedelta(minutes=1))
+    traits = Traits(replays=True, comes_up=timedelta(minutes=1))
 
     def __init__(
         self,

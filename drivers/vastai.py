@@ -34,7 +34,7 @@ from .base import (
 from .cloud import Filters, Installation, Value
 from .ssh import SshHost
 from .sshlink import NotLetIn
-from .vastai_wire import Ask, Instance, Wire, number
+from .vastai_wire import Ask, Instance, Wire, key_file, number
 
 _T = TypeVar("_T")
 API: Final = "https://console.vast.ai"
@@ -50,14 +50,14 @@ u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b
 
 
 class Vastai:
-    """Machines at Vast.ai.  `api` is its address, `image` the container that they run, `bid` the highest bid on the spot market, US dollars an hour.
+    """Machines at Vast.ai.  `api` is its address, `image` the container that they run, `python` its Python, `bid` the highest bid on the spot market,
+    US dollars an hour.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
     traits = Traits(
         priced=True,
-        preemptible=True,
         settles=timedelta(seconds=90),
         ends="machine",
         poll=timedelta(seconds=5),
@@ -66,10 +66,11 @@ class Vastai:
     console = "https://cloud.vast.ai/instances/"
 
     def __init__(
-        self, *, api: str = "", image: str = IMAGE, bid: float = 128.0, installation: str | None = None,
+        self, *, api: str = "", image: str = IMAGE, python: str = "python3", bid: float = 128.0, installation: str | None = None,
         poll: float = 5.0, settles: float = 90.0, **filters: Value,
     ) -> None:  # fmt: skip
         self._wire = Wire(api or os.environ.get("VAST_URL") or API)
+        self._data = {"python": python}
         self._image, self._bid = image, float(bid)
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
@@ -132,7 +133,7 @@ class Vastai:
         }  # fmt: skip
         answer = await self._wire.create(offer.id, wanted)
         made = int(number(answer.fields, "new_contract"))
-        lease = Lease("vastai", str(made), order.key) if made else None
+        lease = Lease("vastai", str(made), order.key, self._data) if made else None
         self._agreed[str(made)] = offer.price
         if answer.status == 200 and answer.fields.get("success") is not False and lease is not None:
             return lease
@@ -180,7 +181,9 @@ class Vastai:
 
     async def leases(self) -> Sequence[Lease]:
         found = await self._read(self._wire.listing())
-        return [Lease("vastai", each.id, key, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None]
+        return [
+            Lease("vastai", each.id, key, self._data, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None
+        ]
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
         """Have the machine end itself later, or earlier."""
@@ -198,7 +201,15 @@ class Vastai:
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         fields = await self._read(self._wire.user())
-        return [("account", f"{fields.get('username') or fields.get('id')}"), ("credit", f"${number(fields, 'credit'):.2f}")]
+        credit, ahead = number(fields, "credit"), self._wire.ahead
+        return [
+            (
+                "account",
+                f"{fields.get('username') or fields.get('id')}, by the key of {'VAST_API_KEY' if os.environ.get('VAST_API_KEY') else key_file()}",
+            ),
+            ("credit", f"${credit:.2f}" + ("" if credit > 0 else ": nothing can be rented; add some at https://cloud.vast.ai/billing/")),
+            ("clock", "that of Vast.ai" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Vast.ai: set it"),
+        ]
 
     async def aclose(self) -> None:
         for host in [*self._hosts.values()]:

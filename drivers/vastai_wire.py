@@ -7,7 +7,9 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -85,6 +87,8 @@ class Wire:
         self.api = api.rstrip("/")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None
+        self.ahead = 0.0
+        """Seconds by which the provider's clock was ahead of ours in the last reply."""
 
     async def search(self, query: Fields) -> list[Ask]:
         answer = await self.ask("POST", "/api/v0/bundles/", query)
@@ -158,6 +162,8 @@ class Wire:
             raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
         except httpx.HTTPError as error:
             raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
+        with suppress(TypeError, ValueError):
+            self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
         return _checked(_answer(reply.status_code, bytes(text), reply.headers))
 
     async def aclose(self) -> None:
