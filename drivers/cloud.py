@@ -23,9 +23,9 @@ import asyncssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from .base import Denied, DriverError, Lease, Offer, Order, Rejected, Unreachable, Wish
+from .base import ROOT, Denied, DriverError, Lease, Offer, Order, Rejected, Unreachable, Wish
 from .machine import enough
-from .ssh import ROOT, Machine, SshHost
+from .ssh import Machine, SshHost
 from .sshlink import Link, Route
 
 Value: TypeAlias = "str | int | float | bool | Sequence[str]"
@@ -171,7 +171,7 @@ def host(
     user, name, port = address
     trust = public(installation.host_key(lease.key))
     route = Route(user, name, port, host_key=trust, login=installation.login(lease.key))
-    return SshHost(Machine(route, ROOT, "python3", 1, Login(route, failed)), lease.data.get("root", ROOT), closed)
+    return SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, Login(route, failed)), lease.data.get("root", ROOT), closed)
 
 
 # --- filters

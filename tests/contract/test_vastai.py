@@ -11,11 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ClosingContract, RootedContract
+from driver_contract import ClosingContract
 
 import drivers
-from drivers.base import Driver, Host, Order, Wish
+from drivers.base import Driver, Order, Wish
 from drivers.vastai import Vastai
+from runner.hosts.client import Client
 from tests.fake_provider import Provider, provider
 
 
@@ -32,10 +33,7 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(ClosingContract, RootedContract):
-    measures_memory = False
-    tick = 1.0
-
+class TestVastai(ClosingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
@@ -46,7 +44,7 @@ class TestVastai(ClosingContract, RootedContract):
         yield
         asyncio.run(ended(self.make(place)))
 
-    async def host(self, driver: Driver) -> Host:
+    async def host(self, driver: Driver) -> Client:
         """Vast.ai gives out another machine for each order: as `Leases` does, one that is there is found by its key."""
         with open(os.environ["RENTING"], "w") as lock:  # noqa: ASYNC230
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,7 +53,7 @@ class TestVastai(ClosingContract, RootedContract):
             lease = found[0] if found else await driver.acquire(order)
         while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
             await asyncio.sleep(0.05)
-        return hosts[0]
+        return self.attached(hosts[0])
 
     def make(self, place: Path) -> Vastai:
         return Vastai(**json.loads((place / "settings.json").read_text()))
