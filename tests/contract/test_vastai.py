@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ClosingContract
+from driver_contract import ClosingContract, ExcludingContract, RentingContract
 
 import drivers
 from drivers.base import Driver, Order, Wish
@@ -33,7 +33,7 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(ClosingContract):
+class TestVastai(ClosingContract, ExcludingContract, RentingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
