@@ -45,9 +45,9 @@ class Shelf(NamedTuple):
         return f"{total} left out: {', '.join(f'{count} {why}' for why, count in self.excluded.items())}" if total else ""
 
 
-def renting(ws: Workspace, name: str) -> Driver | None:
-    """The driver of that name, if what it has costs money.  Raises RecipeError."""
-    driver = driver_of(name, ws.config.driver(name), (), str(ws.home)) if name != "local" else None
+def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
+    """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
+    driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name != "local" else None
     return driver if driver is not None and driver.traits.priced else None
 
 

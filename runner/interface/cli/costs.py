@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import NamedTuple, TypedDict
 
 from ...storage.ledger import LeaseRow, Ledger, of_user
@@ -29,6 +30,12 @@ class Costs(NamedTuple):
 
     leases: list[Cost]
     usd: float
+
+
+def of_runs(runs: Iterable[str]) -> dict[str, float]:
+    """What each of these runs cost, in US dollars."""
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        return {run: _costs(ledger, ledger.of_run(run)).usd for run in runs}
 
 
 def of_run(run: str) -> Costs:

@@ -73,7 +73,8 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     rows = ws.store.runs.latest(recipe=recipe) if chosen else ws.store.runs.latest(last=args.last)
     rows = [row for row in rows if args.tag is None or args.tag in tags(row)]
     tallies = ws.store.runs.tallies([row.id for row in rows])
-    told = [overview(ws, row, tallies[row.id]) for row in rows]
+    spent = costs.of_runs(row.id for row in rows)
+    told = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
     told = [item for item in told if not args.failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")][: args.last]
     if args.json:
         print(json.dumps(told, indent=2))
@@ -141,8 +142,8 @@ def _leases(run: str) -> set[str]:
         return {row.state for row in ledger.of_run(run)}
 
 
-def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> RunOverview:
-    """A run for programs; the table shows a part of it."""
+def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd: float = 0.0) -> RunOverview:
+    """A run for programs, which cost so many US dollars; the table shows a part of it."""
     counts: dict[str, int] = {}
     for (state, _), count in tally.items():
         counts[state] = counts.get(state, 0) + count
@@ -172,7 +173,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
             "failed": counts.get("FAILED", 0),
             "other": sum(count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")),
         },
-        "usd": costs.of_run(row.id).usd,
+        "usd": usd,
         "given": asked.get("inputs", {}),
         "preset": asked.get("preset"),
         "inputs": dict(row.inputs),

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
-                print("".join(f"{line}\n" for line in _rents(ws, found, args.driver)), end="")
+                print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
             return 0
         pools = dict(_pool(word) for word in args.pool)
         settings = Settings(
@@ -103,27 +103,28 @@ def run(args: argparse.Namespace) -> int:
         return carried_out(ws, request, choice, settings, args)
 
 
-def _rents(ws: Workspace, found: Survey, driver: str) -> list[str]:
+def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """What would be rented, and what next; nothing where the driver rents nothing."""
     from ...errors import Infrastructure
 
-    if driver == "local" or not found.todo:
+    if args.driver == "local" or not found.todo:
         return []
     from .offers import chosen
 
     try:
-        return chosen(_shelves(ws, found, driver))
+        return chosen(_shelves(ws, found, args))
     except Infrastructure as error:
         return [f"rents: {error}"]
 
 
-def _shelves(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
+def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, Shelf]:
     import asyncio
 
     from ...hosts import offering
     from .offers import wishes
 
-    driver = offering.renting(ws, name)
+    name = args.driver
+    driver = offering.renting(ws, name, args.hosts)
     wanted = wishes(ws, found, name) if driver is not None else {}
     if driver is None or not wanted:
         return {}
@@ -136,10 +137,10 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         return True
     from ...hosts import offering
 
-    if offering.renting(ws, args.driver) is None:
+    if offering.renting(ws, args.driver, args.hosts) is None:
         return True
     found = look(ws, request, choice)
-    total = offering.to_confirm(ws, list(_shelves(ws, found, args.driver).values()), found.plan.settings.limits.cost) if found.todo else None
+    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), found.plan.settings.limits.cost) if found.todo else None
     if total is None:
         return True
     if not sys.stdin.isatty():
