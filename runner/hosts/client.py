@@ -229,7 +229,10 @@ class Client:
             raise
         if not self._connected:
             self._again(None)
-        elif self._until_greeted:
+            return
+        if self._line.deadman is not None:
+            self._line.write(_frame("arm", f"{self._line.deadman}"))
+        if self._until_greeted:
             self._line.write(bytes(self._until_greeted))
 
     def _again(self, error: DriverError | None) -> None:
@@ -311,8 +314,6 @@ class Client:
                 self._greeted = True
                 self._failing_since, self._tries = None, 0
                 self._until_greeted.clear()
-                if self._line.deadman is not None:
-                    self._line.write(_frame("arm", f"{self._line.deadman}"))
             else:
                 self._disconnect()
                 self._fail(Unreachable(f"{self.root} is served by an agent of another version; wait for its jobs to end"), None)
