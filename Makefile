@@ -50,6 +50,8 @@ test: lint house
 proof: export RECIPE_NINJA_SEQUENCES ?= 200
 proof: export RECIPE_TRANSFER_FAULTS ?= 24
 proof: export RECIPE_SSH_CUTS ?= 10
+proof: export RECIPE_RENTED_KILLS ?= 100
+proof: export RECIPE_SCHEDULES ?= 10000
 proof: export RECIPE_CUTS ?= 12
 proof: export RECIPE_KEEPER_EXAMPLES ?= 60
 proof: export RECIPE_KEEPER_ROUNDS ?= 40

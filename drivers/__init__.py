@@ -18,6 +18,7 @@ def install_line(*extras: str) -> str:
 DRIVERS = {
     "local": ("drivers.local:Local", ""),
     "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
+    "vastai": ("drivers.vastai:Vastai", install_line("vastai")),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, what to install for it)"""

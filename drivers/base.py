@@ -55,14 +55,10 @@ class Traits(NamedTuple):
     """What a driver can do, as data."""
 
     priced: bool = False
-    preemptible: bool = False
     shared_disk: bool = False  # the host sees our files at their own paths
-    multi_node: bool = False
-    containers: Literal["at_rent", "on_host", "none"] = "none"
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
     ends: Literal["provider", "machine", "nobody"] = "nobody"  # who stops the billing at `Order.until` when we are dead
-    identity: Literal["given", "attested", "first_use"] = "given"  # how a host's key is known at the first login
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
@@ -88,26 +84,30 @@ class Offer:
 
 
 class Order(NamedTuple):
-    """One rent: which offer, under which key, until when, and what the machine must know at boot."""
+    """One rent: which offer, under which key, and until when."""
 
     offer: Offer
     key: str
     until: datetime
-    image: str | None = None
-    disk: int | None = None
-    login: str | None = None  # public key that may log in
-    host_key: str | None = None  # private host key the machine must present
-    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What we pay for."""
+    """What we pay for.  `price` is US dollars an hour as the provider lists it; 0: it does not say."""
 
     driver: str
     id: str
     key: str
     data: Mapping[str, str] = field(default_factory=dict)
+    price: float = field(default=0.0, compare=False)
+
+
+class Charge(NamedTuple):
+    """What a provider charged for a time, in US dollars; times are seconds since the epoch."""
+
+    since: float
+    till: float
+    usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,44 @@ class Closing(Driver, Protocol):
 
     async def aclose(self) -> None:
         """Close all connections; leases and jobs stay.  Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Excluding(Driver, Protocol):
+    """A driver that chooses among many offers."""
+
+    excluded: Mapping[str, int]
+    """Why the last `offers` left some out, in a few words -> how many."""
+
+
+@runtime_checkable
+class Prolonging(Driver, Protocol):
+    """A driver whose machines end themselves at `Order.until`."""
+
+    async def prolong(self, lease: Lease, until: datetime) -> None:
+        """Have the machine end itself at another time."""
+        ...
+
+
+@runtime_checkable
+class Charging(Driver, Protocol):
+    """A driver whose provider says what it charged."""
+
+    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
+        """What was charged for a lease, as far as that is known by now."""
+        ...
+
+
+@runtime_checkable
+class Accounted(Driver, Protocol):
+    """A driver whose provider has an account for us."""
+
+    console: str
+    """Where a person sees, and ends, what is rented."""
+
+    async def account(self) -> Sequence[tuple[str, str]]:
+        """What is known of the account, as name and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         ...
 
 

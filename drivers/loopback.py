@@ -101,7 +101,7 @@ class Loopback:
     sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
     """
 
-    traits = Traits(replays=True, containers="on_host")
+    traits = Traits(replays=True)
 
     def __init__(
         self,

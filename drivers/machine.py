@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from .base import Argv, Resources, Wish
+from .base import Argv, Need, Resources, Wish
 
+ENOUGH = 0.93
+"""Drivers and error correction keep some of a card's memory: what was sold as 24 GB may show this share of it."""
 # Non-interactive logins often miss what administrators and NVIDIA install beside the system.
 PATH = "PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/opt/conda/bin; export PATH"
 
@@ -36,6 +38,10 @@ echo "now=$(date +%s)"
 )
 
 Facts = Mapping[str, Sequence[str]]
+
+
+SMI = "command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes"
+"""More of a question: whether a machine can say which GPUs it has."""
 
 
 def question(root: str, more: str = "") -> Argv:
@@ -86,6 +92,24 @@ def enough(have: Resources, wish: Wish) -> bool:
     pairs = ((getattr(wanted, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"))
     same = not need.gpu or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
     return same and all(amount is None or amount <= (there or 0) for amount, there in pairs)
+
+
+def less(sold: Resources, need: Need, told: Facts) -> str:
+    """What a machine lacks of the GPUs that were sold, or of the memory and disk that are needed; empty when nothing.
+
+    What cannot be measured counts as there.
+    """
+    have = resources(told)
+    tests = (
+        ("GPUs", sold.gpus if "smi" in told else None, have.gpus, 1.0, 1.0),
+        ("GB of GPU memory", sold.gpu_memory, have.gpu_memory, ENOUGH, 1e9),
+        ("GB of memory", need.memory, have.memory, ENOUGH, 1e9),
+        ("GB of disk", need.disk, have.disk, 1.0, 1e9),
+    )
+    for what, wanted, there, share, unit in tests:
+        if wanted and there is not None and there < wanted * share:
+            return f"it has {there / unit:.0f} {what}, and {wanted / unit:.0f} were promised"
+    return ""
 
 
 def _numbers(told: Facts, name: str) -> list[int]:

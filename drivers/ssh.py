@@ -94,7 +94,7 @@ class Ssh:
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
     """
 
-    traits = Traits(replays=True, containers="on_host", comes_up=timedelta(minutes=1))
+    traits = Traits(replays=True, comes_up=timedelta(minutes=1))
 
     def __init__(
         self,
@@ -118,12 +118,12 @@ class Ssh:
         socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
         pattern = Route("", "", known_hosts=trust, identity=_several(identity), agent=str(socket) if socket else None, keep_alive=keepalive)
         config = _config() if use_config else None
-        self._machines: dict[str, _Machine] = {}
+        self._machines: dict[str, Machine] = {}
         for entry in hosts:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
             route = _route(str(own.get("host", "")), pattern, jump, config)
             route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
-            self._machines[str(route)] = _Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
+            self._machines[str(route)] = Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
         self.left_out: Mapping[str, str] = {}
@@ -217,7 +217,7 @@ class Ssh:
         for each in self._machines.values():
             await each.link.aclose()
 
-    def _machine(self, name: str) -> _Machine:
+    def _machine(self, name: str) -> Machine:
         if name not in self._machines:
             raise Rejected(f'"{name}" is not among the hosts in the settings (they are {", ".join(self._machines)})')
         return self._machines[name]
@@ -233,7 +233,7 @@ class Ssh:
 class SshHost:
     """A place on a server."""
 
-    def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: float | None = None) -> None:
+    def __init__(self, machine: Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: float | None = None) -> None:
         self.machine, self.root, self.deadman = machine, root, deadman
         self.python = machine.python
         self._when_closed = when_closed
@@ -245,12 +245,12 @@ class SshHost:
         await self._when_closed(self)
 
 
-class _Machine:
+class Machine:
     """A server, the connection to it, and what it last said it has."""
 
-    def __init__(self, route: Route, root: str, python: str, slots: int) -> None:
+    def __init__(self, route: Route, root: str, python: str, slots: int, link: Link | None = None) -> None:
         self.route, self.python, self.slots = route, python, slots
-        self.link = Link(route)
+        self.link = link or Link(route)
         self._root = root
         self._told: machine.Facts | None = None
         self._asked = 0.0

@@ -13,9 +13,9 @@ import secrets
 import shlex
 import socket
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,6 +56,7 @@ class Route:
     host_key: str | None = None
     known_hosts: tuple[str, ...] = KNOWN_HOSTS
     identity: tuple[str, ...] = ()  # private key files; none: those in ~/.ssh, and the agent's
+    login: bytes | None = field(default=None, repr=False)  # a private key itself, instead of files
     agent: str | None = None  # the path of its socket
     jump: Route | None = None
     keep_alive: float = 15.0  # seconds of silence after which we ask whether it is still there; the fourth unanswered question ends the connection
@@ -63,6 +64,10 @@ class Route:
 
     def __str__(self) -> str:
         return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (f":{self.port}" if self.port != 22 else "")
+
+
+class NotLetIn(Denied):
+    """The login takes none of our keys."""
 
 
 class Link:
@@ -185,7 +190,7 @@ class Link:
         except TimeoutError as error:
             raise Unreachable(f"{route} let nobody in within {route.patience:g} s") from error
         except asyncssh.PermissionDenied as error:
-            raise Denied(_not_let_in(route)) from error
+            raise NotLetIn(_not_let_in(route)) from error
         except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
             if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
                 raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
@@ -490,8 +495,10 @@ def _readable(words: bytes) -> str:
 # --- keys, ours and theirs
 
 
-def _keys(route: Route) -> tuple[list[str], list[str] | None]:
-    """The files of the named keys; the public keys of those with a passphrase, which the agent has, None for all of its.  Raises Denied."""
+def _keys(route: Route) -> tuple[Sequence[str | asyncssh.SSHKey], list[str] | None]:
+    """The named keys, or files of them; the public keys of those with a passphrase, which the agent has, None for all of its.  Raises Denied."""
+    if route.login is not None:
+        return [asyncssh.import_private_key(route.login)], []
     of_agent = []
     for name in route.identity:
         path = Path(name).expanduser()

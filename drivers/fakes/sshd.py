@@ -3,7 +3,8 @@
 usage: python -m drivers.fakes.sshd DIR
 
 DIR/keys has the public keys that may log in, beside DIR/home/.ssh/authorized_keys; DIR/env is the environment as JSON; DIR/boot is executed at the
-start.  Prints its port.  It ends when its stdin ends, and every process that was begun on the machine with it.
+start.  It shows a host key of its own, or, as soon as it is there, the one that the boot script wrote to $RECIPE_SSHD_KEYS, which stands for the
+folder /etc/ssh.  Prints its port.  It ends when its stdin ends, and every process that was begun on the machine with it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import asyncssh
 
 PR_SET_CHILD_SUBREAPER: Final = 36
+PIECE: Final = 1 << 18
+GLANCE: Final = 0.05
+"""Seconds between two looks for a host key."""
 
 
 class _Door(asyncssh.SSHServer):
@@ -45,7 +50,8 @@ def environment(place: Path) -> dict[str, str]:
     """What a login on the machine has: its own home, and nothing of ours but PATH."""
     home = str(place / "home")
     given: dict[str, str] = json.loads((place / "env").read_text("utf-8"))
-    return {"PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": home, "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh", **given}
+    own = {"PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": home, "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh"}
+    return {**own, "RECIPE_SSHD_KEYS": f"{place}/etc", **given}
 
 
 async def serve(place: Path) -> None:
@@ -63,9 +69,12 @@ async def serve(place: Path) -> None:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        await process.redirect(stdin=begun.stdin, stdout=begun.stdout, stderr=begun.stderr)
+        assert begun.stdin is not None and begun.stdout is not None and begun.stderr is not None
+        feeding = asyncio.create_task(_fed(process, begun.stdin))
+        with suppress(BrokenPipeError, ConnectionError):
+            await asyncio.gather(_poured(begun.stdout, process.stdout), _poured(begun.stderr, process.stderr))
         code = await begun.wait()
-        await process.stdout.drain()
+        feeding.cancel()
         process.exit(code if code >= 0 else 128 - code)
 
     key = asyncssh.generate_private_key("ssh-ed25519")
@@ -76,7 +85,35 @@ async def serve(place: Path) -> None:
     if (place / "boot").exists():
         with (place / "boot.log").open("ab") as log:
             await asyncio.create_subprocess_exec("sh", place / "boot", cwd=home, env=env, stdout=log, stderr=log, start_new_session=True)
+    showing = asyncio.create_task(_show(server, place / "etc" / "ssh_host_ed25519_key"))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+    showing.cancel()
+
+
+async def _fed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
+    """Hand on what the client sends; a command need not read it all."""
+    with suppress(BrokenPipeError, ConnectionError, asyncssh.SignalReceived, asyncssh.BreakReceived):
+        while data := await process.stdin.read(PIECE):
+            stdin.write(data)
+            await stdin.drain()
+    stdin.close()
+
+
+async def _poured(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+    while data := await source.read(PIECE):
+        target.write(data)
+        await target.drain()
+
+
+async def _show(server: asyncssh.SSHAcceptor, path: Path) -> None:
+    """Show the host key of a file once it is there."""
+    while (key := _host_key(path)) is None:  # noqa: ASYNC110  # another program writes it
+        await asyncio.sleep(GLANCE)
+    server.update(server_host_keys=[key])
+
+
+def _host_key(path: Path) -> asyncssh.SSHKey | None:
+    return asyncssh.read_private_key(path) if path.exists() else None
 
 
 def descendants(root: int) -> list[int]:
@@ -100,7 +137,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        asyncio.run(serve(Path(sys.argv[1])))
+        asyncio.new_event_loop().run_until_complete(serve(Path(sys.argv[1])))  # and no orderly end: what hangs dies below
     finally:
         while left := descendants(os.getpid()):
             for pid in left:

@@ -13,6 +13,8 @@ from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, sear
 from .world import Boot, Call, Document, Machine, Reply, Route, World, document, json_value, number
 
 PAGE: Final = 25
+FOREIGN: Final = "somebody"
+"""Who rented what is in the account from the start.  Nobody logs in there."""
 
 
 @dataclass(kw_only=True)
@@ -78,7 +80,7 @@ class Vastai(World[Instance]):
         for n in range(int(self.amount("foreign"))):
             ask = [*self.asks.values()][n % len(self.asks)]
             if ask.id not in self.holders:
-                self._rent(ask, self._body(ask, {"image": "somebody/else", "disk": 20, "label": f"theirs-{n}"}), by="somebody")
+                self._rent(ask, self._body(ask, {"image": "somebody/else", "disk": 20, "label": f"theirs-{n}"}), by=FOREIGN)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -113,13 +115,18 @@ class Vastai(World[Instance]):
     def halt(self, machine: Instance) -> None:
         self._stop(machine, "stopped")
 
-    def boot(self, machine: Instance) -> Boot:
+    def boot(self, machine: Instance) -> Boot | None:
+        if machine.by == FOREIGN:
+            return None
         keys = (*self.account_keys.values(), *machine.keys.values()) if "ssh" in machine.runtype else ()
         env = [(name, value) for name, value in machine.env if not name.startswith("-")]
         own = (("CONTAINER_ID", machine.id), ("CONTAINER_API_KEY", f"instance-{machine.id}"))
         after = self.amount("swept")
         swept = bool(after) and machine.started is not None and self.now >= machine.started + after
         return Boot(keys, (*env, *own), machine.onstart or "", f"NVIDIA {machine.ask.gpu}", machine.gpus, machine.ask.vram, swept)
+
+    def own_keys(self, machine: str) -> tuple[str, ...]:
+        return (f"instance-{machine}",) if machine in self.machines else ()
 
     # -- offers ------------------------------------------------------------------------------------------------------------------------------------
 
@@ -418,7 +425,7 @@ class Vastai(World[Instance]):
     def charges(self, call: Call) -> Reply:
         day = document(document(json_value(call.query.get("select_filters", ""))).get("day"))
         since, till = number(day.get("gte"), 0.0), number(day.get("lte"), self.now)
-        billed = [entry for entry in self.settled() if entry.event == "billed" and since <= entry.at <= till and entry.by != "somebody"]
+        billed = [entry for entry in self.settled() if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN]
         rows: list[Document] = []
         for name in dict.fromkeys(entry.machine for entry in billed):
             of = [entry for entry in billed if entry.machine == name]

@@ -12,6 +12,7 @@ from drivers.base import DriverError
 from ..errors import Busy
 from ..hosts.asking import asked
 from ..hosts.hooks import INSTALL
+from ..language.units import money_text
 from ..planning.schedule import LIMIT
 from ..storage import checkpoints
 from .attempts import Running
@@ -68,11 +69,22 @@ def terminate(work: Work) -> None:
 
 
 def time_is_up(work: Work, limit: float) -> None:
-    """The run reached its `limits.time`, in seconds: what runs is stopped and has failed; its state is kept."""
-    work.control.out_of_time = True
+    """The run reached its `limits.time`, in seconds."""
+    _limited(work, GRACE, "take", f"{limit:g} s (`limits.time`)")
+
+
+def money_is_spent(work: Work, limit: float) -> None:
+    """What the run rents has just time left, within its `limits.cost`, to bring home what was made."""
+    if not work.control.limit:
+        _limited(work, SAVING, "cost", f"{money_text(limit)} (`limits.cost`)")
+
+
+def _limited(work: Work, grace: timedelta, verb: str, most: str) -> None:
+    """The run reached a limit: what runs is stopped and has failed; its state is kept."""
+    work.control.limit = f"the whole run may {verb} {most}"
     work.groups.record(work.scheduler.drain(LIMIT))
-    _stop_all(work)
-    work.commits.say(f"the run reached its limit of {limit:g} s (`limits.time`): stopping")
+    _stop_all(work, grace)
+    work.commits.say(f"the run reached its limit of {most}: stopping")
 
 
 def hand_over(work: Work) -> None:

@@ -79,14 +79,14 @@ async def end(work: Work, id: str, end: End) -> None:
 async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) -> _Why | None:
     """Why an attempt failed; None when it ended well."""
     if isinstance(end, RecipeError):
-        if work.control.out_of_time:
+        if work.control.limit:
             return _limit(work)
         return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
         if isinstance(end, HostLost):
             return _Why("preempted" if work.host_pool.preemptible else "lost", str(end))
         return _Why("driver", str(end))
-    if end.reason == "stopped" and work.control.out_of_time:
+    if end.reason == "stopped" and work.control.limit:
         return _limit(work)
     if end.reason == "stopped" and id in work.sick:
         work.sick.discard(id)
@@ -101,7 +101,7 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
 
 
 def _limit(work: Work) -> _Why:
-    return _Why(LIMIT, f"stopped: the whole run may take {work.plan.settings.limits.time:g} s (`limits.time`)")
+    return _Why(LIMIT, f"stopped: {work.control.limit}")
 
 
 def _not_taken(running: Running) -> _Why | None:

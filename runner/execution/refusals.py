@@ -108,7 +108,6 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
 
 def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
     """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
-    from ..hosts.pool import need_for
     from ..language.units import about
     from ..planning.plan import LOCAL
 
@@ -120,7 +119,7 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
         node, wants = found.plan.nodes[n], specs[n].resources
         near = bool(node.flags & LOCAL) or host_pool.stays(wants)
         if host_pool.priced and not near:
-            if need_for(wants) not in offered:
+            if host_pool.need(wants) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
                 wrong.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now")
             continue

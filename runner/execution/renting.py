@@ -10,10 +10,10 @@ from typing import Final
 from drivers.base import DriverError, Need
 
 from ..errors import RecipeError
-from ..hosts.pool import need_for
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
+from .control import money_is_spent
 from .work import Work
 
 LOOK: Final = 0.2
@@ -28,6 +28,8 @@ def rent(work: Work) -> None:
     if not pool.priced or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
+    if pool.spent and pool.limit is not None:
+        money_is_spent(work, pool.limit)
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
     for id in work.todo:
@@ -57,11 +59,11 @@ def note(work: Work) -> None:
 def _needs(work: Work, id: str) -> Iterator[Need]:
     """What a step needs a rented machine for: to run there, or to have what another left there."""
     if not work.stays(id):
-        yield need_for(work.spec(id).resources)
+        yield work.host_pool.need(work.spec(id).resources)
     for each in work.plan.nodes[work.plan.index[id]].upstream:
         node = work.plan.nodes[each.producer]
         if any(name == each.output and flags & TEMPORARY for name, _, flags in node.outputs) and not work.stays(node.id):
-            yield need_for(work.spec(node.id).resources)
+            yield work.host_pool.need(work.spec(node.id).resources)
 
 
 async def _get(work: Work, need: Need) -> None:

@@ -180,8 +180,8 @@ async def _launch(work: Work, id: str, held: Held) -> None:
         if held.key is not None:
             work.commits.release_after_flush(held.key)
         trouble = no_space(error, error.filename or held.name) if isinstance(error, OSError) else error
-        if work.control.out_of_time:
-            return fail(work, id, LIMIT, f"stopped: the whole run may take {work.plan.settings.limits.time:g} s (`limits.time`)")
+        if work.control.limit:
+            return fail(work, id, LIMIT, f"stopped: {work.control.limit}")
         if work.control.interrupts and isinstance(error, CannotRun):  # an install that we ended ourselves has not failed
             return fail(work, id, "stopped", "interrupted")
         return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))

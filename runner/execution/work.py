@@ -76,8 +76,8 @@ class Control:
     """What was asked for in the store and is being done: `cancel`, `pause`, `resume`."""
     looked: int = -1
     """The version of the store at the last look for a request."""
-    out_of_time: bool = False
-    """The run reached its `limits.time`."""
+    limit: str = ""
+    """Which of its `limits` the run reached, in words."""
     keep_hosts: bool = False
     """The pause that was asked for keeps the machines, for the resume."""
     handing_over: bool = False

@@ -15,7 +15,7 @@ from drivers.base import DriverError
 from ..errors import Infrastructure, RecipeError
 from ..hosts.client import Client
 from ..hosts.interpreters import CURRENT
-from ..hosts.pool import HostPool, need_for
+from ..hosts.pool import HostPool
 from ..logs import Log, mask
 from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
@@ -63,9 +63,10 @@ def work(
         nonlocal commits
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
+        host_pool.limit = found.plan.settings.limits.cost
         try:
             await host_pool.open(want=settings.jobs or len(found.todo))
-            needs = {need_for(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
+            needs = {host_pool.need(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
                 await host_pool.match(host_pool.sites)

@@ -7,9 +7,11 @@ whose reply is lost or cannot be read is looked for in two listings before anyth
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,6 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from drivers import load
 from drivers.base import (
+    Charging,
     Denied,
     Driver,
     DriverError,
@@ -27,6 +30,7 @@ from drivers.base import (
     NoCapacity,
     Offer,
     Order,
+    Prolonging,
     Rejected,
     Resources,
     Throttled,
@@ -41,16 +45,23 @@ from ..logs import Log
 from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
+from .money import affordable, committed
 
 _T = TypeVar("_T")
 TERM: Final = timedelta(days=1)
 """For which a lease is asked, and asked again every `RENEW`: how long it stays when a worker and its workspace are gone for good."""
 RENEW: Final = 3600.0
+LEAST: Final = 300.0
+"""Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
+TAKEN: Final = 600.0
+"""Seconds for which an offer that could not be had is tried last."""
+FAILED: Final = 3600.0
+"""The same for one whose machine did not come up."""
 SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
-OURS: Final = ("container_engine", "engine_args", "container_args", "idle")
+OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least")
 """Settings of a driver's table that are not the driver's."""
 
 _log = Log("leases")
@@ -94,15 +105,48 @@ class Leases:
 
     def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
         self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
+        self.limit: float | None = None
+        """US dollars that the whole run may cost."""
+        self.least = LEAST
+        self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """What would satisfy `wish`.  Raises DriverError."""
         return await self._call(partial(self.driver.offers, wish), SOON)
 
-    async def ask(self, need: Need, offer: Offer) -> LeaseRow | None:
-        """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.  Raises DriverError."""
-        until = datetime.now(UTC) + TERM
+    def left(self, beside: str = "") -> float:
+        """US dollars of the run's limit that no lease has cost or may cost yet, that of `beside` not counted; infinite without a limit."""
+        if self.limit is None:
+            return math.inf
+        rows = [row for row in self.ledger.of_run(self.run) if row.key != beside]
+        gone = self.ledger.costs([row.key for row in rows if row.state == "GONE"])
+        bound = sum(committed(row.price, row.asked, row.until) for row in rows if row.state != "GONE")
+        return self.limit - bound - sum(spent.usd for spent in gone.values())
+
+    def until(self, price: float, left: float, shares: int = 1) -> datetime:
+        """When a machine is to end that is rented now, or asked to stay."""
+        now = _now()
+        seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
+        return now + min(TERM, timedelta(seconds=min(seconds, TERM.total_seconds())))
+
+    def pays(self, offer: Offer, shares: int = 1) -> str:
+        """Why what is left of the run's limit does not pay for a machine; empty when it does."""
+        left = self.left()
+        seconds = (self.until(offer.price, left, shares) - _now()).total_seconds()
+        if seconds >= self.least:
+            return ""
+        left, seconds = max(0.0, left) / shares, max(0.0, seconds)
+        return f"${left:.4g} is left for it of `limits.cost`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour"
+
+    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+        """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
+
+        `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this.
+        """
+        if short := self.pays(offer, shares):
+            raise CannotRun(short, fix="raise `limits.cost`, or take a preset that needs less")
+        until = self.until(offer.price, self.left(), shares)
         row = LeaseRow(
             os.urandom(8).hex(), self.name, self.run, self.workspace, plain(need), self.holder, "ASKED", plain(offer), until.timestamp(), offer.price
         )._replace(asked=time.time())
@@ -112,14 +156,13 @@ class Leases:
         lease: Lease | None
         try:
             lease = await retry_async(partial(self.driver.acquire, Order(offer, row.key, until)), patient(LONG))
-        except NoCapacity as error:
-            self._move(row, "GONE", reason=str(error))
-            return None
-        except (Denied, Rejected) as error:
+        except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
                 self._move(row, "GONE", reason=str(error))
             else:  # refused, and yet there: it is given back
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
+            if isinstance(error, NoCapacity):
+                return None
             raise
         except Unsure as error:
             lease = error.lease or await self._find(row)
@@ -162,18 +205,27 @@ class Leases:
         if row.state != "RELEASING":
             row = self._move(row, "RELEASING", reason=reason)
             crashpoint("release-intended")
-        lease = lease_of(row) if row.lease else await self._find(row)
-        if lease is not None:
-            for _ in range(SOON):
-                if gone := await self._call(partial(self.driver.release, lease), SOON):
-                    break
-                await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            crashpoint("release-asked")
-            if not gone:
+        self._ending.add(row.key)
+        try:
+            lease = lease_of(row) if row.lease else await self._find(row)
+            if lease is not None and not await self._ended(lease):
                 return False
+        finally:
+            self._ending.discard(row.key)
         crashpoint("release-proved")
         self._move(row, "GONE")
         return True
+
+    async def _ended(self, lease: Lease) -> bool:
+        """Whether the provider ends a machine, asked a few times."""
+        for tried in range(SOON):
+            if tried:
+                await asyncio.sleep(self.driver.traits.poll.total_seconds())
+            gone = await self._call(partial(self.driver.release, lease), SOON)
+            if gone:
+                break
+        crashpoint("release-asked")
+        return gone
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes.  Raises DriverError."""
@@ -194,11 +246,58 @@ class Leases:
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another `TERM`, where the driver can."""
+        until = self.until(row.price, self.left(row.key) - committed(row.price, row.asked, time.time()))
+        if until.timestamp() <= row.until:
+            return row
         if self.driver.traits.replays:
-            until = datetime.now(UTC) + TERM
             row = self.ledger.extend(row, until.timestamp())
             await self._call(partial(self.driver.acquire, Order(offer_of(row), row.key, until)), SOON)
+        elif isinstance(self.driver, Prolonging):
+            row = self.ledger.extend(row, until.timestamp())
+            await self._call(partial(self.driver.prolong, lease_of(row), until), SOON)
         return row
+
+    async def again(self) -> list[LeaseRow]:
+        """Ask once more for the end of what this process is giving back.  Answers what is there still."""
+        left = []
+        for row in self.ledger.of_run(self.run):
+            if row.state == "RELEASING" and row.holder == self.holder and row.key not in self._ending:
+                with suppress(DriverError):
+                    if await self.release(row, row.reason):
+                        continue
+                left.append(row)
+        return left
+
+    def resting(self) -> set[str]:
+        """The offers that failed not long ago, by the ledger: what was taken by another rests shortly, what did not come up longer."""
+        now = time.time()
+        rows = [row for row in self.ledger.since(now - FAILED) if row.driver == self.name and row.state == "GONE" and row.up is None]
+        return {str(row.offer.get("id", "")) for row in rows if now - (row.gone or now) < (FAILED if row.lease else TAKEN)}
+
+    def accrue(self) -> None:
+        """Note what the machines of this process have cost so far."""
+        for row in self.ledger.of_run(self.run):
+            if row.price and row.lease and row.state != "GONE" and row.holder == self.holder:
+                self.ledger.accrue(row)
+
+    async def charges(self) -> None:
+        """Note what the provider has charged for the machines of this run, where it says so.  Raises DriverError."""
+        if not isinstance(self.driver, Charging):
+            return
+        for row in self.ledger.of_run(self.run):
+            if row.lease and row.driver == self.name:
+                since = datetime.fromtimestamp(row.asked, UTC)
+                if charged := await self._call(partial(self.driver.charges, lease_of(row), since), SOON):
+                    self.ledger.charge(row, sum(charge.usd for charge in charged))
+
+    async def strangers(self) -> list[Lease]:
+        """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""
+        found = await self._call(self.driver.leases, SOON)
+        states = self.ledger.states(self.name)
+        for lease in found:
+            if states.get(lease.key) == "GONE":
+                await self._call(partial(self.driver.release, lease), SOON)
+        return [lease for lease in found if lease.key not in states]
 
     async def close(self, keys: Collection[str] | None = None, reason: str = "the run is over") -> list[tuple[LeaseRow, str]]:
         """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
@@ -240,6 +339,10 @@ class Leases:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
         return await retry_async(readable, patient(tries))
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
 
 
 def plain(value: Need | Offer | Lease) -> dict[str, object]:

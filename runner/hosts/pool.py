@@ -15,15 +15,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivers import devices, machine
 from drivers.base import (
+    Accounted,
     Closing,
     DriverError,
     Host,
     HostLost,
     Lease,
+    Market,
     Need,
     Offer,
     Rejected,
@@ -33,7 +35,7 @@ from drivers.base import (
 from drivers.devices import Card
 
 from ..digest import of_value
-from ..errors import Busy, CannotRun, Infrastructure
+from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..extensions import packages
 from ..logs import Log
 from ..planning.step import ResourceSpec
@@ -43,7 +45,8 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
-from .leases import RENEW, Leases, driver_of, lease_of, offer_of
+from .leases import LEAST, RENEW, Leases, driver_of, lease_of, need_of, offer_of
+from .money import leave_at
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -51,6 +54,14 @@ if TYPE_CHECKING:
 
 IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
+BOOTS = 3
+"""Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
+AGAIN = 20.0
+"""Seconds until a machine that was not given back is given back once more."""
+ALARM = 600.0
+"""Seconds after which a person is told of one that is there still."""
+LOOK = 300.0
+"""Seconds between two looks at what other runs left, while a run goes on."""
 SWEEP = timedelta(days=1)
 """Between two looks at what a host keeps that nobody has asked for in a long time."""
 TELL = 5.0
@@ -112,6 +123,8 @@ class HostPool:
     """The Python that was named for steps without a lock: see `interpreters.chosen`.  Empty for none."""
     everything_there: bool = False
     """Have steps that need no GPU run on rented machines, too."""
+    limit: float | None = None
+    """US dollars that the run may cost."""
     here: Site = field(init=False)
     sites: list[Site] = field(default_factory=list)
     box: Mapping[str, Any] = field(default_factory=dict)
@@ -120,8 +133,9 @@ class HostPool:
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
     leases: Leases | None = None
     _idle: float = IDLE
+    _market: Market | Literal["any"] = "on-demand"
     _used: list[_Used] = field(default_factory=list)
-    _renewing: asyncio.Task[None] | None = None
+    _beside: list[asyncio.Task[None]] = field(default_factory=list)
 
     lost: list[str] = field(default_factory=list)
     """Why places that were ours are not any more."""
@@ -142,8 +156,8 @@ class HostPool:
 
     @property
     def preemptible(self) -> bool:
-        """Whether its machines may be taken away before they are given back."""
-        return self.leases is not None and self.leases.driver.traits.preemptible
+        """Whether machines may be rented that are taken away before they are given back."""
+        return self._market != "on-demand"
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
@@ -167,8 +181,12 @@ class HostPool:
             return [self.here]
         if not self.priced:
             return self.sites
-        need = need_for(wants)
+        need = self.need(wants)
         return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost]
+
+    def need(self, wants: ResourceSpec) -> Need:
+        """What a step that asks for this needs of a machine, on the market of the driver's settings."""
+        return need_for(wants, self._market)
 
     async def open(self, *, want: int) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -191,7 +209,7 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
-        self._renewing = asyncio.get_running_loop().create_task(self._renew())
+        self._beside = [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
         """Take places until there are `want`; first where we have one."""
@@ -208,21 +226,46 @@ class HostPool:
             self.say(words)
 
     async def offered(self, needs: Iterable[Need]) -> set[Need]:
-        """Those needs for which a machine is there or is offered.  Rents nothing.  Raises DriverError."""
-        return {need for need in needs if self.machines(need) or await self._offers(Wish(need))}
+        """Those needs for which a machine is there or is offered.  Rents nothing.
+
+        Raises DriverError, and Invalid when the limit of the run does not pay for the cheapest.
+        """
+        found = set()
+        for need in needs:
+            if self.machines(need):
+                found.add(need)
+            elif offers := await self._offers(Wish(need)):
+                found.add(need)
+                if short := self._of().pays(offers[0]):
+                    raise Invalid([Problem("limit", short, fix="raise `limits.cost`, or take a preset that needs less")])
+        return found
+
+    @property
+    def spent(self) -> bool:
+        """Whether what runs on a machine has to stop now, to be brought home within the limit of the run."""
+        now = time.time()
+        return self.limit is not None and any(now >= leave_at(row.asked, row.until) for used in self._used for row in used.leases)
 
     async def rent(self, need: Need, ready: Callable[[Site], Awaitable[object]]) -> Site | None:
         """A machine for this need, up and made `ready`; None when there is none any more.  What cannot be made ready is given back.
 
         Raises CannotRun, DriverError, and what `ready` raises.
         """
-        for offer in await self._offers(Wish(need)):
+        tried: list[str] = []
+        offers = await self._offers(Wish(need))
+        resting = self._of().resting()
+        for offer in sorted(offers, key=lambda offer: offer.id in resting):
+            if len(tried) == BOOTS:
+                break
             self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
             if (found := await self._take(offer, 1, need, ready=ready)) is not None:
                 self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
                 return found
-        self.refuse(need, f"{self.name} has no machine left that does for it")
+            if (row := self._of().ledger.of_run(self.run)[-1]).lease:
+                tried.append(f"{offer.id}: {row.reason}")
+        why = f"{self.name} has no machine left that does for it" if len(tried) < BOOTS else f"{len(tried)} machines of {self.name} failed to come up"
+        self.refuse(need, "; ".join([why, *tried]))
         return None
 
     def refuse(self, need: Need, why: str) -> None:
@@ -234,7 +277,7 @@ class HostPool:
         """Whether there is a place where such a step could run, or may be one yet."""
         if any(site.could(wants.room) for site in self.sites_of(wants, local=False) if not site.lost):
             return True
-        return self.priced and not self.stays(wants) and need_for(wants) not in self.refused
+        return self.priced and not self.stays(wants) and self.need(wants) not in self.refused
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
@@ -295,10 +338,38 @@ class HostPool:
                     with contextlib.suppress(DriverError, Busy):  # there is time for many tries before it ends
                         used.leases[n] = await self._of().renew(row)
 
+    async def _tend(self) -> None:
+        """Ask again for what is not given back yet, and look what other runs left, until cancelled."""
+        said: set[str] = set()
+        began: dict[str, float] = {}
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(AGAIN)
+            with contextlib.suppress(Busy):
+                self._of().accrue()
+                for row in await self._of().again():
+                    if time.monotonic() - began.setdefault(row.key, time.monotonic()) >= ALARM and row.key not in said:
+                        said.add(row.key)
+                        self.say(f"{self.name} has not ended the lease {row.key} for {ALARM / 60:g} minutes{self._console()}")
+            if time.monotonic() - looked >= LOOK:
+                looked = time.monotonic()
+                from . import reaper
+
+                with contextlib.suppress(DriverError, Busy):
+                    for words in await reaper.tidy(self._of(), self.ws.environ):
+                        if (told := words.partition(", $")[0]) not in said:
+                            said.add(told)
+                            self.say(words)
+
+    def _console(self) -> str:
+        driver = self._of().driver
+        return f": end it at {driver.console}" if isinstance(driver, Accounted) else ""
+
     async def close(self, *, leave: bool = False) -> None:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
-        if self._renewing is not None:
-            self._renewing.cancel()
+        for beside in self._beside:
+            beside.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         for site in self.sites if not self.priced else ():
             if isinstance(site, Away) and not site.lost:
                 with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
@@ -308,7 +379,9 @@ class HostPool:
         if self.leases is not None:
             if not (leave and self.priced):
                 for row, why in await self.leases.close():
-                    self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again")
+                    self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._console()}")
+            with contextlib.suppress(DriverError, Busy):  # what was accrued stands
+                await self.leases.charges()
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
@@ -321,10 +394,13 @@ class HostPool:
         settings = self.ws.config.driver(self.name)
         self.box = {name: settings[name] for name in ("container_engine", "engine_args", "container_args") if name in settings}
         self._idle = float(settings.get("idle", IDLE))
+        self._market = market_of(settings)
         python = "" if self.python == interpreters.CURRENT else self.python
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
-        return Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases.limit, leases.least = self.limit, float(settings.get("least", LEAST))
+        return leases
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
@@ -346,7 +422,7 @@ class HostPool:
         taken: list[LeaseRow] = []
         try:
             with self._usable(offer):
-                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer)) is not None:
+                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.coming)))) is not None:
                     taken.append(row)
             return await self._enter(offer, [*kept, *taken], ready) if kept or taken else None
         except Exception as error:
@@ -368,6 +444,8 @@ class HostPool:
             with self._usable(offer):
                 leased = [await self._of().up(row) for row in rows]
                 rows = [row for row, _ in leased]
+                if self.priced:
+                    await self._measure(offer, need_of(rows[0]), leased[0][1])
                 site = await self._site(offer, lease_of(rows[0]), leased[0][1], len(rows))
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
@@ -378,6 +456,12 @@ class HostPool:
         self._used.append(_Used(site, offer, list(rows), time.monotonic()))
         self.sites.append(site)
         return site
+
+    async def _measure(self, offer: Offer, need: Need, host: Host) -> None:
+        """Raises HostLost when a machine has less than was promised."""
+        told = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
+        if short := machine.less(offer.resources, need, told):
+            raise HostLost(short)
 
     async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
         have = offer.resources
@@ -466,9 +550,18 @@ class HostPool:
                 raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
 
 
-def need_for(wants: ResourceSpec) -> Need:
+def need_for(wants: ResourceSpec, market: Market | Literal["any"] = "on-demand") -> Need:
     """What a step that asks for this needs of a machine."""
-    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk)
+    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk, market=market)
+
+
+def market_of(settings: Mapping[str, Any]) -> Market | Literal["any"]:
+    """On which market the driver of these settings rents.  Raises CannotRun."""
+    known: dict[object, Market | Literal["any"]] = {"on-demand": "on-demand", "spot": "spot", "any": "any"}
+    found = known.get(settings.get("market", "on-demand"))
+    if found is None:
+        raise CannotRun(f'the market "{settings["market"]}" is not known', fix=f"write market = one of {', '.join(map(str, known))}")
+    return found
 
 
 def covers(offer: Offer, need: Need) -> bool:

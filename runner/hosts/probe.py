@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Unreachable, Visiting, Wish
+from drivers.base import Accounted, Closing, Denied, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 from drivers.devices import Device
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
@@ -94,6 +94,8 @@ class Finding(NamedTuple):
 async def examine(driver: Driver) -> list[Finding]:
     """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
     found: list[Finding] = []
+    if isinstance(driver, Accounted):
+        return await _account(driver)
     try:
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
@@ -109,6 +111,24 @@ async def examine(driver: Driver) -> list[Finding]:
     except DriverError as error:
         found.append(_refused(error))
     return found
+
+
+async def _account(driver: Accounted) -> list[Finding]:
+    """What a provider says of our account and of what it offers.  Nothing is rented."""
+    try:
+        found = [Finding("ok", what, words) for what, words in await driver.account()]
+        offers = await driver.offers(Wish(Need(gpus=1)))
+        cheapest = f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour" if offers else ""
+        found.append(Finding("ok", "offers", cheapest) if offers else Finding("note", "offers", "none that the filters let through", "widen them"))
+        ours = len(await driver.leases())
+        more = "`recipe reap -n` says of which runs" if ours else ""
+        found.append(Finding("note" if ours else "ok", "machines", f"{ours} that bear the mark of this installation", more))
+        return found
+    except DriverError as error:
+        return [_refused(error)]
+    finally:
+        if isinstance(driver, Closing):
+            await driver.aclose()
 
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from drivers.base import Closing, DriverError
+from drivers.base import Closing, DriverError, Lease
 
 from ..errors import RecipeError
 from ..storage.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
 from ..storage.runs import is_over
 from ..storage.store import Store, home
 from ..storage.workspace import Workspace
-from .leases import Leases, driver_of
+from .leases import TERM, Leases, driver_of, plain
 
 Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 """Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
@@ -90,7 +90,32 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
         elif row.price and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
+    if leases.driver.traits.priced:
+        said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await _strangers(leases)]
     return said
+
+
+async def _strangers(leases: Leases) -> list[Lease]:
+    try:
+        return await leases.strangers()
+    except DriverError:
+        return []  # the run itself meets what is wrong
+
+
+def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
+    """Enter a machine that bears our mark and that the ledger does not know, as a lease of no run: it is kept until it is ended by name."""
+    now = time.time()
+    offer: dict[str, object] = {"driver": lease.driver, "id": lease.id, "price": lease.price}
+    until = now + TERM.total_seconds()
+    row = LeaseRow(lease.key, lease.driver, "", workspace, {}, "recipe reap", "ASKED", offer, until, lease.price, asked=now)
+    ledger.ask(row)
+    ledger.move(row, "COMING", lease=plain(lease), reason="it was found at the provider")
+
+
+def unknown(lease: Lease) -> str:
+    """A machine that bears our mark and that the ledger does not know, as people read it."""
+    cost = f"${24 * lease.price:.2f} a day" if lease.price else "what it costs is not known"
+    return f"{lease.driver} {lease.key} (machine {lease.id}) bears our mark, and no lease is known of it: {cost}"
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ..language.inputs import leaves
 from ..language.recipe import GitCode, Input, Limits, Output, Preset, Recipe, Resources, Step
 from ..language.template import TemplateError, references
-from ..language.units import cost_limit_text, duration_text, money_text, size_text
+from ..language.units import duration_text, money_text, size_text
 from ..language.values import Tree
 from .tail import span
 
@@ -309,13 +309,13 @@ def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     if bare.time is not None:
         yield "at most", f"{duration_text(bare.time)}; a run is then ended, and can be resumed"
     if bare.cost is not None:
-        yield "at most", cost_limit_text(bare.cost)
+        yield "at most", money_text(bare.cost)
     for name, preset in recipe.presets.items():
         own = _limits(recipe, preset)
         if own.time is not None and own.time != bare.time:
             yield "at most", f"{duration_text(own.time)} with {name}"
         if own.cost is not None and own.cost != bare.cost:
-            yield "at most", f"{cost_limit_text(own.cost)} with {name}"
+            yield "at most", f"{money_text(own.cost)} with {name}"
 
 
 def _kind(spec: Input) -> str:

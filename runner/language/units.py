@@ -72,11 +72,6 @@ def duration_text(seconds: float) -> str:
     return "".join(parts)
 
 
-def cost_limit_text(dollars: float) -> str:
-    """A limit on money, for people: no driver rents a machine, so nothing counts what a run spends."""
-    return f"{money_text(dollars)} (not enforced yet)"
-
-
 def money_text(dollars: float) -> str:
     """`5 USD`, `0.50 USD`; parts of a cent are kept where there are any."""
     if dollars == int(dollars):

@@ -8,8 +8,9 @@ workspace is deleted; a place that costs nothing stands in its workspace's own.
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -67,6 +68,13 @@ class LeaseRow(NamedTuple):
     up: float | None = None
     gone: float | None = None
     reason: str = ""
+
+
+class Spent(NamedTuple):
+    """US dollars; `accrued` by the price, or `charged` by the provider."""
+
+    usd: float
+    source: str
 
 
 class NotOurs(Busy):
@@ -143,9 +151,25 @@ class Ledger:
             if not cursor.rowcount:
                 raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
             if row.price and moved.lease:
-                usd = row.price * max(0.0, now - row.asked) / 3600
-                db.execute("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, 'accrued', ?)", (row.key, row.asked, now, usd, after == "GONE"))
+                self._accrued(db, row, now, after == "GONE")
         return moved
+
+    def accrue(self, row: LeaseRow) -> None:
+        """Note what a lease that is still there has cost so far, by its price."""
+        now = time.time()
+        with self._database.transaction() as db:
+            self._accrued(db, row, now, False)
+
+    def charge(self, row: LeaseRow, usd: float) -> None:
+        """Note what the provider charged for a lease, US dollars: it counts instead of what was accrued."""
+        with self._database.transaction() as db:
+            self._spent(db, row, time.time(), usd, "charged", row.state == "GONE")
+
+    def _accrued(self, db: sqlite3.Connection, row: LeaseRow, now: float, settled: bool) -> None:
+        self._spent(db, row, now, row.price * max(0.0, now - row.asked) / 3600, "accrued", settled)
+
+    def _spent(self, db: sqlite3.Connection, row: LeaseRow, now: float, usd: float, source: str, settled: bool) -> None:
+        db.execute("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, ?, ?)", (row.key, row.asked, now, usd, source, settled))
 
     def take(self, row: LeaseRow, holder: str) -> LeaseRow:
         """Become the holder of a lease.  Raises NotOurs when it is not as `row` says any more."""
@@ -170,14 +194,29 @@ class Ledger:
         where = "WHERE state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key"
         return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (driver, driver))]  # noqa: S608
 
+    def states(self, driver: str) -> dict[str, State]:
+        """The state of every lease that was ever asked of a driver, by its key."""
+        rows = self._database.all("SELECT key, state FROM leases WHERE driver = ?", (driver,))
+        return {str(key): state for key, state in rows}
+
     def of_run(self, run: str) -> list[LeaseRow]:
         """All leases that a run ever asked for, the oldest first."""
         return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE run = ? ORDER BY asked, key", (run,))]
 
     def spent(self, key: str) -> float:
-        """US dollars that a lease has cost, as far as that was noted."""
-        ((usd,),) = self._database.all("SELECT coalesce(sum(usd), 0.0) FROM spending WHERE lease = ?", (key,))
-        return float(usd)
+        """US dollars that a lease has cost, as far as that was noted: what the provider charged, else what was accrued."""
+        found = self.costs([key]).get(key)
+        return found.usd if found is not None else 0.0
+
+    def costs(self, keys: Sequence[str]) -> dict[str, Spent]:
+        """The same for several leases; those of which nothing was noted are missing."""
+        marks = ", ".join("?" * len(keys))
+        rows = self._database.all(f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source", tuple(keys))  # noqa: S608
+        return {str(key): Spent(float(usd), str(source)) for key, usd, source in rows}  # "charged" comes after "accrued"
+
+    def since(self, moment: float) -> list[LeaseRow]:
+        """All leases that were asked for since then, the oldest first."""
+        return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE asked >= ? ORDER BY asked, key", (moment,))]
 
 
 def _row(row: Row) -> LeaseRow:

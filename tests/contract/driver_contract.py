@@ -25,16 +25,20 @@ from pathlib import Path
 import pytest
 
 from drivers.base import (
+    Accounted,
+    Charging,
     Closing,
     Command,
     Driver,
     DriverError,
+    Excluding,
     Exit,
     Host,
     HostLost,
     Job,
     Need,
     Order,
+    Prolonging,
     Rejected,
     Skipping,
     Visiting,
@@ -683,7 +687,61 @@ class ClosingContract(DriverContract):
         asyncio.run(act())
 
 
+class ExcludingContract(DriverContract):
+    def test_what_was_left_out_is_counted_by_its_reason(self, place: Path) -> None:
+        async def ask() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Excluding)
+            assert not await driver.offers(Wish(Need(gpus=1000)))
+            assert driver.excluded and all(why and count > 0 for why, count in driver.excluded.items())
+
+        asyncio.run(ask())
+
+
+class RentingContract(DriverContract):
+    """Of drivers that rent: what is billed, until when, and to whom."""
+
+    def test_a_machine_that_ends_itself_does_so_at_another_time_when_it_is_asked(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Prolonging)
+            order = Order((await driver.offers(Wish()))[0], "prolonged", datetime.now(UTC) + timedelta(hours=1))
+            lease = await driver.acquire(order)
+            while await driver.hosts(lease) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
+                await asyncio.sleep(0.05)
+            await driver.prolong(lease, order.until + timedelta(hours=1))
+            assert lease in await driver.leases()
+
+        asyncio.run(rent())
+
+    def test_what_was_charged_is_told_of_the_lease_alone(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Charging)
+            began = datetime.now(UTC)
+            offers = await driver.offers(Wish())
+            one, other = [
+                await driver.acquire(Order(offer, key, began + timedelta(hours=1))) for offer, key in zip(offers, ("one", "other"), strict=False)
+            ]
+            await driver.release(one)
+            charged = await driver.charges(one, began)
+            assert all(charge.since <= charge.till and charge.usd >= 0 for charge in charged)
+            assert await driver.charges(one, began) == charged != await driver.charges(other, began)
+
+        asyncio.run(rent())
+
+    def test_an_account_is_told_in_words(self, place: Path) -> None:
+        async def ask() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Accounted) and driver.console.startswith("https://")
+            assert all(name and words for name, words in await driver.account())
+
+        asyncio.run(ask())
+
+
 PARTS: dict[type[DriverContract], type] = {
+    ExcludingContract: Excluding,
+    RentingContract: Charging,
     SkippingContract: Skipping,
     VisitingContract: Visiting,
     ClosingContract: Closing,

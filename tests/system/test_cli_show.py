@@ -37,7 +37,7 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
         "  smoke         no GPU, 2GB memory, 1GB disk",
         "not known yet",
         "12h; a run is then ended, and can be resumed",
-        "10 USD (not enforced yet)",
+        "10 USD",
         "integer = 500; at least 1; raising it continues",
         "above 0; at most 1",
         "integer = 4; at least 1; never a reason to run again",

@@ -71,7 +71,7 @@ def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) 
 
 
 def test_a_step_whose_machine_is_lost_runs_on_another(space: Space) -> None:
-    cloud(space, faults={"lost_on_call": 8})
+    cloud(space, faults={"lost_on_call": 4})
     space.recipe("steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2

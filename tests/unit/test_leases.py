@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drivers.base import Denied, HostLost, Lease, Need, Unreachable, Wish
+from drivers.base import Denied, HostLost, Lease, Need, NoCapacity, Unreachable, Wish
 from drivers.loopback import Loopback
 from runner.hosts import leases as module
 from runner.hosts.leases import Leases, lease_of, need_of, offer_of
@@ -104,6 +104,21 @@ def test_an_order_that_two_listings_lack_was_never_filled(tmp_path: Path, monkey
             broken.setattr(leases.driver, "acquire", acquire)
             assert await rented(leases) is None
         assert states(leases) == ["GONE"] and await rented(leases) is not None
+
+    on(tmp_path, act)
+
+
+def test_a_machine_that_is_there_although_the_order_was_refused_for_want_of_capacity_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(leases: Leases) -> None:
+        acquire = leases.driver.acquire
+
+        async def outbid(order: Any) -> Lease:
+            raise NoCapacity("the bid is too low", lease=await acquire(order))
+
+        monkeypatch.setattr(leases.driver, "acquire", outbid)
+        assert await rented(leases) is None and states(leases) == ["GONE"] and alive(tmp_path) == 0
 
     on(tmp_path, act)
 

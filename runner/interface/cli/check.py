@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...language.units import cost_limit_text
+from ...language.units import money_text
 from ...paths import from_here, is_path
 from ...storage.workspace import Workspace
 from ..tail import shown
@@ -100,7 +100,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
         print(f"{_needs(verdict)}; -v lists the rules")
     cost = found.plan.settings.limits.cost
     if cost is not None and not args.quiet:
-        print(f"limits: cost {cost_limit_text(cost)}")
+        print(f"limits: cost {money_text(cost)}")
 
 
 def _needs(verdict: Verdict) -> str:

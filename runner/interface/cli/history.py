@@ -19,6 +19,7 @@ from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
 from ..tables import aligned
 from ..tail import canvas, named, shown, span
+from . import costs
 from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     rows = ws.store.runs.latest(recipe=recipe) if chosen else ws.store.runs.latest(last=args.last)
     rows = [row for row in rows if args.tag is None or args.tag in tags(row)]
     tallies = ws.store.runs.tallies([row.id for row in rows])
-    told = [overview(ws, row, tallies[row.id]) for row in rows]
+    spent = costs.of_runs(row.id for row in rows)
+    told = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
     told = [item for item in told if not args.failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")][: args.last]
     if args.json:
         print(json.dumps(told, indent=2))
@@ -80,17 +82,20 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     if not told:
         print("there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr)
         return 0
-    table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "RECIPE", "INPUTS", "LABEL")]
+    table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "COST", "RECIPE", "INPUTS", "LABEL")]
     for item in told:
         counts = item["steps"]
         took = span(item["seconds"]) if item["seconds"] is not None else ""
         given = " ".join([*([f"--preset {item['preset']}"] if item["preset"] else []), *(f"{k}={v}" for k, v in item["given"].items())])
         numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
         label = " ".join(filter(None, [item["name"], *(f"#{tag}" for tag in item["tags"]), item["note"] and f"({item['note']})"]))
-        table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, item["recipe"], shown(given), shown(label)))
+        cost = f"${item['usd']:.2f}" if item["usd"] else ""
+        table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, cost, item["recipe"], shown(given), shown(label)))
     if not any(row[-1] for row in table[1:]):
         table = [row[:-1] for row in table]
-    print("\n".join(aligned(table, range(3, 7))))
+    if not any(item["usd"] for item in told):
+        table = [(*row[:7], *row[8:]) for row in table]
+    print("\n".join(aligned(table, range(3, 8 if any(item["usd"] for item in told) else 7))))
     return 0
 
 
@@ -123,6 +128,7 @@ class RunOverview(TypedDict):
     state: str
     reason: str
     steps: StepCounts
+    usd: float
     given: Mapping[str, object]
     preset: str | None
     inputs: Mapping[str, object]
@@ -136,8 +142,8 @@ def _leases(run: str) -> set[str]:
         return {row.state for row in ledger.of_run(run)}
 
 
-def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> RunOverview:
-    """A run for programs; the table shows a part of it."""
+def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd: float = 0.0) -> RunOverview:
+    """A run for programs, which cost so many US dollars; the table shows a part of it."""
     counts: dict[str, int] = {}
     for (state, _), count in tally.items():
         counts[state] = counts.get(state, 0) + count
@@ -167,6 +173,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int]) -> R
             "failed": counts.get("FAILED", 0),
             "other": sum(count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")),
         },
+        "usd": usd,
         "given": asked.get("inputs", {}),
         "preset": asked.get("preset"),
         "inputs": dict(row.inputs),

@@ -48,6 +48,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "pull": ("stores", "bring results from a shared store"),
     "config": ("stores", "the settings in force, and where each comes from"),
     "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
+    "offers": ("offers", "machines that could be rented now, and what each would cost"),
     "reap": ("reap", "rented machines, what they cost, and the end of those that nobody uses"),
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
     "fake-provider": ("fake_provider", "a provider of rented GPUs that costs nothing, on this machine, to try and test against"),

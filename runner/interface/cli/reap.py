@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drivers.base import Closing, Driver
+from drivers.base import Closing, Driver, DriverError, Lease
 
 from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
@@ -35,7 +35,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("-n", "--dry-run", action="store_true", help="only list the leases, and say what would be ended")
     parser.add_argument("--driver", metavar="NAME", help="only leases of this driver")
     parser.add_argument("--dead", action="store_true", help="also every machine of a run whose worker is gone; asks first")
-    parser.add_argument("-y", "--yes", action="store_true", help="with --dead: do not ask")
+    parser.add_argument("--adopt", metavar="KEY", help="enter a machine that bears our mark, and of which no lease is known, in the ledger")
+    parser.add_argument("--unknown", action="store_true", help="end every machine that bears our mark and of which no lease is known; asks first")
+    parser.add_argument("-y", "--yes", action="store_true", help="with --dead or --unknown: do not ask")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = (
         "By itself it ends what was being given back, what is past its time, and what a run that is over left.\n\n"
@@ -44,14 +46,23 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    root = Path(os.path.abspath(args.workspace))
+    strange, silent = asyncio.run(_strange(args.driver, root))
+    entered = _entered(args, strange)
+    strange = [lease for lease in strange if lease not in entered]
     known = _known(args)
-    ends = _chosen(args, known)
+    ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
     left = {} if args.dry_run else asyncio.run(_end(ends, args.workspace))
     if args.json:
-        print(json.dumps([_as_json(each, ends, left, args.dry_run) for each in known], indent=2))
+        told = [{"key": each.key, "driver": each.driver, "machine": each.id, "price": each.price, "done": "unknown"} for each in strange]
+        print(json.dumps([*(_as_json(each, ends, left, args.dry_run) for each in known), *told], indent=2))
         return 5 if left else 0
     now = time.time()
-    if not known and not args.quiet:
+    for why in silent:
+        print(f"warning: {why}", file=sys.stderr)
+    for lease in strange:
+        print(f"{'unknown':11}  {reaper.unknown(lease)}; `recipe reap --adopt {lease.key}` enters it, `--unknown` ends it")
+    if not known and not strange and not args.quiet:
         print("there is no lease")
     for each in known:
         words = f"{reaper.described(each.row, now)}: {each.fate.why}"
@@ -64,6 +75,56 @@ def run(args: argparse.Namespace) -> int:
     return 5 if left else 0
 
 
+async def _strange(only: str | None, root: Path) -> tuple[list[Lease], list[str]]:
+    """The machines that bear our mark and of which no lease is known; and which providers could not be asked."""
+    config = settings.load(root, os.environ)
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        names = {row.driver for row in ledger.living() if row.price}
+    found: list[Lease] = []
+    silent: list[str] = []
+    for name in sorted({*names, *config.drivers} if only is None else {only}):
+        try:
+            driver = driver_of(name, config.driver(name), (), str(home(root, os.environ)))
+        except CannotRun:
+            continue  # it has no lease in the ledger, or `_end` says what is wrong
+        try:
+            if driver.traits.priced:
+                with Ledger.open(of_user(os.environ)) as ledger:
+                    found += await Leases(driver, name, ledger, "", str(root)).strangers()
+        except DriverError as error:
+            silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
+        finally:
+            if isinstance(driver, Closing):
+                await driver.aclose()
+    return found, silent
+
+
+def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
+    """Enter in the ledger what was asked for by its key, or, to be ended, all that is unknown.  Raises NotFound, Invalid."""
+    chosen = [lease for lease in strange if args.unknown or lease.key == args.adopt]
+    if args.adopt and not chosen:
+        known = [lease.key for lease in strange]
+        raise NotFound(f"there is no unknown machine {args.adopt}", fix=did_you_mean(args.adopt, known) or "`recipe reap -n` lists them")
+    if args.dry_run or not chosen:
+        return []
+    if args.unknown and not _agreed(args, [reaper.unknown(lease) for lease in chosen], "--unknown"):
+        return []
+    with Ledger.open(of_user(os.environ)) as ledger:
+        for lease in chosen:
+            reaper.enter(ledger, lease, os.path.abspath(args.workspace))
+    return chosen
+
+
+def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
+    """Whether a person wants these ended.  Raises Invalid where none can be asked."""
+    if args.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise Invalid([Problem("bad-input", f"{option} ends machines on which a training may be", fix="look with `recipe reap -n`, then add --yes")])
+    print("\n".join(lines))
+    return input(f"end {len(lines)} machine(s), and what runs there? [y/N] ").strip().lower() in ("y", "yes")
+
+
 def _known(args: argparse.Namespace) -> list[Known]:
     """Every lease that is not gone, of the user's ledger and of this workspace's."""
     root = Path(os.path.abspath(args.workspace))
@@ -74,23 +135,18 @@ def _known(args: argparse.Namespace) -> list[Known]:
     return found
 
 
-def _chosen(args: argparse.Namespace, known: Sequence[Known]) -> list[Known]:
+def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]) -> list[Known]:
     """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
     by_key = {each.row.key: each for each in known}
-    for key in args.keys:
+    for key in keys:
         if key not in by_key:
             raise NotFound(f"there is no lease {key}", fix=did_you_mean(key, by_key) or "`recipe reap -n` lists them")
         if by_key[key].fate.why == reaper.AT_WORK:
             raise CannotRun(f"the run {by_key[key].row.run} is at work on the lease {key}", fix="interrupt it with Ctrl-C, or end its process")
-    ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in args.keys]
+    ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
     dead = [each for each in known if args.dead and each not in ends and each.fate.why != reaper.AT_WORK]
-    if dead and not args.dry_run and not args.yes:
-        if not sys.stdin.isatty():
-            raise Invalid([Problem("bad-input", "--dead ends machines on which a training may be", fix="look with `recipe reap -n`, then add --yes")])
-        for each in dead:
-            print(reaper.described(each.row, time.time()))
-        if input(f"end {len(dead)} lease(s), and what runs there? [y/N] ").strip().lower() not in ("y", "yes"):
-            dead = []
+    if dead and not args.dry_run and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead"):
+        dead = []
     return [*ends, *dead]
 
 

@@ -22,6 +22,7 @@ from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
 from ..tables import aligned
 from ..tail import named, shown, span
+from . import costs
 from .chosen import find_run, makers, moment, near_step, opened
 from .history import earlier, overview
 
@@ -51,13 +52,19 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--step", type=stored, metavar="STEP", help="this step, and all instances of it where it is a matrix")
     parser.add_argument("--html", action="store_true", help="write one file to look at and to send: graph, times, curves, pictures, tables, logs")
     parser.add_argument("-o", "--output", metavar="FILE", help="with --html: where to, `-` for standard output (default: NAME-RUN.html here)")
+    parser.add_argument("--cost", action="store_true", help="what the machines that the run rented cost")
+    parser.add_argument("--month", action="store_true", help="with --cost: those of all runs of this user since the beginning of the month")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json\n  recipe report --html -o sweep.html"
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.cost and args.month:
+        return _costs(costs.of_month(), args)
     with opened(args.workspace) as ws:
         row = find_run(ws.store, args.run)
+        if args.cost:
+            return _costs(costs.of_run(row.id), args)
         if args.html:
             return _html(ws, row, args.output)
         try:
@@ -70,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
             print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
             told = described(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(told, indent=2) if args.json else "\n".join(as_text(told)))
+    return 0
+
+
+def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
+    print(costs.as_json(found) if args.json else "\n".join(costs.as_text(found)))
     return 0
 
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...errors import Invalid, Problem
 from ...execution.refusals import concerned
 from ...execution.session import look
 from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings
-from ...language.units import cost_limit_text
+from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
@@ -21,6 +22,7 @@ from .parser import add_request, color, request_of
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
+    from ...hosts.offering import Shelf
     from ...storage.workspace import Workspace
     from ...survey.survey import Request, Survey
 
@@ -60,6 +62,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
         parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
@@ -82,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
             else:
                 print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
                 _print_findings(verdict, found, args)
+                print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
             return 0
+        if not _agreed(ws, request, choice, args):
+            return 3
         return carried_out(ws, request, choice, settings_of(args), args)
 
 
@@ -107,6 +113,51 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.store or "",
         args.python if args.python != "current" else "",
     )
+
+
+def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+    """What would be rented, and what next; nothing where the driver rents nothing."""
+    from ...errors import Infrastructure
+
+    if args.driver == "local" or not found.todo:
+        return []
+    from .offers import chosen
+
+    try:
+        return chosen(_shelves(ws, found, args))
+    except Infrastructure as error:
+        return [f"rents: {error}"]
+
+
+def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, Shelf]:
+    import asyncio
+
+    from ...hosts import offering
+    from .offers import wishes
+
+    name = args.driver
+    driver = offering.renting(ws, name, args.hosts)
+    wanted = wishes(ws, found, name) if driver is not None else {}
+    if driver is None or not wanted:
+        return {}
+    return dict(zip(wanted, asyncio.run(offering.shelves({name: driver}, list(wanted.values()))), strict=True))
+
+
+def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
+    """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
+    if args.driver == "local" or args.yes:
+        return True
+    from ...hosts import offering
+
+    if offering.renting(ws, args.driver, args.hosts) is None:
+        return True
+    found = look(ws, request, choice)
+    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), found.plan.settings.limits.cost) if found.todo else None
+    if total is None:
+        return True
+    if not sys.stdin.isatty():
+        raise Invalid([Problem("bad-input", f"it would cost about ${total:.2f}", fix="add --yes, or raise `confirm` in the driver's settings")])
+    return input(f"it would cost about ${total:.2f}; rent? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
@@ -164,7 +215,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     )
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
-        lines.append(f"limits: cost {cost_limit_text(cost)}")
+        lines.append(f"limits: cost {money_text(cost)}")
     lines.append(f"{found.plan.recipe}: {total}")
     return "\n".join(lines)
 

@@ -1,0 +1,251 @@
+"""What drivers of rented machines share: the mark and the keys of a machine, what it does at boot, filters of offers, and a Host over SSH.
+
+Login and host key of a machine are derived from the installation's own secret and the key of its lease.  They are never stored: any process of this
+installation derives them again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import asyncssh
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from .base import ROOT, Denied, DriverError, Lease, Offer, Order, Rejected, Unreachable, Wish
+from .machine import enough
+from .ssh import Machine, SshHost
+from .sshlink import Link, Route
+
+Value: TypeAlias = "str | int | float | bool | Sequence[str]"
+"""One filter, as a setting or as text."""
+DISK: Final = 32 * 10**9
+"""Bytes of disk that are rented where a step does not say."""
+
+
+# --- who we are
+
+
+class Installation:
+    """The secret of this installation, made at the first use.  Its machines bear its mark."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = hmac.digest(b"recipe", secret, "sha256")  # HKDF (RFC 5869): extract
+        self.name = self._derived("name")[:4].hex()
+
+    @classmethod
+    def of(cls, path: str | None = None) -> Installation:
+        """The installation whose secret is in a file, by default of this user.  Raises Denied when it cannot be read or made."""
+        folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+        file = Path(path or os.path.join(folder, "recipe", "installation"))
+        try:
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+                new.touch(0o600)
+                new.write_text(secrets.token_hex(32) + "\n", "ascii")
+                with suppress(FileExistsError):  # another process was first: its secret counts
+                    os.link(new, file)
+                new.unlink()
+            return cls(bytes.fromhex(file.read_text("ascii").strip()))
+        except (OSError, ValueError) as error:
+            raise Denied(f"the secret of this installation, {file}, cannot be used: {error}") from error
+
+    def mark(self, key: str) -> str:
+        """What the machine of a lease is called at its provider."""
+        return f"recipe-{self.name}-{key}"
+
+    def key(self, mark: str) -> str | None:
+        """The lease that a machine was rented for; None when it is not ours."""
+        ours = self.mark("")
+        return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
+
+    def login(self, key: str) -> bytes:
+        """The private key that opens the machine of a lease, as OpenSSH writes it."""
+        return self._pair(f"login {key}")
+
+    def host_key(self, key: str) -> bytes:
+        """The private key by which the machine of a lease proves that it is the one."""
+        return self._pair(f"host {key}")
+
+    def _pair(self, what: str) -> bytes:
+        return Ed25519PrivateKey.from_private_bytes(self._derived(what)).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+    def _derived(self, what: str) -> bytes:
+        return hmac.digest(self._secret, f"recipe {what}\x01".encode(), "sha256")  # expand, one block
+
+
+def public(private: bytes) -> str:
+    """The public half of a key, as a line of authorized_keys."""
+    return asyncssh.import_private_key(private).export_public_key().decode().strip()
+
+
+# --- what a machine does at boot
+
+_BOOT: Final = r"""umask 077
+touch ~/.no_auto_tmux
+mkdir -p ~/.ssh
+echo '{login}' >>~/.ssh/authorized_keys
+keys=${{RECIPE_SSHD_KEYS:-/etc/ssh}}
+mkdir -p "$keys"
+cat >"$keys/new" <<'END'
+{host_key}
+END
+echo '{host_public}' >"$keys/ssh_host_ed25519_key.pub"
+mv -f "$keys/new" "$keys/ssh_host_ed25519_key"
+[ -n "$RECIPE_SSHD_KEYS" ] || pkill -HUP -x sshd || service ssh restart
+cat >~/.recipe-deadman <<'END'
+[ -s ~/.recipe-until ] || {{
+    now=$(date +%s) end=$(($(date +%s) + {left}))
+    [ {until} -le "$now" ] || [ {until} -ge "$end" ] || end={until}
+    echo "$end" >~/.recipe-until
+}}
+while [ "$(date +%s)" -lt "$(cat ~/.recipe-until)" ]; do sleep 2; done
+while :; do
+    {end}
+    sleep 20
+done
+END
+setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
+"""
+
+
+def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
+    """What a machine executes at each start: let us in, prove who it is, and end itself by the command `end` when its time is over.
+
+    Its own clock is asked for how much time has passed; what time it is, only where that makes the end earlier.
+    """
+    host_key = installation.host_key(order.key)
+    left = max(0, int((order.until - now).total_seconds()))
+    words = {"host_key": host_key.decode().strip(), "host_public": public(host_key), "left": left, "until": int(order.until.timestamp())}
+    return _BOOT.format(login=public(installation.login(order.key)), end=end, **words)
+
+
+def prolonged(left: timedelta) -> tuple[str, ...]:
+    """The command that has a machine end itself so much later than now."""
+    return (
+        "/bin/sh",
+        "-c",
+        'echo "$(($(date +%s) + $1))" >~/.recipe-new && mv -f ~/.recipe-new ~/.recipe-until',
+        "sh",
+        str(int(left.total_seconds())),
+    )
+
+
+# --- a Host there
+
+
+class Login(Link):
+    """A connection to a rented machine.  `failed` looks into why it cannot be made, and answers what to raise."""
+
+    def __init__(self, route: Route, failed: Callable[[DriverError], Awaitable[DriverError]]) -> None:
+        super().__init__(route)
+        self._failed = failed
+
+    async def _connect(self) -> asyncssh.SSHClientConnection:
+        try:
+            return await super()._connect()
+        except (Denied, Unreachable) as error:
+            raise await self._failed(error) from error
+
+
+def host(
+    installation: Installation,
+    lease: Lease,
+    address: tuple[str, str, int],
+    failed: Callable[[DriverError], Awaitable[DriverError]],
+    closed: Callable[[SshHost], Awaitable[None]],
+) -> SshHost:
+    """The machine of a lease, at a user, name and port.  Nothing is asked of it yet."""
+    user, name, port = address
+    trust = public(installation.host_key(lease.key))
+    route = Route(user, name, port, host_key=trust, login=installation.login(lease.key))
+    return SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, Login(route, failed)), lease.data.get("root", ROOT), closed)
+
+
+# --- filters
+
+
+class Filters(NamedTuple):
+    """What an offer must be, beside what a step needs."""
+
+    gpu: str = ""
+    gpu_memory: float = 0.0  # GB of one card
+    regions: tuple[str, ...] = ()
+    reliability: float = 0.9  # from 0 to 1
+    verified: bool = True
+    datacenter: bool = False
+    inet: float = 0.0  # Mb/s, down
+    cuda: float = 0.0
+    max_price: float = math.inf  # US dollars an hour
+
+    def given(self, more: Mapping[str, Value]) -> Filters:
+        """These filters, and `more`.  Raises Rejected for one that there is not or that cannot be read."""
+        read = {}
+        for name, value in more.items():
+            if name not in self._fields:
+                near = get_close_matches(name, self._fields, n=1)
+                raise Rejected(f'there is no filter "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(self._fields)})"))
+            read[name] = _read(name, value, getattr(self, name))
+        return Filters._make(read.get(name, getattr(self, name)) for name in self._fields)
+
+
+def _read(name: str, value: Value, default: Value) -> Value:
+    if isinstance(default, bool):
+        known: Mapping[object, bool] = {True: True, False: False, "true": True, "false": False, "yes": True, "no": False}
+        if value in known:
+            return known[value]
+        raise Rejected(f"the filter {name} is true or false, not {json.dumps(value)}")
+    if isinstance(default, float):
+        with suppress(TypeError, ValueError):
+            if math.isfinite(number := float(str(value))) and number >= 0:
+                return number
+        raise Rejected(f"the filter {name} is a number, not {json.dumps(value)}")
+    if isinstance(default, tuple):
+        return tuple(
+            str(each).strip() for each in (value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value])
+        )
+    return str(value)
+
+
+class Market(NamedTuple):
+    """What an offer is beside its resources: what filters are about."""
+
+    verified: bool
+    datacenter: bool
+    inet: float
+    cuda: float
+
+
+def excluded(offer: Offer, market: Market, wish: Wish, filters: Filters) -> str:
+    """Why an offer is left out, in a few words that fit many of them; empty when it does for the wish."""
+    have, need = offer.resources, wish.need
+    told = filters.gpu.lower().replace("_", " ")
+    tests = (
+        ("fewer GPUs than needed", (have.gpus or 0) < (need.gpus or 0)),
+        ("another GPU", bool(told) and told not in (have.gpu or "").lower()),
+        ("another GPU", bool(need.gpu) and (need.gpu or "").lower() not in (have.gpu or "").lower()),
+        ("less GPU memory", (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9)),
+        ("less memory, disk or processors", not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk))),
+        ("several machines are one order", need.nodes != 1),
+        ("another region", bool(filters.regions) and not any(region.lower() in offer.region.lower() for region in filters.regions)),
+        ("less reliable", offer.reliability is not None and offer.reliability < filters.reliability),
+        ("not verified", filters.verified and not market.verified),
+        ("not in a datacenter", filters.datacenter and not market.datacenter),
+        ("a slower network", market.inet < filters.inet),
+        ("an older CUDA", market.cuda < filters.cuda),
+        ("dearer than max_price", offer.price > filters.max_price),
+        ("not for that long", offer.longest is not None and wish.hours is not None and offer.longest < wish.hours),
+    )
+    return next((words for words, out in tests if out), "")

@@ -1,0 +1,275 @@
+"""Vast.ai: machines of strangers, rented by the second, and what its replies mean for a lease.
+
+A machine bears our mark as its label from the call that creates it, so a lost reply loses no machine.  It destroys itself at its lease's `until` with
+the key that Vast.ai gives every instance; the key of the account never leaves this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, TypeVar
+
+from . import cloud
+from .base import (
+    Argv,
+    Charge,
+    Denied,
+    DriverError,
+    HostLost,
+    Lease,
+    Market,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Traits,
+    Unreachable,
+    Unsure,
+    Wish,
+)
+from .cloud import Filters, Installation, Value
+from .ssh import SshHost
+from .sshlink import NotLetIn
+from .vastai_wire import Ask, Instance, Wire, key_file, number
+
+_T = TypeVar("_T")
+API: Final = "https://console.vast.ai"
+IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+SEARCHED: Final = 3000  # offers in one reply
+OVER_BID: Final = 1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
+RISE: Final = 1.05  # a price that is higher by more than this is another offer
+# Asked by the machine itself once its time is over, with the key that it was given.
+_END: Final = """curl -fsS -m 60 -X DELETE -H "Authorization: Bearer $CONTAINER_API_KEY" -H 'Content-Type: application/json' -d '{{}}' \
+{api}/api/v0/instances/$CONTAINER_ID/ || python3 -c "import os, urllib.request as u
+u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b'{{}}',
+    {{'Authorization': 'Bearer ' + os.environ['CONTAINER_API_KEY'], 'Content-Type': 'application/json'}}, method='DELETE'), timeout=60)\""""
+
+
+class Vastai:
+    """Machines at Vast.ai.  `api` is its address, `image` the container that they run, `python` its Python, `bid` the highest bid on the spot market,
+    US dollars an hour.
+
+    Every other setting is a filter of offers: see `cloud.Filters`.
+    """
+
+    traits = Traits(
+        priced=True,
+        settles=timedelta(seconds=90),
+        ends="machine",
+        poll=timedelta(seconds=5),
+        comes_up=timedelta(minutes=20),
+    )
+    console = "https://cloud.vast.ai/instances/"
+
+    def __init__(
+        self, *, api: str = "", image: str = IMAGE, python: str = "python3", bid: float = 128.0, installation: str | None = None,
+        poll: float = 5.0, settles: float = 90.0, **filters: Value,
+    ) -> None:  # fmt: skip
+        self._wire = Wire(api or os.environ.get("VAST_URL") or API)
+        self._data = {"python": python}
+        self._image, self._bid = image, float(bid)
+        self._filters = Filters().given(filters)
+        self._installation = Installation.of(installation)
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self._hosts: dict[str, SshHost] = {}
+        self._looked: dict[str, float] = {}
+        self._attached: set[str] = set()
+        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
+        self.excluded: Mapping[str, int] = {}
+        """Why the last `offers` left out how many."""
+
+    # --- offers
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """The machines that do, the cheapest first."""
+        filters = self._filters.given(wish.filters)
+        disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
+        found: list[Offer] = []
+        left: dict[str, int] = {}
+        for market in _markets(wish.need.market):
+            for ask in await self._read(self._search(market, disk, filters)):
+                offer = self._offer(ask, market, disk)
+                why = _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)
+                if why:
+                    left[why] = left.get(why, 0) + 1
+                else:
+                    found.append(offer)
+        self.excluded = dict(sorted(left.items(), key=lambda pair: -pair[1]))
+        return sorted(found, key=lambda offer: (offer.price, -(offer.reliability or 0.0), offer.id))
+
+    async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
+        query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}
+        query["verified"] = {"eq": True} if filters.verified else {"in": [True, False]}
+        kind = "bid" if market == "spot" else "ondemand"
+        order = [["dph_total", "asc"]]
+        return await self._wire.search({**query, "type": kind, "order": order, "limit": SEARCHED, "allocated_storage": disk})
+
+    def _offer(self, ask: Ask, market: Market, disk: int) -> Offer:
+        data = {"disk": str(disk)}
+        price, stored = ask.price, ask.disk_price * disk
+        if market == "spot":
+            price = round(min(self._bid, ask.least_bid * OVER_BID), 4)
+            data["bid"] = str(price)
+        have = replace(ask.resources, disk=disk * 10**9)
+        return Offer(
+            "vastai", ask.id, have, price=price + stored, region=ask.region, data=data, market=market, reliability=ask.reliability,
+            disk_price=stored, egress_price=ask.egress_price, longest=ask.longest, fetched=time.time(),
+        )  # fmt: skip
+
+    # --- leases
+
+    async def acquire(self, order: Order) -> Lease:
+        """Rent what was offered.  Raises NoCapacity when another has it, Unsure when it is not known whether we do."""
+        offer = order.offer
+        script = cloud.boot(self._installation, order, datetime.now(UTC), _END.format(api=self._wire.api))
+        wanted = {
+            "client_id": "me", "image": self._image, "disk": int(offer.data.get("disk", "32")), "label": self._installation.mark(order.key),
+            "runtype": "ssh_direc ssh_proxy", "onstart": script, "env": {}, "cancel_unavail": True, "target_state": "running",
+            **({"price": float(offer.data["bid"])} if "bid" in offer.data else {}),
+        }  # fmt: skip
+        answer = await self._wire.create(offer.id, wanted)
+        made = int(number(answer.fields, "new_contract"))
+        lease = Lease("vastai", str(made), order.key, self._data) if made else None
+        self._agreed[str(made)] = offer.price
+        if answer.status == 200 and answer.fields.get("success") is not False and lease is not None:
+            return lease
+        if answer.status < 400:
+            raise Unsure(f"the reply of Vast.ai to the order cannot be read: {answer.words[:80]}", lease=lease)
+        if "no_such_ask" in answer.words + answer.code or answer.status == 410:
+            raise NoCapacity(f"{offer.id} is not on offer any more", lease=lease)
+        if answer.code == "invalid_price":
+            raise NoCapacity(f"the price of {offer.id} has risen: {answer.words}", lease=lease)
+        if any(word in answer.words.lower() + answer.code for word in ("credit", "billing", "spend_rate")):
+            raise Denied(f"Vast.ai rents nothing to this account: {answer.words} See https://cloud.vast.ai/billing/", lease=lease)
+        raise Rejected(f"Vast.ai refuses the order of {offer.id}: {answer.words}", lease=lease)
+
+    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+        """The machine, once it lets us in and has shown the host key that we gave it."""
+        if lease.id in self._hosts:
+            return (self._hosts[lease.id],)
+        found = await self._alive(lease)
+        if found.states[:2] != ("running", "running") or found.address is None:
+            return None
+        if found.price > (agreed := self._agreed.get(lease.id, found.price)) * RISE:
+            raise HostLost(f"it costs ${found.price:.3f} an hour, and was offered for ${agreed:.3f}")
+        if lease.id not in self._attached:
+            await self._attach(lease)
+        made = cloud.host(self._installation, lease, ("root", *found.address), lambda error: self._failed(lease, error), self._closed)
+        try:
+            async for _ in made.call(("true",)):
+                pass
+        except NotLetIn:
+            await self._attach(lease)
+        except (Denied, Unreachable):  # its boot script has not given it our host key yet
+            pass
+        else:
+            self._hosts[lease.id] = made
+            return (made,)
+        await made.machine.link.aclose()
+        return None
+
+    async def release(self, lease: Lease) -> bool:
+        """Destroy the machine.  True once Vast.ai itself says that there is none."""
+        if (host := self._hosts.pop(lease.id, None)) is not None:
+            await host.aclose()
+        await self._read(self._wire.destroy(lease.id))
+        return await self._read(self._wire.show(lease.id)) is None
+
+    async def leases(self) -> Sequence[Lease]:
+        found = await self._read(self._wire.listing())
+        return [
+            Lease("vastai", each.id, key, self._data, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None
+        ]
+
+    async def prolong(self, lease: Lease, until: datetime) -> None:
+        """Have the machine end itself later, or earlier."""
+        if (found := await self.hosts(lease)) is None:
+            raise Unreachable(f"the machine of {lease.key} is not up")
+        argv: Argv = cloud.prolonged(until - datetime.now(UTC))
+        async for _ in found[0].call(argv):
+            pass
+
+    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
+        """What Vast.ai has charged for a lease."""
+        mark = self._installation.mark(lease.key)
+        return [charge for label, charge in await self._read(self._wire.charges(since.timestamp())) if label == mark]
+
+    async def account(self) -> Sequence[tuple[str, str]]:
+        """What there is to know of the account, as words: nothing is changed."""
+        fields = await self._read(self._wire.user())
+        credit, ahead = number(fields, "credit"), self._wire.ahead
+        return [
+            (
+                "account",
+                f"{fields.get('username') or fields.get('id')}, by the key of {'VAST_API_KEY' if os.environ.get('VAST_API_KEY') else key_file()}",
+            ),
+            ("credit", f"${credit:.2f}" + ("" if credit > 0 else ": nothing can be rented; add some at https://cloud.vast.ai/billing/")),
+            ("clock", "that of Vast.ai" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Vast.ai: set it"),
+        ]
+
+    async def aclose(self) -> None:
+        for host in [*self._hosts.values()]:
+            await host.aclose()
+        self._hosts.clear()
+        await self._wire.aclose()
+
+    # --- one machine
+
+    async def _alive(self, lease: Lease) -> Instance:
+        """What Vast.ai says of a machine.  Raises HostLost when it is gone or will not run."""
+        found = await self._read(self._wire.show(lease.id))
+        if found is None:
+            raise HostLost(f"Vast.ai has no instance {lease.id} any more")
+        if found.stopped:
+            raise HostLost(f"the instance {lease.id} was stopped: outbid, or the account has no credit left")
+        if found.broken:
+            raise HostLost(f"the instance {lease.id} cannot run: {found.states[0]} {found.said[:200]}".strip())
+        return found
+
+    async def _attach(self, lease: Lease) -> None:
+        await self._read(self._wire.attach(lease.id, cloud.public(self._installation.login(lease.key))))
+        self._attached.add(lease.id)
+
+    async def _failed(self, lease: Lease, error: DriverError) -> DriverError:
+        """Why a connection could not be made, as what to do next: the provider knows whether the machine is there, and lets our key in again."""
+        if lease.id not in self._hosts or (isinstance(error, Denied) and not isinstance(error, NotLetIn)):
+            return error
+        if time.monotonic() - self._looked.get(lease.id, -3600.0) >= self.traits.poll.total_seconds():
+            self._looked[lease.id] = time.monotonic()
+            try:
+                await self._alive(lease)
+                if isinstance(error, NotLetIn):
+                    await self._attach(lease)
+            except HostLost as lost:
+                return lost
+            except DriverError:
+                pass  # nothing is known of it
+        return Unreachable(str(error))
+
+    async def _closed(self, host: SshHost) -> None:
+        for id, other in [*self._hosts.items()]:
+            if other is host:
+                del self._hosts[id]
+        await host.machine.link.aclose()
+
+    async def _read(self, asking: Awaitable[_T]) -> _T:
+        """The answer to what does no harm when it is asked again: where it is lost, it was not asked."""
+        try:
+            return await asking
+        except Unsure as error:
+            raise Unreachable(str(error)) from error
+
+
+def _markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
+    return ("on-demand", "spot") if wanted == "any" else (wanted,)
+
+
+def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
+    """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
+    if (ask.resources.disk or 0) < disk * 10**9:
+        return "less memory, disk or processors"
+    return "dearer than the highest bid" if market == "spot" and ask.least_bid > bid else ""

@@ -1,0 +1,295 @@
+"""The wire of Vast.ai: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import httpx
+
+from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
+from .cloud import Market
+
+Fields: TypeAlias = Mapping[str, object]
+LARGEST: Final = 64 << 20  # bytes of a reply
+PATIENCE: Final = 60.0  # seconds for one request
+PAGE: Final = 25
+BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
+
+
+class Answer(NamedTuple):
+    """A reply.  `fields` is its JSON object, empty when it has none."""
+
+    status: int
+    fields: Fields
+    text: str
+    headers: Mapping[str, str]
+
+    @property
+    def code(self) -> str:
+        return f"{self.fields.get('error', '')}"
+
+    @property
+    def words(self) -> str:
+        """What the provider says of an error, without what would move a cursor."""
+        said = f"{self.fields.get('msg') or self.fields.get('message') or self.fields.get('detail') or self.text or self.code}"
+        return "".join(letter if letter.isprintable() else " " for letter in said[:300]).strip() or f"status {self.status}"
+
+
+class Ask(NamedTuple):
+    """A machine on offer.  Prices are US dollars an hour, sizes bytes, `inet` Mb/s."""
+
+    id: str
+    resources: Resources
+    price: float
+    least_bid: float
+    disk_price: float
+    egress_price: float
+    region: str
+    reliability: float | None
+    longest: float
+    traits: Market
+
+
+class Instance(NamedTuple):
+    """A machine that was rented.  `address` is where it lets in, once it does."""
+
+    id: str
+    label: str
+    states: tuple[str, str, str, str]  # actual, intended, current and next
+    said: str
+    address: tuple[str, int] | None
+    price: float
+
+    @property
+    def stopped(self) -> bool:
+        """Outbid, or the account is empty: it does not run, and its disk is billed."""
+        return self.states[1:] == ("stopped", "stopped", "stopped")
+
+    @property
+    def broken(self) -> bool:
+        actual, _intended, _current, _next = self.states
+        return actual == "offline" or (actual not in ("running", "loading", "") and any(word in self.said.lower() for word in BROKEN))
+
+
+class Wire:
+    """Requests to Vast.ai and its replies as types.  Nothing is asked twice here."""
+
+    def __init__(self, api: str) -> None:
+        self.api = api.rstrip("/")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: httpx.AsyncClient | None = None
+        self.ahead = 0.0
+        """Seconds by which the provider's clock was ahead of ours in the last reply."""
+
+    async def search(self, query: Fields) -> list[Ask]:
+        answer = await self.ask("POST", "/api/v0/bundles/", query)
+        return [found for row in _rows(_good(answer, "the search"), "offers") if (found := _ask(row)) is not None]
+
+    async def create(self, ask: str, order: Fields) -> Answer:
+        return await self.ask("PUT", f"/api/v0/asks/{ask}/", order)
+
+    async def show(self, id: str) -> Instance | None:
+        """One machine; None when the provider says in its own words that there is none."""
+        answer = await self.ask("GET", f"/api/v0/instances/{id}/", query={"owner": "me"})
+        if answer.code == "no_such_instance":
+            return None
+        found = _good(answer, f"the instance {id}").get("instances", "")
+        if found is None:
+            return None
+        return _instance(_object(found, f"the instance {id}"))
+
+    async def listing(self) -> list[Instance]:
+        """All machines of the account.  Pages begin after the last id that was seen: one that vanishes meanwhile moves none of the others."""
+        found: list[Instance] = []
+        last = 0
+        while True:
+            query = {"limit": str(PAGE), "order_by": json.dumps([{"col": "id", "dir": "asc"}]), "select_filters": json.dumps({"id": {"gt": last}})}
+            rows = _rows(_good(await self.ask("GET", "/api/v1/instances/", query=query), "the list of instances"), "instances")
+            page = [_instance(row) for row in rows]
+            if any(int(each.id) <= last for each in page):
+                raise Unreachable("Vast.ai lists instances that were not asked for: the list cannot be read")
+            found += page
+            if len(page) < PAGE:
+                return found
+            last = max(int(each.id) for each in page)
+
+    async def destroy(self, id: str) -> None:
+        answer = await self.ask("DELETE", f"/api/v0/instances/{id}/", {})
+        if answer.code != "no_such_instance":
+            _good(answer, f"the instance {id}")
+
+    async def attach(self, id: str, key: str) -> None:
+        _good(await self.ask("POST", f"/api/v0/instances/{id}/ssh/", {"ssh_key": key}), f"the key of the instance {id}")
+
+    async def charges(self, since: float) -> list[tuple[str, Charge]]:
+        """What instances cost, with the label of each."""
+        found: list[tuple[str, Charge]] = []
+        token = ""
+        while True:
+            days = {"day": {"gte": int(since), "lte": int(time.time()) + 86400}, "type": {"in": ["instance"]}}
+            query = {"select_filters": json.dumps(days), "limit": "500", **({"after_token": token} if token else {})}
+            fields = _good(await self.ask("GET", "/api/v0/charges/", query=query), "the charges")
+            for row in _rows(fields, "results"):
+                label = _object(row.get("metadata") or {}, "a charge").get("label")
+                found.append((f"{label or ''}", Charge(number(row, "start"), number(row, "end"), number(row, "amount"))))
+            if not (token := f"{fields.get('next_token') or ''}"):
+                return found
+
+    async def user(self) -> Fields:
+        return _good(await self.ask("GET", "/api/v0/users/current/"), "the account")
+
+    async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        request = self._of_loop().build_request(method, self.api + path, json=body, params=query, headers={"Authorization": f"Bearer {api_key()}"})
+        try:
+            reply = await self._of_loop().send(request, stream=True)
+            text = bytearray()
+            async for data in reply.aiter_bytes():
+                text += data
+                if len(text) > LARGEST:
+                    raise Unsure(f"the reply of {self.api} has more than {LARGEST >> 20} MB")
+            await reply.aclose()
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
+        except httpx.HTTPError as error:
+            raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
+        with suppress(TypeError, ValueError):
+            self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
+        return _checked(_answer(reply.status_code, bytes(text), reply.headers))
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    def _of_loop(self) -> httpx.AsyncClient:
+        if self._client is None or self._loop is not asyncio.get_running_loop():
+            self._loop = asyncio.get_running_loop()
+            self._client = httpx.AsyncClient(timeout=PATIENCE, follow_redirects=False)
+        return self._client
+
+
+def key_file() -> Path:
+    """Where the official client keeps the key of the account."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(folder, "vastai", "vast_api_key")
+
+
+def api_key() -> str:
+    """The key of the account.  Raises Denied, and names where it was looked for."""
+    if key := os.environ.get("VAST_API_KEY", "").strip():
+        return key
+    try:
+        if key := key_file().read_text("utf-8").strip():
+            return key
+    except (OSError, ValueError):
+        pass
+    raise Denied(f"there is no key for Vast.ai: neither in VAST_API_KEY nor in {key_file()}; make one at https://cloud.vast.ai/manage-keys/")
+
+
+def _answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
+    try:
+        read = json.loads(body)
+    except (ValueError, RecursionError):
+        read = None
+    return Answer(status, read if isinstance(read, dict) else {}, body[:300].decode("utf-8", "replace"), headers)
+
+
+def _checked(answer: Answer) -> Answer:
+    """An answer that is about what was asked.  Raises Throttled, Denied, Unsure."""
+    if answer.status == 429:
+        if answer.code == "search_quota_exceeded":
+            at = answer.headers.get("x-ratelimit-reset", "")
+            when = f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC" if at.isdigit() else "midnight UTC"
+            raise Denied(f"Vast.ai allows no more searches until {when}")
+        told = answer.headers.get("retry-after") or answer.words.rpartition("threshold=")[2]
+        try:
+            after = float(told)
+        except ValueError:
+            after = 5.0
+        raise Throttled(f"Vast.ai was asked too often: {answer.words}", after=timedelta(seconds=min(max(after, 0.1), 60.0)))
+    if answer.status in (401, 403) or answer.code == "auth_error":
+        where = "VAST_API_KEY" if os.environ.get("VAST_API_KEY") else str(key_file())
+        raise Denied(f"Vast.ai does not accept the key of {where}: {answer.words}")
+    if answer.status >= 500:
+        raise Unsure(f"Vast.ai has a problem of its own ({answer.status}): {answer.words}")
+    return answer
+
+
+def _good(answer: Answer, what: str) -> Fields:
+    """The fields of a reply that reports no error."""
+    if answer.status >= 400 or answer.fields.get("success") is False:
+        raise Rejected(f"Vast.ai refuses {what}: {answer.words}")
+    if not answer.fields:
+        raise Unsure(f"the reply of Vast.ai about {what} cannot be read: {answer.words[:80]}")
+    return answer.fields
+
+
+def _rows(fields: Fields, name: str) -> list[Fields]:
+    rows = fields.get(name)
+    if not isinstance(rows, list):
+        raise Unsure(f'the reply of Vast.ai has no list "{name}"')
+    return [_object(row, name) for row in rows]
+
+
+def _object(value: object, what: str) -> Fields:
+    if not isinstance(value, dict):
+        raise Unsure(f"the reply of Vast.ai about {what} cannot be read")
+    return value
+
+
+def number(row: Fields, *names: str) -> float:
+    """The first of these that is a number; 0 when none is."""
+    for name in names:
+        if isinstance(value := row.get(name), (int, float)) and not isinstance(value, bool):
+            return float(value)
+    return 0.0
+
+
+def _ask(row: Fields) -> Ask | None:
+    """An offer; None for one without what must be known of it."""
+    cores, total = number(row, "cpu_cores_effective"), number(row, "cpu_cores")
+    if not cores or not total or not number(row, "id") or not number(row, "num_gpus"):
+        return None
+    share = min(1.0, cores / total)
+    mib = 1 << 20
+    have = Resources(
+        cpus=cores,
+        memory=int(number(row, "cpu_ram") * share) * mib,
+        gpus=int(number(row, "num_gpus")),
+        gpu=f"{row.get('gpu_name', '')}",
+        gpu_memory=int(number(row, "gpu_ram")) * mib,
+        disk=int(number(row, "disk_space") * 1e9),
+    )
+    verified, hosting = row.get("verification") == "verified", row.get("hosting_type") == 1
+    return Ask(
+        f"{int(number(row, 'id'))}", have, number(row, "dph_base"), number(row, "min_bid"), number(row, "storage_cost") / 30 / 24,
+        number(row, "inet_up_cost"), f"{row.get('geolocation') or ''}", min(1.0, number(row, "reliability2", "reliability")) or None,
+        number(row, "duration") / 3600, Market(verified, hosting, number(row, "inet_down"), number(row, "cuda_max_good")),
+    )  # fmt: skip
+
+
+def _instance(row: Fields) -> Instance:
+    actual, intended, current, coming = (f"{row.get(name) or ''}" for name in ("actual_status", "intended_status", "cur_state", "next_state"))
+    address: tuple[str, int] | None = None
+    ports = row.get("ports")
+    mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
+    if isinstance(mapped, list) and mapped and f"{(port := _object(mapped[0], 'a port').get('HostPort'))}".isdigit():
+        address = f"{row.get('public_ipaddr') or ''}".strip(), int(f"{port}")
+    return Instance(
+        f"{int(number(row, 'id'))}",
+        f"{row.get('label') or ''}",
+        (actual, intended, current, coming),
+        f"{row.get('status_msg') or ''}",
+        address,
+        number(row, "dph_total"),
+    )

@@ -1,0 +1,87 @@
+"""What rented machines cost: of one run, or of all since the beginning of the month."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from typing import NamedTuple, TypedDict
+
+from ...storage.ledger import LeaseRow, Ledger, of_user
+from ..tables import aligned
+
+
+class Cost(TypedDict):
+    """One machine.  `usd` is what the provider charged, or, where it has not said so yet, what was accrued by the price."""
+
+    key: str
+    run: str
+    driver: str
+    offer: str
+    state: str
+    hours: float
+    usd: float
+    source: str
+
+
+class Costs(NamedTuple):
+    """Machines and what they cost together, in US dollars."""
+
+    leases: list[Cost]
+    usd: float
+
+
+def of_runs(runs: Iterable[str]) -> dict[str, float]:
+    """What each of these runs cost, in US dollars."""
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        return {run: _costs(ledger, ledger.of_run(run)).usd for run in runs}
+
+
+def of_run(run: str) -> Costs:
+    """What the machines of a run cost."""
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        return _costs(ledger, ledger.of_run(run))
+
+
+def of_month() -> Costs:
+    """What all machines cost that were asked for this month, by this machine's time zone."""
+    now = time.localtime()
+    began = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        return _costs(ledger, ledger.since(began))
+
+
+def _costs(ledger: Ledger, rows: list[LeaseRow]) -> Costs:
+    noted = ledger.costs([row.key for row in rows])
+    found: list[Cost] = [
+        {
+            "key": row.key,
+            "run": row.run,
+            "driver": row.driver,
+            "offer": str(row.offer.get("id", "")),
+            "state": row.state,
+            "hours": ((row.gone or time.time()) - row.asked) / 3600,
+            "usd": noted[row.key].usd,
+            "source": noted[row.key].source,
+        }
+        for row in rows
+        if row.key in noted
+    ]
+    return Costs(found, sum(cost["usd"] for cost in found))
+
+
+def as_text(costs: Costs) -> list[str]:
+    """A table of them, with their sum."""
+    if not costs.leases:
+        return ["nothing was rented"]
+    rows = [
+        (cost["driver"], cost["key"], cost["run"], cost["offer"], cost["state"], f"{cost['hours']:.2f}", f"{cost['usd']:.2f}", cost["source"])
+        for cost in costs.leases
+    ]
+    table = aligned([("DRIVER", "LEASE", "RUN", "OFFER", "STATE", "HOURS", "USD", "BY"), *rows], right={5, 6})
+    return [*table, f"${costs.usd:.2f}"]
+
+
+def as_json(costs: Costs) -> str:
+    return json.dumps({"usd": costs.usd, "leases": costs.leases}, indent=2)

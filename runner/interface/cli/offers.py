@@ -1,0 +1,165 @@
+"""`recipe offers`: what could be rented now, for any step or for those of a recipe, and what of it would be taken."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from drivers.base import Need, Offer, Wish
+
+from ...errors import Invalid, Problem
+from ...execution.session import look
+from ...execution.terms import Choice
+from ...hosts import offering
+from ...hosts.offering import Shelf
+from ...hosts.pool import market_of, need_for
+from ...storage.workspace import Workspace
+from ..tables import aligned
+from .chosen import begun
+from .parser import add_request, request_of
+
+if TYPE_CHECKING:
+    from ...survey.survey import Survey
+
+SHOWN: Final = 15
+HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", "hours", "total $", "reliable", "longest")
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    add_request(parser)
+    parser.set_defaults(driver="all")
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.epilog = "Nothing is rented.\n\nexamples:\n  recipe offers --where gpu=4090\n  recipe offers sft dataset=data.jsonl --driver vastai --json"
+
+
+def run(args: argparse.Namespace) -> int:
+    where = filters(args.where)
+    asked, args.driver = args.driver, "local"
+    if args.recipe is None and args.file is None:
+        with Workspace.open(args.workspace, read_only=True) as ws:
+            found = _asked(ws, asked, {"": Wish(Need(gpus=1), filters=where)})
+    else:
+        request = request_of(args)
+        with begun(args.workspace, request) as ws:
+            survey = look(ws, request, Choice())
+            found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked).items()})
+    if args.json:
+        print(json.dumps([_as_json(step, shelf) for step, shelf in found], indent=2))
+        return 0
+    if not found:
+        print("no step that is to run needs a rented machine")
+    for step, shelf in found:
+        print("\n".join(lines(step, shelf, SHOWN)))
+        if shelf.failed:
+            print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
+    return 0
+
+
+def filters(words: Sequence[str]) -> Mapping[str, str]:
+    """The filters of `--where`.  Raises Invalid."""
+    if bad := [word for word in words if "=" not in word]:
+        raise Invalid([Problem("bad-input", f'--where "{bad[0]}" is not NAME=VALUE', fix="such as --where gpu=4090")])
+    return dict(word.split("=", 1) for word in words)
+
+
+def wishes(ws: Workspace, found: Survey, driver: str) -> dict[str, Wish]:
+    """What the steps that are to run need of rented machines, by the first step of each need."""
+    from ...advice import estimates
+    from ...planning.plan import LOCAL
+
+    market = market_of(ws.config.driver(driver)) if driver != "all" and "," not in driver else "on-demand"
+    by_need: dict[Need, tuple[str, float | None]] = {}
+    specs = found.plan.specs()
+    reckoned = estimates.of_plan(ws, found.plan, found.todo)
+    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+    for n in found.todo:
+        node, wants = found.plan.nodes[n], specs[n].resources
+        if node.flags & LOCAL or not wants.gpus or specs[n].select is not None:
+            continue
+        most = reckoned[n].seconds if n in reckoned else None
+        known = most[1] if most is not None else expected.get(node.id)
+        need = need_for(wants, market)
+        first, before = by_need.get(need, (node.id, 0.0))
+        by_need[need] = first, None if known is None or before is None else before + known / 3600
+    return {step: Wish(need, hours=hours) for need, (step, hours) in by_need.items()}
+
+
+def _asked(ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:
+    drivers = offering.priced(ws, asked)
+    found = asyncio.run(offering.shelves(drivers, list(wanted.values()))) if wanted else []
+    steps = list(wanted) * len(drivers)
+    return list(zip(steps, found, strict=True))
+
+
+def lines(step: str, shelf: Shelf, most: int) -> list[str]:
+    """What a driver offers for a step, for people."""
+    head = f"{shelf.driver}{f' for {step}' if step else ''}: {len(shelf.offers)} offer(s)"
+    rows = [_row(offer, shelf.wish.hours) for offer in shelf.offers[:most]]
+    table = aligned([HEAD, *rows], right={3, 6, 7, 8, 9, 10}) if rows else []
+    more = [f"… {len(shelf.offers) - most} more"] if len(shelf.offers) > most else []
+    return [head + (f"; {shelf.ends}" if shelf.ends else ""), *table, *more, *([words] if (words := shelf.left_out()) else [])]
+
+
+def _row(offer: Offer, hours: float | None) -> tuple[str, ...]:
+    have = offer.resources
+    return (
+        offer.driver,
+        offer.id,
+        f"{have.gpus or 0} x {have.gpu}" if have.gpus else "none",
+        f"{(have.gpu_memory or 0) / 1e9:.0f} GB",
+        offer.region,
+        offer.market,
+        f"{offer.price:.3f}",
+        "?" if hours is None else f"{hours:.1f}",
+        "?" if hours is None else f"{offer.price * hours:.2f}",
+        "?" if offer.reliability is None else f"{offer.reliability:.3f}",
+        "?" if offer.longest is None else f"{offer.longest:.0f} h",
+    )
+
+
+def chosen(found: Mapping[str, Shelf]) -> list[str]:
+    """Which machine a run would rent for each step, and which come next, as `recipe plan` shows it."""
+    told = []
+    for step, shelf in found.items():
+        for place, offer in enumerate(shelf.offers[: 1 + offering.RUNNERS_UP]):
+            row = _row(offer, shelf.wish.hours)
+            cost = f", {shelf.wish.hours:.1f} h, ${offer.price * shelf.wish.hours:.2f}" if shelf.wish.hours is not None else ""
+            what = f"rents for {step}" if not place else f"{'':9}else"
+            told.append(f"{what}: {offer.driver} {offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}, ${row[6]} an hour{cost}")
+        if not shelf.offers:
+            told.append(f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}")
+        told += [f"{'':9}{words}" for words in (shelf.left_out(), shelf.ends) if words]
+    return told
+
+
+def _as_json(step: str, shelf: Shelf) -> dict[str, object]:
+    hours = shelf.wish.hours
+    offers = [
+        {
+            "id": offer.id,
+            "gpu": offer.resources.gpu,
+            "gpus": offer.resources.gpus,
+            "gpu_memory": offer.resources.gpu_memory,
+            "region": offer.region,
+            "market": offer.market,
+            "usd_an_hour": offer.price,
+            "usd_an_hour_of_disk": offer.disk_price,
+            "usd_a_gb_of_egress": offer.egress_price,
+            "usd": None if hours is None else offer.price * hours,
+            "reliability": offer.reliability,
+            "longest_hours": offer.longest,
+            "fetched": offer.fetched,
+        }
+        for offer in shelf.offers
+    ]
+    return {
+        "driver": shelf.driver, "step": step, "hours": shelf.wish.hours, "ends": shelf.ends, "left_out": dict(shelf.excluded),
+        "failed": shelf.failed, "offers": offers,
+    }  # fmt: skip

@@ -1,0 +1,204 @@
+"""Promise: a run on machines of Vast.ai brings home what a run here makes, and gives every machine back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from drivers.base import Host, HostLost, Lease, Order, Unreachable, Wish
+from drivers.fakes.world import _digest as digest
+from drivers.vastai import Vastai
+from tests.fake_provider import Provider, provider
+from tests.support import Space
+from tests.vastai import alive, installation, ours, rents
+
+TRAIN = """
+import random, sys
+random.seed(7)
+w, rows = 0.0, [(x / 10, 3 * x / 10 + random.gauss(0, 0.1)) for x in range(20)]
+for step in range(50):
+    w -= 0.05 * sum(2 * (w * x - y) * x for x, y in rows) / len(rows)
+    print(f"step {step} w {w:.17g}")
+open(sys.argv[1], "w").write(f"{w:.17g}\\n")
+"""
+RECIPE = (
+    "steps:\n  data: {run: 'echo 20 rows > data.txt', outputs: {data: data.txt}}\n"
+    "  train:\n    run: 'python3 train.py model.txt; cat {{ steps.data.data }} >> model.txt; nvidia-smi -L | wc -l >&2'\n    code: [train.py]\n"
+    "    resources: {gpus: 1}\n    outputs: {model: model.txt}\n"
+    "  report: {run: 'wc -c < {{ steps.train.model }} > report.txt', outputs: {report: report.txt}}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Provider]:
+    with provider("vastai", "--hosts", "real", "--clock", "real", "--faults", "boot=0.3,foreign=30") as found:
+        yield found
+
+
+def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    rents(space, real, monkeypatch)
+    space.write("train.py", TRAIN)
+    space.recipe(RECIPE)
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0, said
+    there = {name: (space.root / name).read_bytes() for name in ("model.txt", "report.txt")}
+    here = Space(space.root.parent / "here")
+    here.write("train.py", TRAIN)
+    here.recipe(RECIPE.replace("    resources: {gpus: 1}\n", ""))
+    here.run()
+    assert there == {name: (here.root / name).read_bytes() for name in there}
+    assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 30
+    assert installation(space).stat().st_mode & 0o777 == 0o600
+    assert space.command("run", "--driver", "vastai")[0] == 0 and ours(real).count("created") == 1, "a run with nothing to do rents nothing"
+
+
+def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_ended_when_asked(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+
+    async def lose() -> list[str]:
+        driver = Vastai(installation=str(installation(space)))
+        offers = await driver.offers(Wish())
+        leases = [await driver.acquire(Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))) for offer in offers[:2]]
+        await driver.aclose()
+        return [lease.key for lease in leases]
+
+    before = alive(real)
+    first, second = asyncio.run(lose())
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0 and f"vastai {first} (machine " in said and " a day; `recipe reap --adopt " in said
+    code, out, _ = space.command("reap", "--adopt", first)
+    assert code == 0 and f"kept         vastai {first}" in out and f"unknown      vastai {second}" in out
+    assert space.command("reap", "--unknown")[0] == 3 and len(alive(real) - before) == 2, "a pipe cannot be asked"
+    assert space.command("reap", "--unknown", "--yes", first)[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
+    assert space.command("reap", "--adopt", first)[0] == 3
+
+
+def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    rents(space, real, monkeypatch)
+    code, out, _ = space.command("offers", "--json", "--where", "gpu_memory=30")
+    (shelf,) = json.loads(out)
+    prices = [offer["usd_an_hour"] for offer in shelf["offers"]]
+    assert code == 0 and prices == sorted(prices) and prices and all(offer["gpu_memory"] >= 30e9 for offer in shelf["offers"])
+    assert shelf["left_out"]["less GPU memory"] > 0 and shelf["ends"] == "it ends itself at its time"
+    code, _, said = space.command("offers", "--where", "gpu_memroy=30")
+    assert code == 3 and 'did you mean "gpu_memory"?' in said
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n  t: {run: 'echo 1 > p', outputs: {o: p}}\n")
+    code, out, _ = space.command("offers", "recipe.yaml", "--driver", "vastai")
+    assert code == 0 and out.startswith("vastai for s: ")
+    code, out, _ = space.command("plan", "--driver", "vastai")
+    assert code == 0 and "\nrents for s: vastai " in out and out.count(f"\n{'':9}else: vastai ") == 2 and "it ends itself at its time" in out
+    assert "rents for t" not in out
+
+
+def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_rented(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+    space.recipe("steps:\n  s: {run: 'nvidia-smi -L | wc -l > o', resources: {gpus: 2}, outputs: {o: o}}\n")
+    before = len(ours(real))
+    real.ask("/_faults", "boot=0.1,fewer@create=once")
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0 and " GPUs, and " in said and " were promised" in said and int(space.read("o")) >= 2, said
+    assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") >= 2
+
+
+Act = Callable[[Vastai, Lease], Coroutine[None, None, None]]
+
+
+def on_machine(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act, lasts: float = 3600.0) -> None:
+    """Do something with a lease of a machine that has just been ordered, and end it."""
+    monkeypatch.setenv("VAST_API_KEY", real.exports["VAST_API_KEY"])
+
+    async def acting() -> None:
+        driver = Vastai(api=real.url, installation=str(tmp_path / "installation"), poll=0.1)
+        until = datetime.now(UTC) + timedelta(seconds=lasts)
+        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], os.urandom(8).hex(), until))
+        try:
+            await act(driver, lease)
+        finally:
+            assert await driver.release(lease)
+            await driver.aclose()
+
+    asyncio.run(acting())
+
+
+async def up(driver: Vastai, lease: Lease) -> Host:
+    while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
+        await asyncio.sleep(0.05)
+    return hosts[0]
+
+
+async def said(host: Host, script: str) -> str:
+    return b"".join([data async for data in host.call(("sh", "-c", script))]).decode()
+
+
+def test_a_machine_ends_itself_when_its_time_is_over_though_nobody_asks(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(driver: Vastai, lease: Lease) -> None:
+        async with asyncio.timeout(30):
+            while lease in await driver.leases():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        with pytest.raises(HostLost):
+            await driver.hosts(lease)
+
+    on_machine(real, tmp_path, monkeypatch, act, lasts=1.0)
+    ended = [entry for entry in real.ledger() if entry["event"] == "destroyed"][-1]
+    assert ended["by"] == digest(f"instance-{ended['machine']}"), "with the key of the instance, not of the account"
+
+
+def test_the_time_of_a_machine_is_moved(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(driver: Vastai, lease: Lease) -> None:
+        host = await up(driver, lease)
+        await driver.prolong(lease, datetime.now(UTC) + timedelta(seconds=7200))
+        assert 7100 < float(await said(host, "echo $(($(cat ~/.recipe-until) - $(date +%s)))")) <= 7200
+
+    on_machine(real, tmp_path, monkeypatch, act)
+
+
+def test_the_key_of_the_account_and_our_private_key_are_not_on_the_machine(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(driver: Vastai, lease: Lease) -> None:
+        found = await said(await up(driver, lease), "env; cd; cat .ssh/* .recipe-*")
+        private = driver._installation.login(lease.key).decode().split("\n")[2]
+        assert real.exports["VAST_API_KEY"] not in found and private not in found and "ssh-ed25519" in found
+
+    on_machine(real, tmp_path, monkeypatch, act)
+
+
+def test_a_login_that_is_refused_is_let_in_again_and_a_destroyed_machine_is_lost(
+    real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(driver: Vastai, lease: Lease) -> None:
+        host = await up(driver, lease)
+        keys = json.loads(str((await driver._wire.ask("GET", f"/api/v0/instances/{lease.id}/ssh/")).fields["ssh_keys"]))
+        await said(host, "rm ~/.ssh/authorized_keys")
+        for key in keys:
+            await driver._wire.ask("DELETE", f"/api/v0/instances/{lease.id}/ssh/{key['id']}/", {})
+        await asyncio.sleep(0.3)  # until the machine has heard of it
+        await driver._hosts[lease.id].machine.link.aclose()
+        with pytest.raises(Unreachable):
+            await said(host, "true")
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    assert await said(host, "echo again") == "again\n"
+                    break
+                except Unreachable:
+                    await asyncio.sleep(0.05)
+        await driver._wire.destroy(lease.id)
+        with pytest.raises(HostLost):
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        await said(host, "true")
+                    except Unreachable:
+                        await asyncio.sleep(0.05)
+
+    on_machine(real, tmp_path, monkeypatch, act)

@@ -1,0 +1,91 @@
+"""What is chosen among offers, and when a person is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivers.base import Need, Offer, Rejected, Resources, Wish
+from drivers.cloud import Filters, Installation, Market, excluded, public
+from drivers.machine import Facts, less
+from runner.hosts.offering import Shelf, to_confirm
+from runner.storage.workspace import Workspace
+
+CARD = Resources(cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9)
+OFFER = Offer("vastai", "1", CARD, price=0.5, region="Sweden, SE", reliability=0.99, longest=10.0)
+GOOD = Market(verified=True, datacenter=False, inet=500.0, cuda=12.8)
+
+
+@pytest.mark.parametrize(
+    ("need", "given", "why"),
+    [
+        (Need(gpus=1, gpu="4090", gpu_memory=24 * 10**9), {}, ""),
+        (Need(gpus=3), {}, "fewer GPUs than needed"),
+        (Need(gpus=1, gpu="H100"), {}, "another GPU"),
+        (Need(gpu_memory=40 * 10**9), {}, "less GPU memory"),
+        (Need(disk=10**12), {}, "less memory, disk or processors"),
+        (Need(nodes=2), {}, "several machines are one order"),
+        (Need(), {"gpu": "rtx_4090", "regions": "se,us", "max_price": "0.5", "inet": 500, "cuda": 12.8}, ""),
+        (Need(), {"regions": ["US"]}, "another region"),
+        (Need(), {"reliability": "0.999"}, "less reliable"),
+        (Need(), {"datacenter": "yes"}, "not in a datacenter"),
+        (Need(), {"inet": 501}, "a slower network"),
+        (Need(), {"cuda": "13"}, "an older CUDA"),
+        (Need(), {"max_price": 0.49}, "dearer than max_price"),
+    ],
+)
+def test_an_offer_is_left_out_for_one_reason_in_words(need: Need, given: dict[str, str], why: str) -> None:
+    assert excluded(OFFER, GOOD, Wish(need), Filters().given(given)) == why
+
+
+def test_an_offer_that_ends_before_the_work_does_is_left_out() -> None:
+    assert excluded(OFFER, GOOD, Wish(hours=11.0), Filters()) == "not for that long"
+    assert excluded(OFFER, GOOD._replace(verified=False), Wish(), Filters()) == "not verified"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [({"gpus": "1"}, 'did you mean "gpu"'), ({"inet": "fast"}, "is a number"), ({"verified": "maybe"}, "true or false")]
+)
+def test_a_filter_that_cannot_be_read_is_refused_in_a_sentence(given: dict[str, str], words: str) -> None:
+    with pytest.raises(Rejected, match=words):
+        Filters().given(given)
+
+
+CARDS = ["RTX 4090, 24564"] * 2
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"smi": ["yes"], "gpu": CARDS}, ""),
+        ({}, ""),
+        ({"smi": ["yes"]}, "it has 0 GPUs, and 2 were promised"),
+        ({"smi": ["yes"], "gpu": CARDS[1:]}, "it has 1 GPUs, and 2 were promised"),
+        ({"smi": ["yes"], "gpu": ["RTX 4090, 12282"] * 2}, "it has 13 GB of GPU memory, and 26 were promised"),
+        ({"memory": ["4000000000"]}, "it has 4 GB of memory, and 8 were promised"),
+        ({"disk": ["4000000000"]}, "it has 4 GB of disk, and 9 were promised"),
+    ],
+)
+def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: str) -> None:
+    assert less(CARD, Need(memory=8 * 10**9, disk=9 * 10**9), told) == words
+
+
+def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_say_otherwise(tmp_path: Path) -> None:
+    shelves = [Shelf("vastai", Wish(hours=hours), [OFFER]) for hours in (3.0, 2.0)]
+    with Workspace.open(tmp_path) as ws:
+        assert to_confirm(ws, shelves, None) == 2.5
+        assert to_confirm(ws, shelves, 1.0) is None and to_confirm(ws, shelves[:1], None) is None
+        assert to_confirm(ws, [Shelf("vastai", Wish(), [OFFER])], None) is None, "how long it takes is not known"
+    (tmp_path / "recipe.toml").write_text("[drivers.vastai]\nconfirm = 1\n")
+    with Workspace.open(tmp_path) as ws:
+        assert to_confirm(ws, shelves[:1], None) == 1.5
+
+
+def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(tmp_path: Path) -> None:
+    path = str(tmp_path / "config" / "installation")
+    one, again, other = Installation.of(path), Installation.of(path), Installation(b"another")
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    assert public(one.login("k")) == public(again.login("k")) != public(again.login("l")) and public(one.login("k")) != public(one.host_key("k"))
+    assert one.mark("3fa85f645717b3fc") == f"recipe-{one.name}-3fa85f645717b3fc" and len(one.name) == 8
+    assert one.key(one.mark("k")) == "k" and one.key(other.mark("k")) is None and one.key("theirs") is None
