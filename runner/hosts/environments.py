@@ -17,8 +17,10 @@ from typing import Any
 from ..digest import of_value
 from ..errors import CannotRun
 from ..language.units import about, duration_text
+from ..paths import cache_folder
 from ..reading import whole
 from ..storage.locks import Lock
+from . import uv
 from .hooks import INSTALL, Hooks
 from .sites import Site
 
@@ -71,7 +73,7 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
 
 
 async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable[[str], None]) -> None:
-    # pip finds its index, proxy, certificates and cache by the caller's environment; nothing of that gets into what it installs.
+    # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
     inherited = list(os.environ) if hooks.site.root == str(hooks.site.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
@@ -84,7 +86,7 @@ async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable
             if last is told and "says" in last:
                 say(last["says"])
 
-    argv = [hooks.site.installer, "-I", "builder.py", home, "requirements.txt"]
+    argv = [hooks.site.installer, "-I", "builder.py", home, "requirements.txt", await _uv(hooks.site)]
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
@@ -95,6 +97,16 @@ async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable
     if done := last.get("done"):
         many = f"{done['packages']} package{'s' if done['packages'] != 1 else ''}"
         say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
+
+
+async def _uv(site: Site) -> str:
+    """A uv for that machine, brought there; empty where none can be had, and pip does its work."""
+    if not site.elsewhere:
+        return uv.here()
+    asked = site.host.call((site.installer, "-c", "import os; u = os.uname(); print(u.sysname, u.machine)"))
+    machine = b"".join([part async for part in asked]).decode(errors="replace").strip()
+    found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
+    return await site.program(found) if found else ""
 
 
 def _whole(lock: Path) -> bytes:
