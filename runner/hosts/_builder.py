@@ -2,9 +2,10 @@
 
     python -I builder.py HOME REQUIREMENTS [UV]
 
-uv fills it where one is given that runs here, from the cache that its user has on this machine, by hard links; else pip does.  One at a time works on
-a HOME, by a lock in it: a builder whose asker was killed goes on undisturbed, and the next one finds what it made.  What a builder left that was
-killed itself is cleared away.  Nothing is downloaded to /tmp, which is often memory, and too small: uv has its cache, pip a folder below HOME.
+Where REQUIREMENTS is empty, it has no packages of its own and sees those of the Python that it is made from.  uv fills it where one is given that
+runs here, from the cache that its user has on this machine, by hard links; else pip does.  One at a time works on a HOME, by a lock in it: a builder
+whose asker was killed goes on undisturbed, and the next one finds what it made.  What a builder left that was killed itself is cleared away.
+Nothing is downloaded to /tmp, which is often memory, and too small: uv has its cache, pip a folder below HOME.
 
 Lines of JSON say how it goes: {"says": how far it is}, and at last {"done": …} or {"wrong": one sentence, "fix": what to do}.
 """
@@ -34,7 +35,7 @@ ELSEWHERE = (
     *("VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT", "UV_WORKING_DIR", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE"),
     *("UV_EXCLUDE_NEWER", "UV_TARGET", "UV_PREFIX", "UV_NO_VERIFY_HASHES", "UV_TORCH_BACKEND"),
 )
-"""Variables of the caller that say where packages are installed to, or what else: that is settled here.  Where files come from is the caller's to say."""
+"""Variables of the caller that say where packages are installed to, or what else: it is settled here.  Where files come from is the caller's."""
 OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -214,6 +215,9 @@ def build(home: str, requirements: str, uv: str) -> None:
 def _made(home: str, requirements: str, uv: str, lock: int) -> int:
     import venv  # not for who only waited
 
+    if not requirements:
+        venv.EnvBuilder(symlinks=True, system_site_packages=True).create(home)
+        return 0
     venv.EnvBuilder(symlinks=True).create(home)
     os.makedirs(f"{home}/fetched", exist_ok=True)
     with open(requirements, encoding="utf-8") as file:

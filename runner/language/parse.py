@@ -507,7 +507,7 @@ _NO_RESOURCES = Resources()
 
 
 def _python(raw: Any) -> Python | None:
-    return Python(raw["lock"]) if raw else None
+    return Python(raw.get("lock", ""), raw.get("version", "")) if raw else None
 
 
 def _path_or_glob(item: Any) -> str | Glob:

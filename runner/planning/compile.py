@@ -300,6 +300,8 @@ class _Compiler:
             author["secrets"] = list(secrets)
         if image:
             author["image"] = image
+        if python and python.version:
+            author["python"] = python.version
         if recipe.setup:
             author["setup"] = list(recipe.setup)
         metrics = MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None
@@ -382,6 +384,7 @@ class _Compiler:
             metrics=metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=step.nodes,
+            python=python.version if python else "",
         )
 
     def _read(

@@ -241,6 +241,49 @@ def test_two_machines_install_at_the_same_time(space: Space, index: Index) -> No
     assert space.read("o1.txt") == space.read("o2.txt") == "said\n"
 
 
+# -- of a version
+
+
+def other_python(space: Space, version: str) -> dict[str, str]:
+    """Variables of a shell that finds a Python of another version; it only says so."""
+    program = space.write(
+        f"bin/python{version}", f'#!/bin/sh\ncase "$2" in *version_info*) echo {version} ;; *) exec {sys.executable} "$@" ;; esac\n'
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("lock", ["", "lock: lock.txt, "])
+def test_a_step_runs_with_the_python_of_the_version_that_it_asks_for(space: Space, index: Index, lock: str) -> None:
+    locked(space, index)
+    space.recipe(
+        RECIPE.replace("lock: lock.txt", f'{lock}version: "3.14"')
+        .replace("import sys, tinyword", "import sys")
+        .replace("tinyword.word", "sys.prefix")
+    )
+    code, _, said = space.command("run", env={**index.environ, **other_python(space, "3.14")})
+    assert code == 0, said
+    assert space.read("o.txt").strip() == str(home(space)) and home(space).name.endswith("python3.14")
+
+
+def test_the_python_at_hand_does_if_it_is_of_that_version(space: Space) -> None:
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    space.recipe(f'python: {{version: "{ours}"}}\nsteps: {{one: {{run: "touch o.txt", outputs: {{o: o.txt}}}}}}\n')
+    assert space.command("run")[0] == 0 and not (space.root / ".recipe/envs").exists()
+
+
+def test_a_version_that_is_not_there_is_refused_with_the_line_that_installs_it(space: Space) -> None:
+    space.recipe('python: {version: "3.99"}\nsteps: {one: {run: "touch o.txt", outputs: {o: o.txt}}}\n')
+    code, _, said = space.command("run")
+    assert code == 2 and "Python 3.99 is not on this machine" in said and "uv python install 3.99" in said
+
+
+def test_a_version_without_quotes_is_refused_because_it_may_be_another_number(space: Space) -> None:
+    space.recipe("python: {version: 3.10}\nsteps: {one: {run: touch o.txt, outputs: {o: o.txt}}}\n")
+    code, out, said = space.command("validate")
+    assert code == 3 and "in quotes" in out + said, out + said
+
+
 # -- what keeps it from being built
 
 
