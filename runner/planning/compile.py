@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
+from ..language import presets
 from ..language.imports import started
 from ..language.recipe import AutoCode, GitCode, Resources
 from ..paths import escapes, heads
@@ -87,7 +88,7 @@ def compile_plan(
         if not makes.meets(path):
             message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
             compiler.sketch.problem(there, "matrix-axis", message, where, fix="make the output elsewhere, or leave the path out with `exclude`")
-    return assemble(compiler.sketch, recipe, values, digest, recipe.presets[preset].limits if preset else None)
+    return assemble(compiler.sketch, recipe, values, digest, whole.limits if (whole := presets.chosen(recipe, preset)) else None)
 
 
 _NONE: Final[list[Any]] = []
@@ -133,7 +134,7 @@ class _Compiler:
         scope.variables.update(variables or {})
         if self.sketch.top is None:
             self.sketch.top = scope
-        chosen = recipe.presets.get(preset) if preset else None
+        chosen = presets.chosen(recipe, preset)
         self.depth.append(recipe.id)
         self.sketch.problems += [found for found in misplaced(recipe) if found not in self.sketch.problems]
         order, loops = ordered(recipe)

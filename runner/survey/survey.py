@@ -55,6 +55,7 @@ class Request:
     current_python: bool = False
     update: bool = False
     typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
+    origins: Mapping[str, str] = field(default_factory=dict)  # the files that inputs were read from, for messages
 
 
 @dataclass(slots=True)
@@ -233,9 +234,9 @@ def _read(
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
-    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ)
-    for name, folder in request.typed_in.items():
-        values[name] = _from_root(recipe.inputs[name], values.get(name), Standing(ws.root, folder))
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=os.environ, origins=request.origins)
+    for name in request.typed_in.keys() & values.keys():
+        values[name] = _from_root(recipe.inputs[name], values[name], Standing(ws.root, request.typed_in[name]))
     return recipe, values
 
 
