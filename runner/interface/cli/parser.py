@@ -24,6 +24,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
     "plan": ("run", "what a run would do, and every reason (= run -n)"),
     "run": ("run", "run what is not fresh"),
+    "sweep": ("sweep", "run a recipe for each combination of values, and compare what came of it"),
     "why": ("why", "why a step would run, or what changed between two runs of it"),
     "status": ("status", "what is fresh, what is not, and files of earlier runs that are not made now"),
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),

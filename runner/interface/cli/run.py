@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="mark this run with a word that several runs may have")
         parser.add_argument("--note", default="", metavar="TEXT", help="a remark that is stored with this run")
-        parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
+        parser.add_argument("-j", "--jobs", type=positive, default=0, metavar="N", help="steps at once (default: one per processor)")
         parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
@@ -63,38 +63,45 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
-    dry = args.verb == "plan" or args.dry_run
     with begun(args.workspace, request) as ws:
         ws.share(args.store)
-        if dry:
-            found = look(ws, request, choice)
-            _warn(ws, found, args)
-            for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
-                print(f"recipe: {notice}", file=sys.stderr)
-            verdict = _checked(ws, found, args)
-            expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
-            if args.json:
-                print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
-            else:
-                print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
-                _print_findings(verdict, found, args)
-            return 0
-        pools = dict(_pool(word) for word in args.pool)
-        settings = Settings(
-            args.driver,
-            tuple(args.hosts),
-            args.jobs,
-            args.keep_going,
-            args.overwrite,
-            args.link == "hard",
-            pools,
-            tuple(args.allow),
-            args.everything_there,
-            Label(args.name, tuple(args.tag), args.note),
-            args.python if args.python != "current" else "",
-        )
-        return carried_out(ws, request, choice, settings, args)
+        return done(ws, request, args)
+
+
+def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
+    """Run it, or say what would be done, as the flags ask; the exit code."""
+    choice = Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
+    if args.verb == "plan" or args.dry_run:
+        _print_plan(ws, look(ws, request, choice), args)
+        return 0
+    pools = dict(_pool(word) for word in args.pool)
+    settings = Settings(
+        args.driver,
+        tuple(args.hosts),
+        args.jobs,
+        args.keep_going,
+        args.overwrite,
+        args.link == "hard",
+        pools,
+        tuple(args.allow),
+        args.everything_there,
+        Label(args.name, tuple(args.tag), args.note),
+        args.python if args.python != "current" else "",
+    )
+    return carried_out(ws, request, choice, settings, args)
+
+
+def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
+    _warn(ws, found, args)
+    for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
+        print(f"recipe: {notice}", file=sys.stderr)
+    verdict = _checked(ws, found, args)
+    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+    if args.json:
+        print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
+    else:
+        print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+        _print_findings(verdict, found, args)
 
 
 def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
@@ -262,7 +269,7 @@ def _seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
