@@ -34,6 +34,7 @@ from ..storage.locks import Lock
 from ..storage.objects import Objects
 from ..storage.sources import chosen, fetch
 from ..storage.workspace import Workspace
+from ..survey import locks
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .commit import GroupCommit
@@ -126,7 +127,8 @@ class Attempts:
 
         if not node.lock:
             return Wanted(None, "", spec.python)
-        return Wanted(Path(self.survey.plan.homes[node.home], node.lock), str(self.survey.facts.locks[node.home, node.lock]), spec.python)
+        lock = locks.file_of(Path(self.survey.plan.homes[node.home], node.lock))
+        return Wanted(lock, str(self.survey.facts.locks[node.home, node.lock]), spec.python)
 
     async def python(self, node: Node, spec: StepSpec, site: Site) -> str:
         """The interpreter of a step there, of its version and with the packages of its lock.  Raises CannotRun."""

@@ -311,7 +311,7 @@ def _env(home: str) -> dict[str, str]:
 
 def _uv_env(home: str) -> dict[str, str]:
     """With what pip's settings say about where packages come from, as far as uv's own say nothing."""
-    env = {"NO_COLOR": "1", **_of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
+    env = {"NO_COLOR": "1", **of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
     cache = env.get("UV_CACHE_DIR") or f"{env.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')}/uv"
     try:
         os.makedirs(cache, exist_ok=True)
@@ -321,7 +321,7 @@ def _uv_env(home: str) -> dict[str, str]:
     return env if writable else {**env, "UV_CACHE_DIR": f"{home}/fetched"}
 
 
-def _of_pip(environ: Mapping[str, str]) -> dict[str, str]:
+def of_pip(environ: Mapping[str, str]) -> dict[str, str]:
     """pip's settings, of its files and variables, as uv's variables.  Places on this machine that are not there count for nothing, as to pip."""
     read = configparser.RawConfigParser(strict=False)
     user = os.path.expanduser("~")

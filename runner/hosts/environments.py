@@ -1,6 +1,6 @@
 """A Python environment from a lock, of a version of Python, or both: made once.  Knows where it lies; the builder, a program on the host, makes it.
 
-A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) is first written as one, since few pips read it.
+A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) and a uv.lock are first written as one, since few pips read them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -107,7 +108,7 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
 
 async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], None]) -> None:
     lock = wanted.lock
-    text = b"" if lock is None else _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
+    text = b"" if lock is None else await asyncio.to_thread(_text, lock)
     installer = await python_there(hooks.site, wanted.version) if wanted.version else hooks.site.installer
     # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
     inherited = list(os.environ) if hooks.site.root == str(hooks.site.ws.home) else []
@@ -150,6 +151,26 @@ def _whole(lock: Path) -> bytes:
         return whole(lock)
     except OSError as error:
         raise CannotRun(f"{lock} cannot be read: {error.strerror}", fix="make it again with the tool that locks packages") from error
+
+
+def _text(lock: Path) -> bytes:
+    """A lock as a hash-pinned requirements file.  Raises CannotRun."""
+    if lock.name == "uv.lock":
+        return _exported(lock)
+    return _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
+
+
+def _exported(lock: Path) -> bytes:
+    """What a project of uv needs, without itself and what it is developed with: a step's own code comes by `code`.  Raises CannotRun."""
+    words = ("--frozen", "--no-emit-workspace", "--no-dev", "--no-annotate", "--no-header", "--format", "requirements.txt")
+    argv = [uv.here(), "export", "--quiet", *words, "--project", str(lock.parent)]
+    try:
+        return subprocess.run(argv, capture_output=True, check=True, env={**os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = " ".join((getattr(error, "stderr", b"") or b"").decode(errors="replace").split()) or str(error)
+        raise CannotRun(
+            f"{lock} cannot be read: {said[:1000]}", fix="make it again with `uv lock`; its pyproject.toml has to lie beside it"
+        ) from error
 
 
 def _requirements(lock: Path) -> str:

@@ -36,7 +36,7 @@ from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
 from ..storage.workspace import Workspace
-from . import code_files
+from . import code_files, locks
 from .imports import ImportCache, followed
 
 if TYPE_CHECKING:
@@ -500,6 +500,10 @@ def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, up
 
 
 def _lock(ws: Workspace, path: Path) -> Content | None:
+    """The content of the lock for what a recipe names, which is made first where that pins nothing; None where it is not there.  Raises CannotRun."""
+    if not locks.is_current(path) and not ws.read_only:
+        locks.make(path)
+    path = locks.file_of(path)
     try:
         wrong = unfit(path.stat())
     except OSError:

@@ -201,7 +201,7 @@ def test_what_pip_is_told_of_its_index_counts_for_uv(tmp_path: Path, monkeypatch
         "PIP_EXTRA_INDEX_URL": "https://a https://b",
         "XDG_CONFIG_HOME": "/nowhere",
     }
-    found = _builder._of_pip(environ)
+    found = _builder.of_pip(environ)
     assert found["UV_DEFAULT_INDEX"] == "https://mirror/simple" and found["UV_INDEX"] == "https://a https://b"
     assert found["UV_FIND_LINKS"] == "https://wheels" and found["UV_HTTP_TIMEOUT"] in ("7", "9")
 

@@ -22,6 +22,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
     "check": ("check", "what is known to go wrong with these inputs, on this machine or host, and what to do"),
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
+    "lock": ("lock", "write the lock of requirements.txt or pyproject.toml, for `python: {lock: …}`"),
     "plan": ("run", "what a run would do, and every reason (= run -n)"),
     "run": ("run", "run what is not fresh"),
     "sweep": ("sweep", "run a recipe for each combination of values, and compare what came of it"),
