@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 PLATFORMS: Final[Mapping[str, str]] = {"Linux x86_64": "x86_64-manylinux2014", "Linux aarch64": "aarch64-manylinux2014"}
 """What uv calls the machines that `uname -sm` names so."""
+_ALONE: Final = threading.Lock()
 _PATIENCE: Final = 120.0
 """Seconds that fetching it may take."""
 
@@ -22,7 +25,8 @@ def here() -> str:
     try:
         import uv
 
-        return str(uv.find_uv_bin())
+        with _ALONE:  # the first two threads that ask sysconfig at once are answered half
+            return str(uv.find_uv_bin())
     except (ImportError, FileNotFoundError):
         return shutil.which("uv") or ""
 
@@ -36,22 +40,14 @@ def of(machine: str, cache: Path) -> str:
         return ""
     version = _version(ours)
     kept = cache / f"uv-{version}-{PLATFORMS[machine]}"
-    if not (kept / "bin/uv").exists():
+    if not kept.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as made:
+        with tempfile.TemporaryDirectory(dir=cache) as folder, contextlib.suppress(OSError, subprocess.SubprocessError):
+            made = f"{folder}/made"
             argv = [ours, "pip", "install", "--no-config", "--target", made, "--python-platform", PLATFORMS[machine], "--no-deps", f"uv=={version}"]
-            try:
-                subprocess.run(argv, capture_output=True, check=True, timeout=_PATIENCE)
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(f"{made}/bin", _folder(kept) / "bin")
-            except (OSError, subprocess.SubprocessError):
-                return ""
-    return str(kept / "bin/uv")
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(exist_ok=True)
-    return path
+            subprocess.run(argv, capture_output=True, check=True, timeout=_PATIENCE)
+            os.rename(f"{made}/bin/uv", kept)
+    return str(kept) if kept.exists() else ""
 
 
 def _version(program: str) -> str:
