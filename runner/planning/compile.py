@@ -152,7 +152,8 @@ class _Compiler:
             begun = len(self.sketch.drafts)
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
-            made = {d.prefix + path: (d, output) for d in self.sketch.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
+            ours = [d for d in self.sketch.drafts[begun:] if not d.flags & SELECT]
+            made = {(d.prefix + path)[len(prefix) :]: (d, output) for d in ours for output, (path, _) in d.outputs.items()}
             inside = {folder: path for path in made for folder in heads(path)[1:]}
             near = Near(made)
             for draft in self.sketch.drafts[begun:]:
@@ -545,8 +546,8 @@ class _Compiler:
     def _deps(self, scope: Scope, draft: Draft, made: Mapping[str, tuple[Draft, str]], inside: Mapping[str, str], near: Near) -> None:
         """Turn `deps` into edges and files of the workspace.
 
-        `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any, and `near` those
-        that a pattern may reach.
+        `made` is every output of the recipe, by its path as if it ran alone; `inside` names one output below each folder that holds any, and `near`
+        those that a pattern may reach.
         """
         step = draft.step
         for n, dep in enumerate(step.deps):
@@ -559,11 +560,11 @@ class _Compiler:
                 if value != (raw := dep if isinstance(dep, str) else dep.pattern):
                     self.sketch.problem(scope.recipe, "path-escape", f'"{value}", as "{raw}" is here, leaves the workspace', where, fix=WORKSPACE)
                 continue
-            if scope.prefix or scope is not self.sketch.top:
+            if scope is not self.sketch.top and not scope.recipe.home:
                 self.sketch.problem(
                     scope.recipe,
                     "library-deps",
-                    f'"{step.id}" has deps, which a recipe used by another may not have',
+                    f'"{step.id}" has deps, which a recipe from outside the workspace may not have when another uses it',
                     where,
                     fix="take it as an input",
                 )

@@ -70,6 +70,18 @@ def test_by_chance_only_so_many_are_tried(sweeps: Said) -> None:
     assert space.command("plan")[1].count("\nrun") == 0
 
 
+def test_a_recipe_that_is_used_reads_files_of_the_workspace_and_its_own_by_their_paths(space: Space) -> None:
+    space.write("train.yaml", TRAIN.replace("{{ inputs.data }}", "d.txt").replace("  prep:\n", "  prep:\n    deps: [d.txt]\n")
+                .replace("{{ steps.prep.d }}", "data.txt").replace("  train:\n", "  train:\n    deps: [data.txt]\n").replace("  data: {type: file}\n", ""))  # fmt: skip
+    space.write("d.txt", "data")
+    assert space.command("run", "train.yaml", "lr=1")[0] == 0
+    code, _, said = space.command("sweep", "train.yaml", "lr=1,2")
+    assert code == 0 and "[lr=2]/train  0" in said and "[lr=1]/train  0" not in said, said  # what ran alone is fresh in a sweep
+    space.write("d.txt", "other")
+    out = space.command("sweep", "train.yaml", "lr=1,2", "-n")[1]
+    assert "2 to run, 2 perhaps" in out, out
+
+
 def test_a_metric_that_nothing_reported_is_named_with_what_was(sweeps: Said) -> None:
     space, _ = sweeps
     code, out, said = space.command("sweep", "configs/train.yaml", "data=given/d.txt", "lr=1,2", "rank=4,8", "--max", "loss_of")
