@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -22,16 +22,32 @@ from functools import partial
 from pathlib import Path
 
 from . import calls, machine
-from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Traits, Unreachable, Unsure, Wish
-from .shell import ROOT, ShellHost, file_name
+from .base import (
+    NOTHING,
+    ROOT,
+    Argv,
+    Denied,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Throttled,
+    Traits,
+    Unreachable,
+    Unsure,
+    Wish,
+    file_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
     """What goes wrong, and when.  Everything is counted from the beginning of the root, over all processes that use it; 0 is never.
 
-    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever travels to a host: every start, every
-    stop, every piece of log is one, and so is the one that waits share.
+    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever begins a program on a
+    host: the agent's, which carries all jobs, is one, and so is each that answers questions about files.
     """
 
     no_offers: int = 0  # so many times nothing is offered
@@ -79,7 +95,7 @@ class Faults:
 
 
 class Loopback:
-    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there, `python` its Python.
+    """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
     With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
     sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
@@ -93,7 +109,6 @@ class Loopback:
         *,
         hosts: int = 1,
         slots: int = 1,
-        shell: str = "/bin/sh",
         python: str = "python3",
         price: float = 0.0,
         boots: float = 0.0,
@@ -109,10 +124,10 @@ class Loopback:
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._slots = slots
-        self._shell = shell
         self._python = python
+        self._agent_python = sys.executable if python == "python3" else python  # the system of this machine need not have one
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
-        self._made: dict[str, ShellHost] = {}
+        self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines, those with a free place first.  All of them have what this one has."""
@@ -160,7 +175,7 @@ class Loopback:
             json.loads("<html>502 Bad Gateway</html>")
         return lease
 
-    async def hosts(self, lease: Lease) -> Sequence[ShellHost] | None:
+    async def hosts(self, lease: Lease) -> Sequence[LoopbackHost] | None:
         self._heard()
         with self._alone():
             self._expire()
@@ -174,7 +189,7 @@ class Loopback:
             self._lose(lease)
             raise HostLost(f"{lease.data['host']} is gone")
         if lease.id not in self._made:
-            self._made[lease.id] = ShellHost(partial(self._carry, lease), shell=self._shell)
+            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), str(self._root / lease.data["host"] / ROOT), self._agent_python)
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
@@ -196,13 +211,13 @@ class Loopback:
             found = found[:-1]
         return found
 
-    async def visit(self) -> AsyncIterator[tuple[str, ShellHost]]:
+    async def visit(self) -> AsyncIterator[tuple[str, LoopbackHost]]:
         """Every machine in turn: to look at, without a place of its own to run anything."""
         for name in self._names:
             home = self._root / name
             with _translated():
                 home.mkdir(parents=True, exist_ok=True)
-            yield name, ShellHost(partial(_look, home), str(home / ROOT), shell=self._shell)
+            yield name, LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python)
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: nobody gives back what a killed worker had."""
@@ -324,6 +339,21 @@ class Loopback:
                 raise cut
 
 
+class LoopbackHost:
+    """A machine: a directory, and what is called in it."""
+
+    def __init__(self, call: Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]], root: str, python: str) -> None:
+        self.root, self.python = root, python
+        self.deadman: float | None = None
+        self._call = call
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        return self._call(argv, stdin)
+
+    async def aclose(self) -> None:
+        """There is no connection."""
+
+
 class _Passage:
     """What a connection lets through."""
 
@@ -351,20 +381,26 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _end_all(home: Path) -> None:
     """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
-    marks = (f"\0HOME={home}\0".encode(), f"@{home}/".encode())
+    marks = [f"\0HOME={home}\0".encode()]
+    with suppress(FileNotFoundError):
+        agent = (home / ROOT / "agent").stat()
+        marks.append(f"@{agent.st_dev}-{agent.st_ino}\0".encode())  # which its jobs bear, wherever they are
     while True:
-        found = []
+        found: list[int] = []
+        agents: list[int] = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             with suppress(OSError):
                 at = os.readlink(entry / "cwd").removesuffix(" (deleted)")
                 environ = b"\0" + (entry / "environ").read_bytes() + b"\0"
+                if f"\0{home / ROOT / 'agent'}\0".encode() in (entry / "cmdline").read_bytes():
+                    agents.append(int(entry.name))
                 if at == str(home) or at.startswith(f"{home}/") or any(mark in environ for mark in marks):
                     found.append(int(entry.name))
-        if not found:
+        if not found and not agents:
             return
-        for pid in found:
+        for pid in (*agents, *found):  # an agent would write down that its jobs were killed
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
