@@ -156,7 +156,7 @@ def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
     ("source", "note"),
     [
         ("import sys\nprint(sys.argv[1])", "sys.argv"),
-        ("import click\n@click.command()\ndef main(): pass", "click"),
+        ("import fire\nfire.Fire(print)", "fire"),
         ("print(1)", "it takes no options"),
         (f"{HEAD}p.add_argument('--tags', action='append')", "line 3: --tags is left to its default: its action is append"),
         (f"{HEAD}for flag in FLAGS: p.add_argument(flag)", "line 3: an option whose name is not written out"),
