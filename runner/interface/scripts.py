@@ -338,6 +338,7 @@ def _with_role(option: Option, use: _Use) -> Option:
 
 # -- what it prints ---------------------------------------------------------------------------------------------------------------------------------
 
+_MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
 _NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
 
 
@@ -374,8 +375,9 @@ def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
             before = part
             pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
             continue
-        name = _called(part) or next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "")
-        name = name.lower()
+        called, label = _called(part).lower(), next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower()
+        # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
+        name = label if not called or called in label.split("_") or _MEASURE.search(label) else called
         if name and name not in names:
             names.append(name)
             number = r"\d+" if name in ("step", "epoch") else _NUMBER

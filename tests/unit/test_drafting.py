@@ -152,6 +152,15 @@ def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
         assert 0.5 in metrics.match(log, pattern, Masker()).values()
 
 
+def test_what_stands_before_a_number_is_its_name_and_not_the_variable() -> None:
+    pattern = scripts.read('print(f"step {n} of {total} val_loss {val:.4f} accuracy {a}")').metrics
+    assert isinstance(pattern, str) and [name for name in ("val_loss", "accuracy", "total", "val", "of") if f"<{name}>" in pattern] == [
+        "val_loss",
+        "accuracy",
+        "total",
+    ]
+
+
 @pytest.mark.parametrize(
     ("source", "note"),
     [
