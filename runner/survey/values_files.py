@@ -6,18 +6,17 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import Invalid, NotFound, Problem
 from ..reading import whole
 
 
-def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, Any], dict[str, str]]:
+def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
     """The values that files give, the later files over the earlier, and the file of each.  A file has the name that was typed, and its path.
 
     Raises Invalid with what is wrong in all of them, NotFound.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     origins: dict[str, str] = {}
     problems: list[Problem] = []
     for name, path in paths:
@@ -33,7 +32,7 @@ def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, Any], dict[str,
     return found, origins
 
 
-def _read(name: str, path: Path) -> dict[str, Any]:
+def _read(name: str, path: Path) -> dict[str, object]:
     try:
         data = whole(path)
     except OSError as error:

@@ -233,7 +233,7 @@ def add_values(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
     """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
     from ...errors import Invalid, Problem
 
