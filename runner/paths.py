@@ -90,6 +90,12 @@ def data_folder(environ: Mapping[str, str]) -> str:
     return f"{base}/recipe"
 
 
+def cache_folder(environ: Mapping[str, str]) -> str:
+    """Where what `recipe` can fetch again lies for a user."""
+    base = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.cache"
+    return f"{base}/recipe"
+
+
 @cache
 def shipped() -> Path:
     """The directory that holds `recipes/`, `schemas/` and `fixtures/`: inside an installed package, else the repository's root."""

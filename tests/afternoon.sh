@@ -33,5 +33,7 @@ echo mine > ../runs/0.1.txt
 try 'recipe run ../configs/sweep.yaml' 2 'runs/0.1.txt, which was edited after sweep@1 made it'
 try 'recipe run ../configs/sweep.yaml --overwrite -B' 0 '3 ran'
 try 'recipe diff' 0 'sweep@1'
-try 'recipe show ../configs/sweep.yaml' 0 'train.model'
 try "recipe why 'train[lr=0.1]'" 0 'python '
+try 'echo "size: 9" > ../params.yaml && recipe show ../configs/sweep.yaml --values -i ../params.yaml' 0 'size *9 *../params.yaml'
+try 'recipe sweep ../configs/sweep.yaml size=8,16 --min val_loss' 0 '^[*] .*0.4545'
+try ': > ../requirements.txt && recipe lock ../requirements.txt' 0 'requirements.lock: 0 packages'

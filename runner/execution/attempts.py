@@ -34,6 +34,7 @@ from ..storage.locks import Lock
 from ..storage.objects import Objects
 from ..storage.sources import chosen, fetch
 from ..storage.workspace import Workspace
+from ..survey import locks
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .commit import GroupCommit
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from ..hosts.checkpoint_sync import Round
     from ..hosts.containers import Containers
+    from ..hosts.environments import Wanted
     from ..storage import checkpoints
 
 
@@ -95,7 +97,7 @@ class Attempts:
         self._base: dict[tuple[object, ...], Passed] = {}  # what attempts inherit, by what they ask for
         self._env_files = EnvFiles(ws.root)
         self._hooks: dict[str, Hooks] = {}
-        self._pythons: dict[tuple[Site, str], asyncio.Task[str]] = {}  # interpreters of environments, by place and lock
+        self._pythons: dict[tuple[Site, Wanted], asyncio.Task[str]] = {}  # interpreters of environments, by place
         self._boxes: dict[str, Containers] = {}
 
     @property
@@ -121,38 +123,49 @@ class Attempts:
             self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, near)
         return self._boxes[site.name]
 
-    async def python(self, node: Node, site: Site) -> str:
-        """The interpreter of a step there, with the packages of its lock.  Raises CannotRun."""
-        if not node.lock or self.survey.request.current_python:
+    def environment(self, node: Node, spec: StepSpec) -> Wanted | None:
+        """What environment a step asks for; None for the Python of where it runs."""
+        if not (node.lock or spec.python) or self.survey.request.current_python:
+            return None
+        from ..hosts.environments import Wanted
+
+        if not node.lock:
+            return Wanted(None, "", spec.python)
+        lock = locks.file_of(Path(self.survey.plan.homes[node.home], node.lock))
+        return Wanted(lock, str(self.survey.facts.locks[node.home, node.lock]), spec.python)
+
+    async def python(self, node: Node, spec: StepSpec, site: Site) -> str:
+        """The interpreter of a step there, of its version and with the packages of its lock.  Raises CannotRun."""
+        wanted = self.environment(node, spec)
+        if wanted is None:
             return site.python
-        content = str(self.survey.facts.locks[node.home, node.lock])
         # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
         others = [each for each in self.host_pool.sites if not each.lost] if site in self.host_pool.sites else []
         for place in [site, *others]:
-            if (place, content) not in self._pythons:
-                self._pythons[place, content] = asyncio.get_running_loop().create_task(self._environment(node, place, content))
-                self._pythons[place, content].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
-        return await self._pythons[site, content]
+            if (place, wanted) not in self._pythons:
+                self._pythons[place, wanted] = asyncio.get_running_loop().create_task(self._built(node.lock, place, wanted))
+                self._pythons[place, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
+        return await self._pythons[site, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
         """The Python that a step is given there, as people read it; empty in an image, which has its own."""
         if self.image(spec):
             return ""
-        if not node.lock or self.survey.request.current_python:
+        wanted = self.environment(node, spec)
+        if wanted is None:
             return site.described(site.python)
-        made = self._pythons.get((site, str(self.survey.facts.locks[node.home, node.lock])))
+        made = self._pythons.get((site, wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
         return site.described(made.result())
 
-    async def _environment(self, node: Node, site: Site, content: str) -> str:
+    async def _built(self, lock: str, site: Site, wanted: Wanted) -> str:
         from ..hosts.environments import built, python_of
 
-        what = f"{node.lock}{f' on {site.elsewhere}' if site.elsewhere else ''}"
-        if not await built(site, content):
+        what = f"{lock or f'Python {wanted.version}'}{f' on {site.elsewhere}' if site.elsewhere else ''}"
+        if lock and not await built(site, wanted):
             self.commits.say(f"installing the packages of {what}, once")
-        lock = Path(self.survey.plan.homes[node.home], node.lock)
-        return await python_of(self.hooks_of(site), lock, content, lambda words: self.commits.say(f"{what}: {words}"))
+        return await python_of(self.hooks_of(site), wanted, lambda words: self.commits.say(f"{what}: {words}"))
 
     async def end_installs(self) -> None:
         """Nobody waits any more for what hosts still install."""

@@ -246,7 +246,7 @@ async def _begin(work: Work, held: Held) -> Running:
         if not held.gpus:
             raise _Taken
     image = work.attempts.image(spec)
-    python = "python" if image else await work.attempts.python(node, site)
+    python = "python" if image else await work.attempts.python(node, spec, site)
     if image:
         await work.attempts.containers_of(site).image(image)
     running = _running(work, held, held.name, python)

@@ -1,15 +1,18 @@
-"""Make a Python environment from requirements that are pinned by hash.  A program by itself, for the host; knows pip's words, not who asked.
+"""Make a Python environment from requirements that are pinned by hash.  A program by itself, for the host; knows installers' words, not who asked.
 
-    python -I builder.py HOME REQUIREMENTS
+    python -I builder.py HOME REQUIREMENTS [UV]
 
-One at a time works on a HOME, by a lock in it: a builder whose asker was killed goes on undisturbed, and the next one finds what it made.  What a
-builder left that was killed itself is cleared away.  Wheels are downloaded below HOME: a /tmp is often memory, and too small.
+Where REQUIREMENTS is empty, it has no packages of its own and sees those of the Python that it is made from.  uv fills it where one is given that
+runs here, from the cache that its user has on this machine, by hard links; else pip does.  One at a time works on a HOME, by a lock in it: a builder
+whose asker was killed goes on undisturbed, and the next one finds what it made.  What a builder left that was killed itself is cleared away.
+Nothing is downloaded to /tmp, which is often memory, and too small: uv has its cache, pip a folder below HOME.
 
 Lines of JSON say how it goes: {"says": how far it is}, and at last {"done": …} or {"wrong": one sentence, "fix": what to do}.
 """
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import errno
 import fcntl
@@ -21,21 +24,41 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PULSE, SLOWEST = 10.0, 60.0
 """Seconds between words about how far it is: at first, and when it takes long."""
 OLDEST_PIP = (22, 3)
 """The first pip that can work on another environment than its own."""
-ELSEWHERE = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_QUIET")
-"""Variables of the caller that say where pip installs to, or what else: here both are settled.  Where it takes files from is the caller's to say."""
+ELSEWHERE = (
+    *("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_QUIET"),
+    *("VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT", "UV_WORKING_DIR", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE"),
+    *("UV_EXCLUDE_NEWER", "UV_TARGET", "UV_PREFIX", "UV_NO_VERIFY_HASHES", "UV_TORCH_BACKEND"),
+)
+"""Variables of the caller that say where packages are installed to, or what else: it is settled here.  Where files come from is the caller's."""
+OF_PIP = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+}
+"""What pip's settings say about where packages come from, as uv, which does not read them, calls it."""
 TRIES = 3
-"""Times that pip begins when connections break; what is in its cache by then is not fetched again."""
+"""Times that an installer begins when connections break; what is in its cache by then is not fetched again."""
 QUIETLY = ("--disable-pip-version-check", "--no-input")
 LONGEST = 1000
 """Characters of a reason."""
 LAST = 400
-"""Lines that are kept of what pip says from its first fault on."""
+"""Lines that are kept of what an installer says from its first fault on."""
+FULL = ("No space left", "Disk quota exceeded", f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
+ANOTHER_LOCK = "correct the lock, or use --python current"
 
 
 class Wrong(Exception):
@@ -50,15 +73,23 @@ class Broken(Wrong):
     """The index does not answer, or not to the end."""
 
 
+class Missing(Wrong):
+    """The index has no file that fits."""
+
+
 class Pip:
     """What a pip at work has printed, as far as it matters."""
 
-    def __init__(self, wanted: int, meant: str) -> None:
-        self.meant = meant
+    def __init__(self, command: Sequence[str], home: str, wanted: int, meant: str) -> None:
+        self.command, self.env, self.meant = command, _env(home), meant
         self.wanted, self.here, self.size = wanted, 0, 0.0
         self.installing = False
         self.index, self.broken = "pypi.org", False
         self.faults: list[str] = []
+
+    def argv(self, requirements: str) -> list[str]:
+        # A lock names all there is: nothing is to be looked for beside it, and no extra, which pip could not match with its pin.
+        return [*self.command, "install", *QUIETLY, "--progress-bar", "off", "--require-hashes", "--no-deps", "-r", requirements]
 
     def reads(self, line: str) -> None:
         if line.startswith("Ignoring "):
@@ -77,26 +108,91 @@ class Pip:
         if "ERROR" in line or self.faults:
             self.faults = [*self.faults, line.strip()][:LAST]
 
+    def fetched(self) -> str:
+        return f"{min(self.here, self.wanted)} of {self.wanted} packages fetched, {self.size / 1e9:.1f} GB"
+
     def fault(self) -> Exception:
         """Why it failed: Wrong, Broken, or OSError when the disk is full."""
         said = "\n".join(self.faults)
-        if any(word in said for word in ("No space left", f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")):
+        if any(word in said for word in FULL):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if "DO NOT MATCH THE HASHES" in said:
-            return Wrong(_mismatch(self.faults), "take the lock again from where it came, or make it again if another file is meant")
+            package = next((line.rstrip(":") for line in self.faults if re.match(r"[\w.-]+==\S+ from |\S+://|[\w.-]+==", line)), "a package")
+            return _mismatch(re.sub(r" \(from -r .*", "", package), r"Expected sha\d+ ([0-9a-f]{12})", r"Got\s+([0-9a-f]{12})", said)
         missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
         if re.search(r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", said) or (missing and self.broken):
             return Broken(f"the package index ({self.index}) does not answer", "look at the network and at `pip config list`, and run again")
         if missing:
-            python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
-            meant = f"; the lock is for {self.meant}" if self.meant else ""
-            fix = "run with a Python that the lock is for, or with --python current in packages of your own"
-            return Wrong(f"the package index has no {missing[1]} for {python}{meant}", fix)
+            return _missing(missing[1], self.meant)
         errors = [line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line]
-        return Wrong(" ".join(errors) or "pip failed and did not say why", "correct the lock, or use --python current")
+        return Wrong(" ".join(errors) or "pip failed and did not say why", ANOTHER_LOCK)
+
+    def incomplete(self) -> list[str]:
+        """What the lock forgot, and who needs it."""
+        said = subprocess.run([*self.command, "check", *QUIETLY], env=self.env, capture_output=True, text=True, errors="replace").stdout
+        found = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", said, re.M)
+        return [f"{needed}, which {package} needs" for package, needed in found]
 
 
-def build(home: str, requirements: str) -> None:
+class Uv:
+    """What a uv at work has printed, as far as it matters.  Of small files it says nothing."""
+
+    def __init__(self, program: str, home: str, wanted: int, meant: str) -> None:
+        self.program, self.python, self.meant = program, f"{home}/bin/python", meant
+        self.env = _uv_env(home)
+        self.wanted, self.installing = wanted, False
+        self.large: dict[str, float] = {}
+        self.here: list[str] = []
+        self.faults: list[str] = []
+
+    def argv(self, requirements: str) -> list[str]:
+        # All indexes count the same, as to pip: what may be taken from them is pinned by hash.
+        how = ("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match")
+        return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
+
+    def reads(self, line: str) -> None:
+        if got := re.match(r"(Resolved|Prepared) (\d+) package", line):
+            self.wanted, self.installing = int(got[2]) if got[1] == "Resolved" else self.wanted, got[1] == "Prepared"
+        elif got := re.match(r"Downloading (\S+) \(([\d.]+)([KMG]?)i?B\)", line):
+            self.large[got[1]] = float(got[2]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[got[3]]
+        elif got := re.match(r" Downloaded (\S+)", line):
+            self.here.append(got[1])
+        elif line.startswith("error:") or self.faults:
+            self.faults = [*self.faults, line.strip()][:LAST]
+
+    def fetched(self) -> str:
+        size = sum(self.large.get(name, 0.0) for name in self.here)
+        return f"{len(self.here)} of {len(self.large)} large packages fetched, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
+
+    def fault(self) -> Exception:
+        """Why it failed: Wrong, Broken, or OSError when a disk is full."""
+        said = "\n".join(self.faults)
+        if any(word in said for word in FULL):
+            where = re.search(r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", said)
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where[1] if where else None)
+        if got := re.search(r"Hash mismatch for `([^`]+)`", said):
+            return _mismatch(got[1], r"Expected:\s+sha\d+:([0-9a-f]{12})", r"Computed:\s+sha\d+:([0-9a-f]{12})", said)
+        url = (re.search(r"(https?://[^\s)`]+)", said) or ["the one of uv's settings"])[0]
+        if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
+            return Wrong(f"the package index ({url}) refuses: {got[1]}", "look at its address and password in the settings of uv or pip")
+        if re.search(r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response", said):
+            return Broken(f"the package index ({url}) does not answer", "look at the network, UV_DEFAULT_INDEX and `pip config list`, and run again")
+        if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", said):
+            return Wrong(f"{got[1].strip()} is not pinned by version and hash", "make a lock of it: `recipe lock`")
+        if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", said):
+            return _missing(got[1], self.meant)
+        words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
+        return Wrong("; ".join(words) or "uv failed and did not say why", ANOTHER_LOCK)
+
+    def incomplete(self) -> list[str]:
+        """What the lock forgot, and who needs it."""
+        argv = [self.program, "pip", "check", "--python", self.python]
+        said = subprocess.run(argv, env=self.env, capture_output=True, text=True, errors="replace")
+        found = re.findall(r"The package `([^`]+)` requires `([\w.-]+)[^`]*`, but it's not installed", said.stdout + said.stderr)
+        return [f"{needed}, which {package} needs" for package, needed in found]
+
+
+def build(home: str, requirements: str, uv: str) -> None:
     """Make the environment, unless it is there.  Raises Wrong, OSError."""
     os.makedirs(home, exist_ok=True)
     with _held(f"{home}/lock") as lock:
@@ -105,89 +201,156 @@ def build(home: str, requirements: str) -> None:
         _clear(home)
         began = time.monotonic()
         try:
-            wanted = _made(home, requirements, lock)
+            wanted = _made(home, requirements, uv, lock)
         except (Wrong, OSError):
             with contextlib.suppress(OSError):
                 _clear(home)  # half of one is of no use, and may be why the disk is full
             raise
-        os.sync()  # a power cut must not leave a `complete` beside files without content
+        os.sync()  # a power cut must not leave a `complete` beside files without content, here or in a cache
         with open(f"{home}/complete", "w") as file:
             file.write("done\n")
         _say(done={"packages": wanted, "seconds": round(time.monotonic() - began, 1), "bytes": _size(home)})
 
 
-def _made(home: str, requirements: str, lock: int) -> int:
+def _made(home: str, requirements: str, uv: str, lock: int) -> int:
     import venv  # not for who only waited
 
-    # A pip of this Python's own works on the environment from outside: giving it one of its own takes seconds.
-    ours = _pip() >= OLDEST_PIP
+    if not requirements:
+        venv.EnvBuilder(symlinks=True, system_site_packages=True).create(home)
+        return 0
     venv.EnvBuilder(symlinks=True).create(home)
-    python = f"{home}/bin/python"
-    if not ours and subprocess.run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
-        raise Wrong(
-            f"{sys.executable} has neither pip nor ensurepip", "install python3-venv there, or name another `python` in the driver's settings"
-        )
-    argv = [sys.executable, "-I", "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
-    left = TRIES
-    while True:
-        left -= 1
-        try:
-            return _installed(argv, home, requirements, lock)
-        except Broken as error:
-            if not left:
-                raise
-            _say(says=f"{error}; trying again")
-
-
-def _installed(pip: Sequence[str], home: str, requirements: str, lock: int) -> int:
+    os.makedirs(f"{home}/fetched", exist_ok=True)
     with open(requirements, encoding="utf-8") as file:
         lines = file.read().splitlines()
     # Our own locks begin with what they are for.
     head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
-    heard = Pip(sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line)), head[1] if head else "")
-    os.makedirs(f"{home}/fetched", exist_ok=True)
-    # A lock names all there is: nothing is to be looked for beside it, and no extra, which pip could not match with its pin.
-    argv = [*pip, "install", *QUIETLY, "--progress-bar", "off", "--require-hashes", "--no-deps", "-r", requirements]
+    meant = head[1] if head else ""
+    wanted = sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line))
+    if not _runs(uv):
+        pip = _pip(home)
+        return _insisting(lambda: Pip(pip, home, wanted, meant), home, requirements, lock)
+    with open(f"{home}/fetched/exact.txt", "w", encoding="utf-8") as file:
+        file.writelines(f"{_exact(line)}\n" for line in lines)
+    try:
+        return _insisting(lambda: Uv(uv, home, wanted, meant), home, file.name, lock)
+    except Missing:
+        return _insisting(lambda: Uv(uv, home, wanted, meant), home, requirements, lock)
+
+
+def _exact(line: str) -> str:
+    """A pin that no build with a local version fits, such as 2.13.0+cpu: pip tells them apart by hash, and uv takes the highest."""
+    return re.sub(r"^([A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?) *== *([^\s;*+=]+)(?=[\s;\\]|$)", r"\1===\2", line)
+
+
+def _insisting(installer: Callable[[], Pip | Uv], home: str, requirements: str, lock: int) -> int:
+    """How many packages were installed, in as many tries as broken connections get."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return _installed(installer(), home, requirements, lock)
+        except Broken as error:
+            if not left:
+                raise
+            _say(says=f"{error}; trying again")
+    raise AssertionError("unreachable")
+
+
+def _runs(uv: str) -> bool:
+    """Whether that uv runs here.  One for another C library does not."""
+    try:
+        return bool(uv) and subprocess.run([uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def _pip(home: str) -> list[str]:
+    """A pip of this Python's own works on the environment from outside: giving it one of its own takes seconds.  Raises Wrong."""
+    from importlib import metadata
+
+    python = f"{home}/bin/python"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2]) >= OLDEST_PIP:
+            return [sys.executable, "-I", "-m", "pip", "--python", python]
+    if subprocess.run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+        raise Wrong(
+            f"{sys.executable} has neither pip nor ensurepip", "install python3-venv there, or name another `python` in the driver's settings"
+        )
+    return [python, "-m", "pip"]
+
+
+def _installed(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
     over = threading.Event()
-    # It holds the lock too: nobody else begins while a pip is at work whose builder was killed.
+    # It holds the lock too: nobody else begins while an installer is at work whose builder was killed.
     with subprocess.Popen(
-        argv, env=_env(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,)
+        installer.argv(requirements),
+        env=installer.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=(lock,),
     ) as process:
         assert process.stdout is not None
-        teller = threading.Thread(target=_tell, args=(home, heard, over))
+        teller = threading.Thread(target=_tell, args=(home, installer, over))
         teller.start()
         for line in process.stdout:
-            heard.reads(line)
+            installer.reads(line)
         over.set()
         teller.join()
     if process.returncode:
-        raise heard.fault()
-    _complete(pip, home)
+        raise installer.fault()
+    # Nothing was looked for beside the lock, which names all: what it says about versions holds.
+    if forgotten := installer.incomplete():
+        raise Wrong(f"the lock does not pin {'; nor '.join(forgotten)}", "make the lock again: it has to hold all that its packages need")
     shutil.rmtree(f"{home}/fetched", ignore_errors=True)
-    return heard.wanted
-
-
-def _complete(pip: Sequence[str], home: str) -> None:
-    """Raises Wrong when a package misses one that it needs.  pip looked for none: a lock names all, and what it says about versions holds."""
-    told = subprocess.run([*pip, "check", *QUIETLY], env=_env(home), capture_output=True, text=True, errors="replace").stdout
-    missing = re.findall(r"^(\S+) (\S+) requires (\S+), which is not installed", told, re.M)
-    if missing:
-        said = "; nor ".join(f"{needed}, which {package} {version} needs" for package, version, needed in missing)
-        raise Wrong(f"the lock does not pin {said}", "make the lock again: it has to hold all that its packages need")
+    return installer.wanted
 
 
 def _env(home: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {"TMPDIR": f"{home}/fetched", "PYTHONUNBUFFERED": "1"}
 
 
-def _tell(home: str, heard: Pip, over: threading.Event) -> None:
+def _uv_env(home: str) -> dict[str, str]:
+    """With what pip's settings say about where packages come from, as far as uv's own say nothing."""
+    env = {"NO_COLOR": "1", **of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
+    cache = env.get("UV_CACHE_DIR") or f"{env.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')}/uv"
+    try:
+        os.makedirs(cache, exist_ok=True)
+        writable = os.access(cache, os.W_OK)
+    except OSError:
+        writable = False
+    return env if writable else {**env, "UV_CACHE_DIR": f"{home}/fetched"}
+
+
+def of_pip(environ: Mapping[str, str]) -> dict[str, str]:
+    """pip's settings, of its files and variables, as uv's variables.  Places on this machine that are not there count for nothing, as to pip."""
+    read = configparser.RawConfigParser(strict=False)
+    user = os.path.expanduser("~")
+    config = environ.get("XDG_CONFIG_HOME") or f"{user}/.config"
+    files = ("/etc/xdg/pip/pip.conf", "/etc/pip.conf", f"{user}/.pip/pip.conf", f"{config}/pip/pip.conf", f"{sys.prefix}/pip.conf")
+    named = environ.get("PIP_CONFIG_FILE", "")
+    for path in () if named == os.devnull else (*files, named):
+        with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
+            read.read(path)
+    said = {name: value for part in ("global", "install") if read.has_section(part) for name, value in read.items(part)}
+    said |= {name[4:].lower().replace("_", "-"): value for name, value in environ.items() if name.startswith("PIP_")}
+    found = {}
+    for name, variable in OF_PIP.items():
+        words = [word for word in said.get(name, "").split() if _is_there(word)]
+        if words:
+            found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
+    return found
+
+
+def _is_there(place: str) -> bool:
+    path = place.removeprefix("file://")
+    return not path.startswith("/") or os.path.exists(path)
+
+
+def _tell(home: str, installer: Pip | Uv, over: threading.Event) -> None:
     last, pause = "", PULSE
     while not over.wait(pause):
         pause = min(SLOWEST, pause * 1.3)
-        if heard.installing:
-            words = f"{_there(home)} of {heard.wanted} packages installed"
-        else:
-            words = f"{min(heard.here, heard.wanted)} of {heard.wanted} packages fetched, {heard.size / 1e9:.1f} GB"
+        words = f"{_there(home)} of {installer.wanted} packages installed" if installer.installing else installer.fetched()
         if words != last:
             _say(says=words)
         last = words
@@ -199,22 +362,17 @@ def _there(home: str) -> int:
     return 0
 
 
-def _mismatch(said: Sequence[str]) -> str:
-    """pip's report of files that are not those of the lock, as one sentence."""
-    package = next((line.rstrip(":") for line in said if re.match(r"[\w.-]+==\S+ from |\S+://|[\w.-]+==", line)), "a package")
-    expected = re.search(r"Expected sha\d+ ([0-9a-f]{12})", "\n".join(said))
-    got = re.search(r"Got\s+([0-9a-f]{12})", "\n".join(said))
-    package = re.sub(r" \(from -r .*", "", package)
-    return f"{package} has HASHES that the lock does not pin (wanted {expected[1] if expected else '?'}…, got {got[1] if got else '?'}…)"
+def _mismatch(package: str, expected: str, got: str, said: str) -> Wrong:
+    """A file that is not that of the lock; the patterns find the digests in what was said."""
+    wanted, found = re.search(expected, said), re.search(got, said)
+    what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
+    return Wrong(what, "take the lock again from where it came, or make it again if another file is meant")
 
 
-def _pip() -> tuple[int, ...]:
-    from importlib import metadata
-
-    try:
-        return tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
-    except metadata.PackageNotFoundError:
-        return ()
+def _missing(package: str, meant: str) -> Missing:
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
+    why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
+    return Missing(why, "run with a Python that the lock is for, or with --python current in packages of your own")
 
 
 @contextlib.contextmanager
@@ -226,6 +384,13 @@ def _held(path: str) -> Iterator[int]:
             _say(says="another run is installing them; this one waits")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path != "/":
+        yield path
+        path = os.path.dirname(path)
+    yield path
 
 
 def _clear(home: str) -> None:
@@ -242,16 +407,17 @@ def _say(**words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-def main(home: str, requirements: str) -> int:
+def main(home: str, requirements: str, uv: str = "") -> int:
     try:
-        build(home, requirements)
+        build(home, requirements, uv)
     except Wrong as error:
         _say(wrong=str(error)[:LONGEST], fix=error.fix)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(home).free / 1e9
-            fix = "make room there, or have it on another disk: RECIPE_HOME here, `root` in the settings of a driver"
-            _say(wrong=f"the disk of {home} is full: {free:.1f} GB are free without it", fix=fix)
+            where = error.filename if error.filename and not str(error.filename).startswith(f"{home}/") else home
+            disk = next(path for path in _upwards(where) if os.path.isdir(path))
+            fix = "make room there, or have it on another disk: RECIPE_HOME here, `root` in the settings of a driver, UV_CACHE_DIR for uv's cache"
+            _say(wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free without it", fix=fix)
         else:
             _say(wrong=str(error)[:LONGEST], fix="see to that, and run again")
     else:

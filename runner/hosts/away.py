@@ -22,7 +22,7 @@ from ..errors import RecipeError
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, OutputSpec
 from ..retry import pause, retry_async
 from ..storage.crash import crashpoint
-from ..storage.files import Content, Entry
+from ..storage.files import Content, Entry, scan
 from ..storage.objects import delete
 from ..storage.workspace import Workspace
 from .sites import Brought, Errand, Paths, Site, StateFolder
@@ -95,6 +95,11 @@ class Away(Site):
 
         parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
         return Paths.at(await self.insist(lambda: self.depot.stage(name, parcel)))
+
+    async def program(self, path: str) -> str:
+        content = scan(path)
+        await self.insist(lambda: self.depot.send({content: path}))
+        return self.depot.path(content)
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         """What steps leave that follow each other closely goes in one go."""

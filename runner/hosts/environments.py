@@ -1,6 +1,6 @@
-"""A Python environment made from a lock, once per digest.  Knows where it lies and what a lock says; the builder, a program on the host, makes it.
+"""A Python environment from a lock, of a version of Python, or both: made once.  Knows where it lies; the builder, a program on the host, makes it.
 
-A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) is first written as one, since few pips read it.
+A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) and a uv.lock are first written as one, since few pips read them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import CannotRun
 from ..language.units import about, duration_text
+from ..paths import cache_folder
 from ..reading import whole
 from ..storage.locks import Lock
+from . import uv
 from .hooks import INSTALL, Hooks
 from .sites import Site
 
@@ -27,33 +30,66 @@ LOOK = 0.2
 """Seconds between looks whether another run has built it."""
 
 
-def name_of(content: str) -> str:
-    """The folder, below our root on a host, of the environment of a lock with this content."""
-    return f"envs/{content[2:34]}"
+_FIND: Final = r"""
+for python in "$2" "$(command -v "python$1")" \
+    "${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/uv/python}/cpython-$1"[.-]*"/bin/python$1" \
+    "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*"/bin/python$1" "/opt/python/$1/bin/python$1" "/usr/local/bin/python$1"; do
+    [ -x "$python" ] && [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ] && echo "$python" && exit
+done; :
+"""
+"""Prints the path of a Python of version $1: $2 if it is one, else one of PATH or of uv's and pyenv's; nothing where none is."""
 
 
-async def built(site: Site, content: str) -> bool:
+class Wanted(NamedTuple):
+    """What an environment is of: a lock, where it lies and its content (both may be empty), and a version of Python (empty: any)."""
+
+    lock: Path | None
+    content: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """Its folder, below our root on a host."""
+        parts = (self.content[2:34], self.version and f"python{self.version}")
+        return f"envs/{'-'.join(part for part in parts if part)}"
+
+    def __str__(self) -> str:
+        return " of ".join(part for part in (self.version and f"Python {self.version}", str(self.lock or "")) if part)
+
+
+async def python_there(site: Site, version: str) -> str:
+    """A Python of that version on that machine.  Raises CannotRun."""
+    asked = site.host.call(("/bin/sh", "-c", f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}", "sh", version, site.python, site.path, site.login.get("HOME", "")))
+    found = b"".join([part async for part in asked]).decode(errors="replace").strip()
+    if not found:
+        fix = f"install it there, as with `uv python install {version}`, or ask for another version"
+        raise CannotRun(f"Python {version} is not on {site.elsewhere or 'this machine'}", fix=fix)
+    return found
+
+
+async def built(site: Site, wanted: Wanted) -> bool:
     """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
-    home = _home(site, content)
+    home = _home(site, wanted)
     return await site.noted(f"{home}/complete") and await site.noted(f"{home}/bin/python")
 
 
-async def python_of(hooks: Hooks, lock: Path, content: str, say: Callable[[str], None]) -> str:
-    """The interpreter of the environment that `lock` describes, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
+async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) -> str:
+    """The interpreter of that environment, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
     site = hooks.site
-    home = _home(site, content)
-    if not await built(site, content):
-        text = _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
+    home = _home(site, wanted)
+    if wanted.lock is None and await python_there(site, wanted.version) == site.python:
+        return site.python
+    if not await built(site, wanted):
         # On another machine the builder's own lock is enough: `gc` does not go there.
         with await _turn(hooks, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
-            await _build(hooks, lock, f"{site.root}/{home}", text, say)
+            await _build(hooks, wanted, f"{site.root}/{home}", say)
     await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
     return f"{site.root}/{home}/bin/python"
 
 
-def _home(site: Site, content: str) -> str:
+def _home(site: Site, wanted: Wanted) -> str:
     """On a host of several workspaces they share it, as far as they ask for the same Python there."""
-    return name_of(content) if site.root == str(site.ws.home) else f"{name_of(content)}-{of_value('python', site.python)[:8]}"
+    return wanted.name if site.root == str(site.ws.home) else f"{wanted.name}-{of_value('python', site.python)[:8]}"
 
 
 async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
@@ -70,8 +106,11 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     return lock
 
 
-async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable[[str], None]) -> None:
-    # pip finds its index, proxy, certificates and cache by the caller's environment; nothing of that gets into what it installs.
+async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], None]) -> None:
+    lock = wanted.lock
+    text = b"" if lock is None else await asyncio.to_thread(_text, lock)
+    installer = await python_there(hooks.site, wanted.version) if wanted.version else hooks.site.installer
+    # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
     inherited = list(os.environ) if hooks.site.root == str(hooks.site.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
@@ -84,17 +123,27 @@ async def _build(hooks: Hooks, lock: Path, home: str, text: bytes, say: Callable
             if last is told and "says" in last:
                 say(last["says"])
 
-    argv = [hooks.site.installer, "-I", "builder.py", home, "requirements.txt"]
+    argv = [installer, "-I", "builder.py", home, *(("requirements.txt", await _uv(hooks.site)) if lock else ("",))]
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
         where = f" on {hooks.site.name}" if hooks.site.root != str(hooks.site.ws.home) else ""
         raise CannotRun(
-            f"the environment of {lock} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
+            f"the environment of {wanted} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
         )
-    if done := last.get("done"):
+    if lock and (done := last.get("done")):
         many = f"{done['packages']} package{'s' if done['packages'] != 1 else ''}"
         say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
+
+
+async def _uv(site: Site) -> str:
+    """A uv for that machine, brought there; empty where none can be had, and pip does its work."""
+    if not site.elsewhere:
+        return uv.here()
+    asked = site.host.call((site.installer, "-c", "import os; u = os.uname(); print(u.sysname, u.machine)"))
+    machine = b"".join([part async for part in asked]).decode(errors="replace").strip()
+    found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
+    return await site.program(found) if found else ""
 
 
 def _whole(lock: Path) -> bytes:
@@ -102,6 +151,26 @@ def _whole(lock: Path) -> bytes:
         return whole(lock)
     except OSError as error:
         raise CannotRun(f"{lock} cannot be read: {error.strerror}", fix="make it again with the tool that locks packages") from error
+
+
+def _text(lock: Path) -> bytes:
+    """A lock as a hash-pinned requirements file.  Raises CannotRun."""
+    if lock.name == "uv.lock":
+        return _exported(lock)
+    return _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
+
+
+def _exported(lock: Path) -> bytes:
+    """What a project of uv needs, without itself and what it is developed with: a step's own code comes by `code`.  Raises CannotRun."""
+    words = ("--frozen", "--no-emit-workspace", "--no-dev", "--no-annotate", "--no-header", "--format", "requirements.txt")
+    argv = [uv.here(), "export", "--quiet", *words, "--project", str(lock.parent)]
+    try:
+        return subprocess.run(argv, capture_output=True, check=True, env={**os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = " ".join((getattr(error, "stderr", b"") or b"").decode(errors="replace").split()) or str(error)
+        raise CannotRun(
+            f"{lock} cannot be read: {said[:1000]}", fix="make it again with `uv lock`; its pyproject.toml has to lie beside it"
+        ) from error
 
 
 def _requirements(lock: Path) -> str:

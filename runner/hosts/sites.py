@@ -128,6 +128,10 @@ class Site:
             self.ws.write(Path(paths.script), script)
         return paths
 
+    async def program(self, path: str) -> str:
+        """Where a program of this machine lies there; brought if it is not there."""
+        return path
+
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         """Delete all that there is of an attempt or a scratch directory, and other things of ours."""
         for path in (*paths, *others):

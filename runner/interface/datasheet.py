@@ -373,7 +373,7 @@ def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
 def locks(recipe: Recipe) -> list[str]:
     """The locks that the recipe, its steps and its presets name."""
     parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
-    return list(dict.fromkeys(part.python.lock for part in parts if part.python))
+    return list(dict.fromkeys(part.python.lock for part in parts if part.python and part.python.lock))
 
 
 def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
@@ -383,6 +383,8 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
     if names := locks(recipe):
         yield "python", "; ".join(f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in names)
+    if versions := dict.fromkeys(part.python.version for part in parts if part.python and part.python.version):
+        yield "python version", ", ".join(versions)
     if images:
         yield "image", ", ".join(images)
     own: list[Recipe | Step] = [recipe, *recipe.steps.values()]

@@ -1,7 +1,8 @@
 """Read what a training script takes, reads and writes, from its syntax alone.  Never runs it; knows argparse and common ways to name a file, no more.
 
-What a path is for is told by what the script does with it (`open(args.data)`, `torch.save(model, args.out)`, `args.cache.mkdir()`), and where it does
-nothing that is known, by its name.  What is not understood is said in `Script.notes`, never guessed.
+What `script_declared` reads are options, too.  What a path is for is told by what the script does with it (`open(args.data)`,
+`torch.save(model, args.out)`, `args.cache.mkdir()`), and where it does nothing that is known, by its name.  What is not understood is said in
+`Script.notes`, never guessed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from ..language.python_reader import of_tree
+from .script_declared import Declared, declared
 
 Role = Literal["value", "input", "output", "state", "resume"]
 
@@ -86,14 +88,13 @@ def read(source: str) -> Script:
     tree = ast.parse(source)
     notes: list[str] = []
     options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
+    named = [_of_declared(each) for each in declared(tree, notes)]
+    options += named
     use = _Use({option.name for option in options})
+    use.aliases |= {option.name: (option.name, False) for option in named}  # parameters of a function
     use.visit(tree)
     if not options:
-        how = (
-            "sys.argv"
-            if "sys.argv" in source
-            else next((word for word in ("click", "typer", "fire", "hydra", "HfArgumentParser") if word in source), "")
-        )
+        how = "sys.argv" if "sys.argv" in source else next((word for word in ("fire", "hydra") if word in source), "")
         notes.append(f"it takes its options by {how}, which is not read here" if how else "it takes no options")
     found = {option.name: _with_role(option, use) for option in options}  # the last of two with one name wins, as in argparse
     return Script(
@@ -159,6 +160,15 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
         many=many not in ("", "None", "'?'"),
         choices=named,
     )
+
+
+def _of_declared(each: Declared) -> Option:
+    """An option that is declared as a field, by a decorator or as a parameter."""
+    default = None if each.required or each.default is None else _plain(each.default)
+    option = Option(each.name, each.flag, required=each.required, many=each.many, choices=each.choices, help=" ".join(each.help.split()))
+    if each.alone:
+        return replace(option, type="boolean", switch=True, default="True" if default == "True" else "False", negative=each.negative, required=False)
+    return replace(option, type="boolean" if each.type == "bool" else _TYPES.get(each.type, "string"), default=default)
 
 
 def _choices(node: ast.AST | None) -> tuple[str, ...]:
@@ -328,6 +338,7 @@ def _with_role(option: Option, use: _Use) -> Option:
 
 # -- what it prints ---------------------------------------------------------------------------------------------------------------------------------
 
+_MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
 _NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
 
 
@@ -364,8 +375,9 @@ def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
             before = part
             pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
             continue
-        name = _called(part) or next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "")
-        name = name.lower()
+        called, label = _called(part).lower(), next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower()
+        # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
+        name = label if not called or called in label.split("_") or _MEASURE.search(label) else called
         if name and name not in names:
             names.append(name)
             number = r"\d+" if name in ("step", "epoch") else _NUMBER

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..advice import estimates, training_from_inputs
 from ..errors import CannotRun
-from ..language import inputs
+from ..language import inputs, presets
 from ..language.units import duration_text, money_text, size_text
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[st
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
     devices = recipe.resources.gpus or 1
     chosen, found = _chosen(ws, recipe, values, gpu, devices, given, notes)
-    shown = {each: values[each] for each in recipe.inputs if each in given or (preset and each in recipe.presets[preset].inputs)} | chosen
+    shown = {each: values[each] for each in recipe.inputs if each in given or presets.of_input(recipe, preset, each)} | chosen
     return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
 
 
@@ -107,8 +107,8 @@ def _others(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: 
 
 
 def _missing(recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None) -> bool:
-    set_by_preset = preset is not None and preset in recipe.presets and spec.name in recipe.presets[preset].inputs
-    return spec.type != "secret" and spec.required and not spec.has_default and spec.name not in given and not set_by_preset
+    said = spec.name in given or presets.of_input(recipe, preset, spec.name)
+    return spec.type != "secret" and spec.required and not spec.has_default and not said
 
 
 def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:

@@ -1,4 +1,6 @@
-"""Bind a recipe's inputs: typed values from what the caller gave, a preset and defaults, or every problem at once.  Knows no disk and no plan.
+"""Bind a recipe's inputs: typed values from what the caller gave, presets and defaults, or every problem at once.  Knows no disk and no plan.
+
+`a.b` as the name of what was given sets a part of the object `a`, whatever gives the rest of it.
 
 Text is converted by the type of the input, as on a command line; values of Python's types are taken as they are.  A number that is whole is the same
 value however it was written (`1000`, `1e3`, `1000.0`), because a value's text and its key depend on the value alone.
@@ -11,12 +13,13 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from runner.errors import Invalid, Problem, did_you_mean
 from runner.secrets import unusable
 
-from . import library
+from . import library, presets
 from .recipe import Input, InputType, Recipe
 from .template import TemplateError, evaluate, has, references
 from .values import Tree, Where
@@ -38,6 +41,9 @@ _SIGNATURE = 16  # characters
 _PATIENCE = 0.25  # seconds for one `pattern`: a recipe's expression must not be able to hang
 
 
+NOWHERE: Mapping[str, str] = MappingProxyType({})
+
+
 class Wrong(Exception):
     """A value that its input does not take: a code, a sentence that follows the input's name, and what to do."""
 
@@ -46,21 +52,20 @@ class Wrong(Exception):
         self.code, self.message, self.fix = code, message, fix
 
 
-def bind(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, environment: Mapping[str, str] | None = None) -> dict[str, Tree]:
+def bind(
+    recipe: Recipe,
+    given: Mapping[str, object],
+    *,
+    preset: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    origins: Mapping[str, str] = NOWHERE,
+) -> dict[str, Tree]:
     """One value for every input but the secrets, which have none here.  Raises Invalid.
 
-    `environment` is where secrets are set; without it nobody asks for them.
+    `preset` may be several, `a,b`: later ones win.  `environment` is where secrets are set; without it nobody asks for them.  `origins`: the files
+    that values were read from, for messages.
     """
-    problems = [_unknown_input(recipe, name) for name in given if name not in recipe.inputs]
-    chosen: Mapping[str, Tree] = {}
-    if preset is not None:
-        if preset in recipe.presets:
-            chosen = recipe.presets[preset].inputs
-        else:
-            problems.append(_unknown_preset(recipe, preset))
-    binder = _Binder(recipe, given, chosen, preset)
-    values = binder.bind()
-    problems += binder.problems
+    values, problems = tried(recipe, given, preset=preset, origins=origins)
     if environment is not None:
         for spec in recipe.inputs.values():
             if spec.type == "secret" and spec.name not in given:
@@ -70,11 +75,28 @@ def bind(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = No
     return values
 
 
-def provenance(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None) -> dict[str, str]:
-    """Where the value of each input comes from: `given`, `preset NAME`, `default` (which is null where an input has none)."""
-    chosen = recipe.presets[preset].inputs if preset is not None else {}
-    names = [name for name, spec in recipe.inputs.items() if spec.type != "secret"]
-    return {name: "given" if name in given else f"preset {preset}" if name in chosen else "default" for name in names}
+def tried(
+    recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = NOWHERE
+) -> tuple[dict[str, Tree], list[Problem]]:
+    """The values that can be had, and what is wrong with the others."""
+    binder = _Binder(recipe, given, preset, origins)
+    problems = [problem for name in given if (problem := _unknown_input(recipe, name, origins.get(name, ""))) is not None]
+    problems += [_unknown_preset(recipe, name) for name in presets.split(preset) if name not in recipe.presets]
+    values = binder.bind()
+    return values, problems + binder.problems
+
+
+def provenance(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = NOWHERE) -> dict[str, str]:
+    """Where the value of each input comes from: `given` or its file, `preset NAME`, `default`, and which parts of an object were set."""
+    found = {}
+    for name, spec in recipe.inputs.items():
+        if spec.type == "secret":
+            continue
+        of_preset = presets.of_input(recipe, preset, name)
+        found[name] = origins.get(name, "given") if name in given else f"preset {of_preset}" if of_preset else "default"
+        for part in (part for part in given if part.partition(".")[0] == name and part != name):
+            found[name] += f", {part} {origins.get(part, 'given')}"
+    return found
 
 
 def kind_of(address: str) -> Kind:
@@ -113,9 +135,19 @@ def converted(spec: Input, value: object) -> Tree:
 # -- which value ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _unknown_input(recipe: Recipe, name: str) -> Problem:
-    fix = did_you_mean(name, recipe.inputs) or ("its inputs are " + " ".join(recipe.inputs) if recipe.inputs else "it has no inputs")
-    return Problem("unknown-input", f'{recipe.id} has no input "{name}"', None, fix)
+def _unknown_input(recipe: Recipe, name: str, origin: str) -> Problem | None:
+    """What is wrong with the name of a value, or of a part of one; None when nothing is."""
+    whole, dot, _ = name.partition(".")
+    where = f" ({origin})" if origin else ""
+    if whole not in recipe.inputs:
+        fix = did_you_mean(whole, recipe.inputs) or ("its inputs are " + " ".join(recipe.inputs) if recipe.inputs else "it has no inputs")
+        return Problem("unknown-input", f'{recipe.id} has no input "{whole}"{where}', None, fix)
+    if dot and recipe.inputs[whole].type != "object":
+        what = f'"{whole}" is of type {recipe.inputs[whole].type} and has no parts: "{name}"{where}'
+        return Problem("wrong-type", what, None, f"give the whole value: {whole}=…")
+    if dot and not all(name.split(".")):
+        return Problem("bad-input", f'"{name}" names no part of "{whole}"{where}', None, f"write {whole}.NAME=VALUE")
+    return None
 
 
 def _unknown_preset(recipe: Recipe, name: str) -> Problem:
@@ -136,8 +168,13 @@ def _unusable(recipe: Recipe, spec: Input, environment: Mapping[str, str]) -> li
 class _Binder:
     """One binding: values are found in the order in which their templates need each other."""
 
-    def __init__(self, recipe: Recipe, given: Mapping[str, object], chosen: Mapping[str, Tree], preset: str | None) -> None:
-        self.recipe, self.given, self.chosen, self.preset = recipe, given, chosen, preset
+    def __init__(self, recipe: Recipe, given: Mapping[str, object], preset: str | None, origins: Mapping[str, str]) -> None:
+        self.recipe, self.given, self.preset, self.origins = recipe, given, preset, origins
+        self.parts: dict[str, list[tuple[list[str], object]]] = {}  # of an object: what was given, by the keys that lead to it
+        for name, value in given.items():
+            whole, *keys = name.split(".")
+            if keys:
+                self.parts.setdefault(whole, []).append((keys, value))
         self.problems: list[Problem] = []
         self.values: dict[str, Tree] = {}
 
@@ -165,8 +202,8 @@ class _Binder:
         """What the recipe says about an input that the caller did not give, and where."""
         if name in self.given:
             return None, ()
-        if name in self.chosen:
-            return self.chosen[name], ("presets", self.preset or "", name)
+        if of_preset := presets.of_input(self.recipe, self.preset, name):
+            return self.recipe.presets[of_preset].inputs[name], ("presets", of_preset, name)
         return self.recipe.inputs[name].default, ("inputs", name, "default")
 
     def _one(self, spec: Input) -> None:
@@ -174,7 +211,7 @@ class _Binder:
         tree, path = self._written(spec.name)
         if not path:
             tree = self.given[spec.name]
-        elif path[0] == "inputs" and not spec.has_default:
+        elif path[0] == "inputs" and not spec.has_default and spec.name not in self.parts:
             if spec.required:
                 fix = f"{spec.name}=…" + (f"  {spec.doc}" if spec.doc else "")
                 message = f'the input "{spec.name}" has no value'
@@ -185,9 +222,11 @@ class _Binder:
         try:
             if path:
                 tree = self._rendered(tree, path)
+            if parts := self.parts.get(spec.name) if spec.type == "object" else None:
+                tree = _with_parts(spec.name, {} if tree is None else _object(tree), parts)
             self.values[spec.name] = converted(spec, tree)
         except Wrong as wrong:
-            message = f'"{spec.name}" {wrong.message}'
+            message = f'"{spec.name}" {wrong.message}' + (f" ({self.origins[spec.name]})" if not path and spec.name in self.origins else "")
             self.problems.append(
                 document.problem(wrong.code, message, path, fix=wrong.fix) if path else Problem(wrong.code, message, None, wrong.fix),
             )
@@ -360,6 +399,28 @@ def _object(value: object) -> Tree:
     if not isinstance(value, Mapping):
         raise Wrong("wrong-type", f"must be a mapping, not {_shown(value)}", 'write JSON, such as {"a": 1}')
     return _tree(value)
+
+
+def _with_parts(name: str, tree: Tree, parts: list[tuple[list[str], object]]) -> Tree:
+    """A mapping with these parts of it set.  Text that is JSON is the value that it spells."""
+    for keys, value in parts:
+        at = tree
+        for n, key in enumerate(keys, 1):
+            if not isinstance(at, dict):
+                raise Wrong("wrong-type", f"has no parts at {'.'.join(keys[: n - 1])}, which is {_shown(at)}", f"set {name} as a whole")
+            if n == len(keys):
+                at[key] = _tree(_spelled(value))
+            at = at.setdefault(key, {})
+    return tree
+
+
+def _spelled(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return _json(value, "a value")
+    except Wrong:
+        return value
 
 
 def _json(text: str, wanted: str) -> object:

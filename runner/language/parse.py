@@ -5,6 +5,7 @@ What needs a plan (edges, cycles of steps, output paths as rendered, names insid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -108,7 +109,7 @@ class _Reader:
             resources=self._resources(raw.get("resources", {}), ("resources",)),
             limits=self._limits(raw.get("limits", {}), ("limits",)),
             image=raw.get("image"),
-            python=_python(raw.get("python")),
+            python=self._python(raw.get("python"), ("python",)),
             setup=tuple(raw.get("setup", ())),
             health=self._health(raw["health"]) if "health" in raw else None,
             cleanup=tuple(raw.get("cleanup", ())),
@@ -318,9 +319,18 @@ class _Reader:
             resources=self._resources(raw["resources"], (*path, "resources")) if "resources" in raw else None,
             limits=self._limits(raw["limits"], (*path, "limits")) if "limits" in raw else None,
             image=raw.get("image"),
-            python=_python(raw.get("python")),
+            python=self._python(raw.get("python"), (*path, "python")),
             env=raw.get("env"),
         )
+
+    def _python(self, raw: Any, path: Where) -> Python | None:
+        if not raw:
+            return None
+        lock = raw.get("lock", "")
+        name = lock.rpartition("/")[2]
+        if (fix := next((fix for pattern, fix in _OTHER_LOCKS if re.fullmatch(pattern, name)), None)) is not None:
+            self._problem("unknown-lock", f"{name} cannot be installed here", (*path, "lock"), fix)
+        return Python(lock, raw.get("version", ""))
 
     # -- quantities ------------------------------------------------------------------------------------------------------------------------------
 
@@ -385,7 +395,7 @@ class _Reader:
             env_files=_env_files(raw),
             secrets=self._secrets(raw, path) if "secrets" in raw else None,
             image=raw.get("image"),
-            python=_python(raw.get("python")),
+            python=self._python(raw.get("python"), (*path, "python")),
             resources=self._resources(raw.get("resources", {}), (*path, "resources")),
             nodes=nodes if isinstance(nodes, str) else int(nodes),
             matrix=raw.get("matrix"),
@@ -504,10 +514,14 @@ class _Reader:
 
 
 _NO_RESOURCES = Resources()
-
-
-def _python(raw: Any) -> Python | None:
-    return Python(raw["lock"]) if raw else None
+_OTHER_LOCKS = (
+    (
+        r"(environment|conda).*\.ya?ml|conda-lock.*|pixi\.(lock|toml)",
+        "put its Python packages into requirements.txt and name that; what is no Python package comes with an `image`",
+    ),
+    (r"poetry\.lock|pdm\.lock|Pipfile(\.lock)?", "name pyproject.toml, or export it: requirements.txt with hashes"),
+)
+"""Files that people name as locks and that are none of ours, and what to do."""
 
 
 def _path_or_glob(item: Any) -> str | Glob:

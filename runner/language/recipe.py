@@ -134,9 +134,10 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """What a step's Python is made from: a hash-pinned requirements file or `pylock.toml`, beside the recipe."""
+    """What a step's Python is: made from a hash-pinned requirements file or `pylock.toml` beside the recipe, of a version, or both; empty: any."""
 
-    lock: str
+    lock: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
+from ..language import presets
 from ..language.imports import started
 from ..language.recipe import AutoCode, GitCode, Resources
 from ..paths import escapes, heads
@@ -87,7 +88,7 @@ def compile_plan(
         if not makes.meets(path):
             message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
             compiler.sketch.problem(there, "matrix-axis", message, where, fix="make the output elsewhere, or leave the path out with `exclude`")
-    return assemble(compiler.sketch, recipe, values, digest, recipe.presets[preset].limits if preset else None)
+    return assemble(compiler.sketch, recipe, values, digest, whole.limits if (whole := presets.chosen(recipe, preset)) else None)
 
 
 _NONE: Final[list[Any]] = []
@@ -133,7 +134,7 @@ class _Compiler:
         scope.variables.update(variables or {})
         if self.sketch.top is None:
             self.sketch.top = scope
-        chosen = recipe.presets.get(preset) if preset else None
+        chosen = presets.chosen(recipe, preset)
         self.depth.append(recipe.id)
         self.sketch.problems += [found for found in misplaced(recipe) if found not in self.sketch.problems]
         order, loops = ordered(recipe)
@@ -151,7 +152,8 @@ class _Compiler:
             begun = len(self.sketch.drafts)
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
-            made = {d.prefix + path: (d, output) for d in self.sketch.drafts if not d.flags & SELECT for output, (path, _) in d.outputs.items()}
+            ours = [d for d in self.sketch.drafts[begun:] if not d.flags & SELECT]
+            made = {(d.prefix + path)[len(prefix) :]: (d, output) for d in ours for output, (path, _) in d.outputs.items()}
             inside = {folder: path for path in made for folder in heads(path)[1:]}
             near = Near(made)
             for draft in self.sketch.drafts[begun:]:
@@ -300,6 +302,8 @@ class _Compiler:
             author["secrets"] = list(secrets)
         if image:
             author["image"] = image
+        if python and python.version:
+            author["python"] = python.version
         if recipe.setup:
             author["setup"] = list(recipe.setup)
         metrics = MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None
@@ -382,6 +386,7 @@ class _Compiler:
             metrics=metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=step.nodes,
+            python=python.version if python else "",
         )
 
     def _read(
@@ -541,8 +546,8 @@ class _Compiler:
     def _deps(self, scope: Scope, draft: Draft, made: Mapping[str, tuple[Draft, str]], inside: Mapping[str, str], near: Near) -> None:
         """Turn `deps` into edges and files of the workspace.
 
-        `made` is every output there is, by its path below the workspace; `inside` names one output below each folder that holds any, and `near` those
-        that a pattern may reach.
+        `made` is every output of the recipe, by its path as if it ran alone; `inside` names one output below each folder that holds any, and `near`
+        those that a pattern may reach.
         """
         step = draft.step
         for n, dep in enumerate(step.deps):
@@ -555,11 +560,11 @@ class _Compiler:
                 if value != (raw := dep if isinstance(dep, str) else dep.pattern):
                     self.sketch.problem(scope.recipe, "path-escape", f'"{value}", as "{raw}" is here, leaves the workspace', where, fix=WORKSPACE)
                 continue
-            if scope.prefix or scope is not self.sketch.top:
+            if scope is not self.sketch.top and not scope.recipe.home:
                 self.sketch.problem(
                     scope.recipe,
                     "library-deps",
-                    f'"{step.id}" has deps, which a recipe used by another may not have',
+                    f'"{step.id}" has deps, which a recipe from outside the workspace may not have when another uses it',
                     where,
                     fix="take it as an input",
                 )

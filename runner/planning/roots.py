@@ -84,4 +84,4 @@ def _axis(axis: Tree, folder: str) -> Tree:
 
 
 def _python(python: Python | None, folder: str) -> Python | None:
-    return None if python is None else replace(python, lock=from_root(python.lock, folder))
+    return python if python is None or not python.lock else replace(python, lock=from_root(python.lock, folder))

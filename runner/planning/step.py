@@ -209,6 +209,7 @@ class Author(TypedDict, total=False):
     env: dict[str, Leaf]
     secrets: list[str]
     image: str
+    python: str  # a version
     setup: list[list[Tree] | str]
     metrics: list[str | None]
     resources: dict[str, object]
@@ -246,6 +247,7 @@ class StepSpec(NamedTuple):
     metrics: MetricsSpec | None = None
     when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
     nodes: int | str = 1
+    python: str = ""  # a version such as 3.12; empty: any
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> StepSpec:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Invalid, Problem
+from ..language import presets
 from .axes import Axes, instance_id
 from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, is_path_value
 from .mentions import steps_of, walk, which
@@ -53,7 +54,7 @@ class UsedRecipes:
         if axes is None or any(name in scope.pending for name in steps_of(step)):
             scope.pending.add(step.id)
             return
-        inner_preset = uses.preset or (preset if preset in other.presets else None)
+        inner_preset = uses.preset or presets.known(other, preset)
         results: list[dict[str, Any]] = []
         below: list[Draft] = []
         for combination in axes:

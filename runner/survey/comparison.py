@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeGuard
@@ -56,8 +56,10 @@ class Wish(NamedTuple):
         return f"the {'lowest' if self.least else 'highest'} {self.metric}"
 
 
-def results(ws: Workspace, recipe: str) -> list[Result]:
+def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> list[Result]:
     """Every result with metrics, or failed step that reports some, of the runs of a recipe that are known here; the newest last.
+
+    With `keys` only those of steps with these keys.
 
     What several runs made or found under one key is one result: that of the run that made it last.  What they found fresh that was made by another
     recipe, or elsewhere, is a result of theirs, too.
@@ -72,6 +74,9 @@ def results(ws: Workspace, recipe: str) -> list[Result]:
             tries.setdefault((attempt.step, attempt.key or attempt.run), []).append(attempt)
             read |= {name.removeprefix("inputs.") for name in _reads(attempt) if name.startswith("inputs.")}
     fresh = {each for row in rows if (graph := run_graph.recall(ws, row.id)) is not None for each in graph.fresh.items()} - tries.keys()
+    if keys is not None:
+        tries = {each: many for each, many in tries.items() if each[1] in keys}
+        fresh = {each for each in fresh if each[1] in keys}
     traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
     found = [result_found(ws, step, traces[key])[0] for step, key in fresh if key in traces]
     found = [told for told in found if any(numeric(metric.last) for metric in told.metrics.values())]

@@ -36,7 +36,7 @@ from ..reading import unfit, whole
 from ..secrets import unusable
 from ..storage.files import Content
 from ..storage.workspace import Workspace
-from . import code_files
+from . import code_files, locks
 from .imports import ImportCache, followed
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Request:
     current_python: bool = False
     update: bool = False
     typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
+    origins: Mapping[str, str] = field(default_factory=dict)  # the files that inputs were read from, for messages
 
 
 @dataclass(slots=True)
@@ -233,9 +234,9 @@ def _read(
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
-    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ)
-    for name, folder in request.typed_in.items():
-        values[name] = _from_root(recipe.inputs[name], values.get(name), Standing(ws.root, folder))
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ, origins=request.origins)
+    for name in request.typed_in.keys() & values.keys():
+        values[name] = _from_root(recipe.inputs[name], values[name], Standing(ws.root, request.typed_in[name]))
     return recipe, values
 
 
@@ -499,6 +500,10 @@ def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, up
 
 
 def _lock(ws: Workspace, path: Path) -> Content | None:
+    """The content of the lock for what a recipe names, which is made first where that pins nothing; None where it is not there.  Raises CannotRun."""
+    if not locks.is_current(path) and not ws.read_only:
+        locks.make(path)
+    path = locks.file_of(path)
     try:
         wrong = unfit(path.stat())
     except OSError:

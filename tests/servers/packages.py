@@ -2,7 +2,7 @@
 
 with Index(tmp_path) as index:
     line = index.wheel("tinyword", "word = 'said'\\n")     # a line of a lock
-    index.environ                                          # what makes pip use it, and nothing else
+    index.environ                                          # what makes uv and pip use it, and nothing else
     index.gate.clear()                                     # from now on a wheel stands still in its middle, until the gate is set
 """
 
@@ -41,19 +41,20 @@ class Index:
     @property
     def environ(self) -> dict[str, str]:
         url = f"http://someone:secret@127.0.0.1:{self._server.server_address[1]}/simple"
-        return {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_CACHE_DIR": str(self._place / "pip-cache")}
+        cache = str(self._place / "cache")
+        return {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_CACHE_DIR": cache, "UV_CACHE_DIR": cache}
 
-    def wheel(self, name: str, text: str = "", *, bulk: int = 0, needs: str = "") -> str:
+    def wheel(self, name: str, text: str = "", *, bulk: int = 0, needs: str = "", version: str = "1.0") -> str:
         """Add a package of one module, and `bulk` bytes, that needs another; answers its line of a lock."""
         packed, more = io.BytesIO(), f"Requires-Dist: {needs}\n" if needs else ""
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr(f"{name}.py", text)
             archive.writestr(f"{name}.bulk", bytes(bulk))
-            archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{more}")
-            archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            archive.writestr(f"{name}-1.0.dist-info/RECORD", f"{name}.py,,\n")
-        self._wheels[f"{name}-1.0-py3-none-any.whl"] = packed.getvalue()
-        return f"{name}==1.0 --hash=sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}\n"
+            archive.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
+            archive.writestr(f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{name}-{version}.dist-info/RECORD", f"{name}.py,,\n")
+        self._wheels[f"{name}-{version}-py3-none-any.whl"] = packed.getvalue()
+        return f"{name}=={version} --hash=sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}\n"
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         name = handler.path.strip("/").rpartition("/")[2]
@@ -82,7 +83,7 @@ def _handler(index: Index) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             try:
                 index.answer(self)
-            except ConnectionError:  # a pip that was killed
+            except ConnectionError:  # an installer that was killed
                 self.close_connection = True
 
         def log_message(self, format: str, *args: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.hosts import _builder
+from runner.hosts import _builder, uv
 from tests.servers.packages import Index
 from tests.support import Space, until
 from tests.tools import needs
@@ -173,7 +173,45 @@ def test_a_python_without_pip_gives_the_environment_one_of_its_own(tmp_path: Pat
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_another_machine_builds_its_own_with_the_pip_that_it_has(space: Space, index: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pin", ["1.0", "1.0.0"])
+def test_a_pin_without_a_local_version_is_no_build_that_has_one(tmp_path: Path, index: Index, pin: str) -> None:
+    line = index.wheel("tinyword").replace("==1.0 ", f"=={pin} ")
+    index.wheel("tinyword", "word = 'of the processor'", version="1.0+cpu")
+    (tmp_path / "lock.txt").write_text(line)
+    argv = [sys.executable, "-I", BUILDER, tmp_path / "made", "lock.txt", uv.here()]
+    made = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **index.environ}, check=False, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout
+
+
+def test_a_second_environment_shares_the_files_of_the_first(space: Space, index: Index) -> None:
+    locked(space, index)
+    space.command("run", env=index.environ)
+    [module] = home(space).glob("lib/python*/site-packages/tinyword.py")
+    space.write("lock.txt", f"# other bytes\n{space.read('lock.txt')}")
+    code, _, said = space.command("run", env=index.environ)
+    assert code == 0 and len(index.asked) == 1, said
+    assert module.stat().st_nlink >= 3  # one in the cache, one in each
+
+
+def test_what_pip_is_told_of_its_index_counts_for_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://mirror/simple\nfind-links = /nowhere\n    https://wheels\ntimeout = 9\n")
+    environ = {
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+        "PIP_TIMEOUT": "7",
+        "PIP_EXTRA_INDEX_URL": "https://a https://b",
+        "XDG_CONFIG_HOME": "/nowhere",
+    }
+    found = _builder.of_pip(environ)
+    assert found["UV_DEFAULT_INDEX"] == "https://mirror/simple" and found["UV_INDEX"] == "https://a https://b"
+    assert found["UV_FIND_LINKS"] == "https://wheels" and found["UV_HTTP_TIMEOUT"] in ("7", "9")
+
+
+def test_a_machine_that_no_uv_runs_on_has_its_pip_do_it(tmp_path: Path) -> None:
+    assert not _builder._runs("") and not _builder._runs(str(tmp_path / "none")) and not _builder._runs("/bin/false")
+    assert uv.of("Plan9 mips", tmp_path) == ""
+
+
+def test_another_machine_builds_its_own_with_the_uv_that_it_is_sent(space: Space, index: Index, tmp_path: Path) -> None:
     locked(space, index)
     words = " ".join(f"{name}={value}" for name, value in index.environ.items())
     python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
@@ -191,7 +229,7 @@ def test_two_machines_install_at_the_same_time(space: Space, index: Index) -> No
     locked(space, index)
     space.recipe(RECIPE.replace("  one:\n", "  one:\n    matrix: {i: [1, 2]}\n").replace("o.txt", "'o{{ matrix.i }}.txt'"))
     words = " ".join(f"{name}={value}" for name, value in index.environ.items())
-    python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
+    python = space.write("python", f'#!/bin/sh\n{words} UV_CACHE_DIR="$PWD/cache" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\nhosts = 2\n')
     index.gate.clear()
@@ -203,21 +241,64 @@ def test_two_machines_install_at_the_same_time(space: Space, index: Index) -> No
     assert space.read("o1.txt") == space.read("o2.txt") == "said\n"
 
 
+# -- of a version
+
+
+def other_python(space: Space, version: str) -> dict[str, str]:
+    """Variables of a shell that finds a Python of another version; it only says so."""
+    program = space.write(
+        f"bin/python{version}", f'#!/bin/sh\ncase "$2" in *version_info*) echo {version} ;; *) exec {sys.executable} "$@" ;; esac\n'
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("lock", ["", "lock: lock.txt, "])
+def test_a_step_runs_with_the_python_of_the_version_that_it_asks_for(space: Space, index: Index, lock: str) -> None:
+    locked(space, index)
+    space.recipe(
+        RECIPE.replace("lock: lock.txt", f'{lock}version: "3.14"')
+        .replace("import sys, tinyword", "import sys")
+        .replace("tinyword.word", "sys.prefix")
+    )
+    code, _, said = space.command("run", env={**index.environ, **other_python(space, "3.14")})
+    assert code == 0, said
+    assert space.read("o.txt").strip() == str(home(space)) and home(space).name.endswith("python3.14")
+
+
+def test_the_python_at_hand_does_if_it_is_of_that_version(space: Space) -> None:
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    space.recipe(f'python: {{version: "{ours}"}}\nsteps: {{one: {{run: "touch o.txt", outputs: {{o: o.txt}}}}}}\n')
+    assert space.command("run")[0] == 0 and not (space.root / ".recipe/envs").exists()
+
+
+def test_a_version_that_is_not_there_is_refused_with_the_line_that_installs_it(space: Space) -> None:
+    space.recipe('python: {version: "3.99"}\nsteps: {one: {run: "touch o.txt", outputs: {o: o.txt}}}\n')
+    code, _, said = space.command("run")
+    assert code == 2 and "Python 3.99 is not on this machine" in said and "uv python install 3.99" in said
+
+
+def test_a_version_without_quotes_is_refused_because_it_may_be_another_number(space: Space) -> None:
+    space.recipe("python: {version: 3.10}\nsteps: {one: {run: touch o.txt, outputs: {o: o.txt}}}\n")
+    code, out, said = space.command("validate")
+    assert code == 3 and "in quotes" in out + said, out + said
+
+
 # -- what keeps it from being built
 
 
 @pytest.mark.parametrize("driver", ["local", "loopback"])
 def test_an_index_that_does_not_answer_is_named_without_its_password(space: Space, index: Index, driver: str) -> None:
     locked(space, index)
-    environ = {**index.environ, "PIP_INDEX_URL": "http://someone:secret@127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    environ = {**index.environ, "PIP_INDEX_URL": "http://someone:secret@127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     words = " ".join(f"{name}={value}" for name, value in environ.items())
     python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\n')
     code, _, said = space.command("run", "--driver", driver, env=environ)
     where = " on loopback host-1" if driver == "loopback" else ""
-    assert code == 2 and f"lock.txt cannot be built{where}: the package index (http://someone:****@127.0.0.1:9/simple) does not answer" in said
-    assert said.count("trying again") == 2 and "secret@" not in said and "Traceback" not in said
+    assert code == 2 and f"lock.txt cannot be built{where}: the package index (http://127.0.0.1:9/simple/tinyword/) does not answer" in said
+    assert said.count("trying again") == 2 and "secret" not in said and "Traceback" not in said
 
 
 def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(space: Space, index: Index) -> None:
@@ -241,7 +322,7 @@ def test_what_a_lock_forgot_is_named_with_who_needs_it(space: Space, index: Inde
     index.wheel("forgotten")
     locked(space, index, index.wheel("other", needs="forgotten>=0.5"))
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and "cannot be built: the lock does not pin forgotten, which other 1.0 needs\n" in said
+    assert code == 2 and "cannot be built: the lock does not pin forgotten, which other needs\n" in said
 
 
 def test_a_package_that_another_wants_with_an_extra_is_pinned_by_its_name(space: Space, index: Index) -> None:

@@ -152,11 +152,20 @@ def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
         assert 0.5 in metrics.match(log, pattern, Masker()).values()
 
 
+def test_what_stands_before_a_number_is_its_name_and_not_the_variable() -> None:
+    pattern = scripts.read('print(f"step {n} of {total} val_loss {val:.4f} accuracy {a}")').metrics
+    assert isinstance(pattern, str) and [name for name in ("val_loss", "accuracy", "total", "val", "of") if f"<{name}>" in pattern] == [
+        "val_loss",
+        "accuracy",
+        "total",
+    ]
+
+
 @pytest.mark.parametrize(
     ("source", "note"),
     [
         ("import sys\nprint(sys.argv[1])", "sys.argv"),
-        ("import click\n@click.command()\ndef main(): pass", "click"),
+        ("import fire\nfire.Fire(print)", "fire"),
         ("print(1)", "it takes no options"),
         (f"{HEAD}p.add_argument('--tags', action='append')", "line 3: --tags is left to its default: its action is append"),
         (f"{HEAD}for flag in FLAGS: p.add_argument(flag)", "line 3: an option whose name is not written out"),

@@ -18,11 +18,12 @@ def locked(path: Path) -> dict[str, object]:
         text = path.read_text("utf-8", "replace")
     except OSError:
         return {}
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" or path.name == "uv.lock":
         import tomllib
 
         try:
-            rows = [(str(each.get("name", "")), str(each.get("version", ""))) for each in tomllib.loads(text).get("packages", ())]
+            listed = tomllib.loads(text).get("package" if path.name == "uv.lock" else "packages", ())
+            rows = [(str(each.get("name", "")), str(each.get("version", ""))) for each in listed]
         except (tomllib.TOMLDecodeError, AttributeError):
             return {}
     else:

@@ -18,7 +18,7 @@ from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
 from ...survey.survey import Request, read
-from .parser import out_folder, published_below, told_apart
+from .parser import add_values, out_folder, published_below, told_apart, values_of
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
@@ -30,7 +30,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     """The words that say which recipes, with what: by default what was run here last."""
     parser.add_argument("words", nargs="*", metavar="RECIPE|INPUT=VALUE", help="recipes (default: that of the last run here), and inputs for them")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
-    parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
+    add_values(parser)
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="where the recipe's outputs were published")
     parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
 
@@ -67,16 +67,17 @@ def begun(root: Path, request: Request) -> Workspace:
 
 def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
-    words, given = told_apart(args.words)
+    words, typed = told_apart(args.words)
+    given, origins = values_of(args, typed)
     names = [library.meant(args.standing, word) for word in words]
     if args.file is not None:
         names.insert(0, library.path(args.standing, args.file))
     out, current, folders = published_below(args), args.python == "current", args.standing.folders(given)
     if names:
-        return [Request(name, given, args.preset, out, current, typed_in=folders) for name in dict.fromkeys(names)]
+        return [Request(name, given, args.preset, out, current, typed_in=folders, origins=origins) for name in dict.fromkeys(names)]
     last = _last(ws) or Request(library.meant(args.standing, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
-    return [Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders)]
+    return [Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins)]
 
 
 def one_request(ws: Workspace, args: argparse.Namespace) -> Request:

@@ -140,10 +140,11 @@ def _values(verb: str, action: argparse.Action, flag: str, word: str, before: li
         yield from _starting(word, map(str, action.choices))
     elif flag in ("-C", "--out"):
         yield ":folders"
-    elif flag in ("-f", "--file"):
+    elif flag in ("-f", "--file", "-i", "--inputs"):
         yield ":files"
     elif flag == "--preset":
-        yield from _starting(word, _names(_recipe(before, place), "presets"))
+        done, comma, last = word.rpartition(",")
+        yield from (f"{done}{comma}{name}" for name in _starting(last, _names(_recipe(before, place), "presets")))
     elif action.metavar == "STEP":
         yield from _starting(word, _names(_recipe(before, place), "steps"))
     elif flag == "--driver":

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -22,8 +22,10 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
     "check": ("check", "what is known to go wrong with these inputs, on this machine or host, and what to do"),
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
+    "lock": ("lock", "write the lock of requirements.txt or pyproject.toml, for `python: {lock: …}`"),
     "plan": ("run", "what a run would do, and every reason (= run -n)"),
     "run": ("run", "run what is not fresh"),
+    "sweep": ("sweep", "run a recipe for each combination of values, and compare what came of it"),
     "why": ("why", "why a step would run, or what changed between two runs of it"),
     "status": ("status", "what is fresh, what is not, and files of earlier runs that are not made now"),
     "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
@@ -174,7 +176,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
-    parser.add_argument("--preset", metavar="NAME", help="a named set of input values that the recipe brings")
+    add_values(parser)
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="publish the recipe's outputs below DIR")
     parser.add_argument(
         "--python",
@@ -212,9 +214,42 @@ def request_of(args: argparse.Namespace) -> Any:
     bad = [word for word in words if "=" not in word]
     if bad:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
-    given = dict(word.split("=", 1) for word in words)
-    out = published_below(args)
-    return Request(recipe, given, args.preset, out, args.python == "current", args.update, args.standing.folders(given))
+    given, origins = values_of(args, dict(word.split("=", 1) for word in words))
+    out, folders = published_below(args), args.standing.folders(given)
+    return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins)
+
+
+def add_values(parser: argparse.ArgumentParser) -> None:
+    """The flags that give values to inputs, beside INPUT=VALUE."""
+    parser.add_argument("--preset", metavar="NAMES", help="a named set of input values that the recipe brings, or several: a,b; later ones win")
+    parser.add_argument(
+        "-i",
+        "--inputs",
+        dest="values_files",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="values for inputs from a file of YAML, JSON or TOML; may be given several times, later files win, and INPUT=VALUE wins over files",
+    )
+    parser.add_argument(
+        "--set", dest="parts", metavar="NAME=VALUE", action="append", default=[], help="the same as INPUT=VALUE; a.b=1 sets b in the object input a"
+    )
+
+
+def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
+    """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
+    from ...errors import Invalid, Problem
+
+    bad = [word for word in args.parts if "=" not in word]
+    if bad:
+        raise Invalid([Problem("bad-input", f'--set "{word}" is not NAME=VALUE', fix="write --set name=value") for word in bad])
+    words = {**typed, **dict(word.split("=", 1) for word in args.parts)}
+    if not args.values_files:
+        return words, {}
+    from ...survey.values_files import values
+
+    read, origins = values([(name, args.standing.here / Path(name).expanduser()) for name in args.values_files])
+    return {**read, **words}, {name: origin for name, origin in origins.items() if name not in words}
 
 
 def published_below(args: argparse.Namespace) -> Path | None:

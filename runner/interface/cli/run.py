@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="mark this run with a word that several runs may have")
         parser.add_argument("--note", default="", metavar="TEXT", help="a remark that is stored with this run")
-        parser.add_argument("-j", "--jobs", type=_positive, default=0, metavar="N", help="steps at once (default: one per processor)")
+        parser.add_argument("-j", "--jobs", type=positive, default=0, metavar="N", help="steps at once (default: one per processor)")
         parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
@@ -69,27 +69,20 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    choice = choice_of(args)
-    dry = args.verb == "plan" or args.dry_run
     with begun(args.workspace, request) as ws:
         ws.share(args.store)
-        if dry:
-            found = look(ws, request, choice)
-            _warn(ws, found, args)
-            for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
-                print(f"recipe: {notice}", file=sys.stderr)
-            verdict = _checked(ws, found, args)
-            expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
-            if args.json:
-                print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
-            else:
-                print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
-                _print_findings(verdict, found, args)
-                print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
-            return 0
-        if not _agreed(ws, request, choice, args):
-            return 3
-        return carried_out(ws, request, choice, settings_of(args), args)
+        return done(ws, request, args)
+
+
+def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
+    """Run it, or say what would be done, as the flags ask; the exit code."""
+    choice = choice_of(args)
+    if args.verb == "plan" or args.dry_run:
+        _print_plan(ws, look(ws, request, choice), args)
+        return 0
+    if not _agreed(ws, request, choice, args):
+        return 3
+    return carried_out(ws, request, choice, settings_of(args), args)
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
@@ -158,6 +151,20 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if not sys.stdin.isatty():
         raise Invalid([Problem("bad-input", f"it would cost about ${total:.2f}", fix="add --yes, or raise `confirm` in the driver's settings")])
     return input(f"it would cost about ${total:.2f}; rent? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
+    _warn(ws, found, args)
+    for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
+        print(f"recipe: {notice}", file=sys.stderr)
+    verdict = _checked(ws, found, args)
+    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+    if args.json:
+        print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
+    else:
+        print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+        _print_findings(verdict, found, args)
+        print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
 
 
 def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
@@ -325,7 +332,7 @@ def _seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")

@@ -8,18 +8,21 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...errors import RecipeError
+from ...errors import Invalid, Problem, RecipeError
 from ...language import library
 from ...paths import is_path
 from ...reading import whole
+from ..tables import aligned
 from ..tail import shown
-from .parser import RECIPE
+from .parser import RECIPE, add_values, told_apart, values_of
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
+    from ...language.values import Tree
     from ..datasheet import Data, Sheet, Took
 
 _LICENCES: Final = {
@@ -31,12 +34,16 @@ _LICENCES: Final = {
 }
 _PACKAGES: Final = ("torch", "transformers", "diffusers", "accelerate", "peft", "trl", "axolotl", "unsloth", "prime-rl", "vllm")
 _LOOKED_AT: Final = 50  # runs
+_LONGEST: Final = 70  # characters of a value
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("recipe", nargs="?", help=RECIPE)
+    parser.add_argument("words", nargs="*", metavar="INPUT=VALUE", help="with --values: values for its inputs")
+    parser.add_argument("--values", action="store_true", help="the value that each input would have, and where it comes from")
+    add_values(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.epilog = "examples:\n  recipe show sft@1\n  recipe show ./pipeline.yaml --json"
+    parser.epilog = "examples:\n  recipe show sft@1\n  recipe show ./pipeline.yaml --json\n  recipe show sft@1 -i params.yaml --values rank=4"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,8 +51,13 @@ def run(args: argparse.Namespace) -> int:
     from ...survey.survey import placed
     from .. import datasheet
 
-    meant = library.meant(args.standing, args.recipe)
+    names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.words])
+    if len(names) > 1:
+        raise Invalid([Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value") for name in names[1:]])
+    meant = library.meant(args.standing, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
+    if args.values or typed or args.parts or args.values_files or args.preset is not None:
+        return _values(recipe, args, typed)
     recipe = placed(recipe, path, args.workspace) if is_path(meant) else recipe
     sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), reckoned(args.workspace, recipe))
     if args.json:
@@ -55,6 +67,28 @@ def run(args: argparse.Namespace) -> int:
     width = min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
     print("\n".join(shown(line) for line in datasheet.text(sheet, width)))
     return 0
+
+
+def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:
+    """Print what each input would be, and whence; the problems of those that would be nothing.  Raises Invalid."""
+    from ...language import inputs
+
+    given, origins = values_of(args, typed)
+    values, problems = inputs.tried(recipe, given, preset=args.preset, origins=origins)
+    whence = inputs.provenance(recipe, given, preset=args.preset, origins=origins)
+    if args.json:
+        print(json.dumps({name: {"value": values.get(name), "from": whence[name]} for name in whence}, indent=2))
+    else:
+        rows = [[name, _shown(values[name]) if name in values else "?", whence[name] if name in values else "nowhere"] for name in whence]
+        print("\n".join(aligned([["INPUT", "VALUE", "FROM"], *rows], ())))
+    if problems:
+        raise Invalid(problems)
+    return 0
+
+
+def _shown(value: Tree) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return shown(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def took(root: Path, recipe: str) -> dict[str | None, Took]:

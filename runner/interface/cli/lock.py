@@ -1,0 +1,38 @@
+"""`recipe lock`: write the lock that `python: {lock: …}` needs, with every package at one version and by hash."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ...errors import CannotRun, NotFound
+from ...survey import locks
+
+_NAMES = ("requirements.in", "requirements.txt", "pyproject.toml")
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help=f"what to lock (default: the first of {', '.join(_NAMES)} that is here)")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest of all packages, not those that the lock has")
+    parser.add_argument("--python", default="", metavar="VERSION", help="the lowest version of Python that it is for (default: that of recipe)")
+    parser.epilog = "examples:\n  recipe lock\n  recipe lock requirements.txt --python 3.12\n\nthen, in a recipe: python: {lock: requirements.lock}"
+
+
+def run(args: argparse.Namespace) -> int:
+    here = args.standing.here
+    names = [args.file] if args.file is not None else [name for name in _NAMES if (here / name).is_file()][:1]
+    if not names:
+        raise NotFound(f"there is none of {', '.join(_NAMES)} here", fix="name the file: recipe lock FILE")
+    path = here / Path(names[0]).expanduser()
+    if not path.is_file():
+        raise NotFound(f"there is no file {names[0]}", fix="name a requirements.txt or a pyproject.toml")
+    lock = locks.file_of(path)
+    if lock == path:
+        raise CannotRun(f"{names[0]} is a lock already", fix=f"write `python: {{lock: {names[0]}}}` in the recipe")
+    if lock.name == "uv.lock":
+        raise CannotRun(f"uv.lock beside {names[0]} is its lock", fix="`uv lock` makes it again; write `python: {lock: uv.lock}` in the recipe")
+    made = locks.make(path, python=args.python, upgrade=args.upgrade)
+    many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))
+    print(f"{Path(names[0]).with_name(made.name)}: {many} package{'' if many == 1 else 's'}")
+    return 0

@@ -1,0 +1,204 @@
+"""Options that a training script declares as fields, decorators or parameters: HfArgumentParser and tyro, click, typer.  From syntax alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+_SCALARS: Final = frozenset({"int", "float", "bool", "str", "Path"})
+_CLICK_TYPES: Final = {"INT": "int", "FLOAT": "float", "BOOL": "bool", "STRING": "str", "Path": "Path", "File": "Path"}
+
+
+class Declared(NamedTuple):
+    """One option: its name in the script, its flag (empty: positional), and what is written of it."""
+
+    name: str
+    flag: str
+    type: str  # int, float, bool, str or Path
+    default: ast.expr | None  # None where there is none
+    help: str
+    required: bool
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    negative: str = ""  # of a flag that stands alone: the one that says no
+    alone: bool = False
+
+
+def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
+    """All that a script declares so, in its order.  What is declared elsewhere is said in `notes`."""
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found: list[Declared] = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        word = _word(call.func)
+        if word == "HfArgumentParser" and call.args:
+            first = call.args[0]
+            for each in first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]:
+                found += _fields(_word(each), classes, notes, dashes=False)
+        elif word == "cli" and _owner(call.func) == "tyro" and call.args:
+            name = _word(call.args[0])
+            found += _parameters(functions[name], "tyro") if name in functions else _fields(name, classes, notes, dashes=True)
+        elif word == "run" and _owner(call.func) == "typer" and call.args and (name := _word(call.args[0])) in functions:
+            found += _parameters(functions[name], "typer")
+    for function in functions.values():
+        calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
+        if any(_word(each.func) == "command" for each in calls) and any(_owner(each.func) != "click" for each in calls) and not _of_click(calls):
+            found += _parameters(function, "typer")
+        for each in calls:
+            if _word(each.func) in ("option", "argument") and _owner(each.func) in ("click", ""):
+                found += _clicked(each)
+    return found
+
+
+def _of_click(calls: Sequence[ast.Call]) -> bool:
+    return any(_word(each.func) in ("option", "argument") for each in calls)
+
+
+# -- dataclasses ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _fields(name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool) -> Iterator[Declared]:
+    """The fields of a dataclass and of those that it is made from."""
+    found = classes.get(name)
+    if found is None:
+        notes.append(f"the options of {name} are declared elsewhere: add those that you set")
+        return
+    for base in found.bases:
+        yield from _fields(_word(base), classes, notes, dashes=dashes)
+    for node in found.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        kind, many, choices = _annotated(node.annotation)
+        if not kind:
+            notes.append(f"line {node.lineno}: {node.target.id} is left to its default: it is no single value")
+            continue
+        default, words = _field(node.value)
+        flag = f"--{node.target.id.replace('_', '-') if dashes else node.target.id}"
+        negative = f"--no-{flag[2:]}" if dashes and kind == "bool" else f"--no_{flag[2:]}" if kind == "bool" and _is(default, True) else ""
+        required = default is None and not (isinstance(node.value, ast.Call) and _given(node.value, "default_factory"))
+        yield Declared(node.target.id, flag, kind, default, words, required, choices, many, negative, kind == "bool" and not required)
+
+
+def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
+    """The default of a field, and its help."""
+    if not isinstance(value, ast.Call) or _word(value.func) not in ("field", "arg", "HfArg"):
+        return value, ""
+    metadata = _given(value, "metadata")
+    pairs = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
+    words = next((_text(each) for key, each in pairs if _text(key) == "help"), _text(_given(value, "help")))
+    return _given(value, "default"), words
+
+
+# -- functions --------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _parameters(function: ast.FunctionDef, tool: str) -> Iterator[Declared]:
+    """The parameters of a function that typer or tyro calls."""
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
+    for argument, default in [*zip(plain, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+        annotation, about = argument.annotation, None
+        if isinstance(annotation, ast.Subscript) and _word(annotation.value) == "Annotated" and isinstance(annotation.slice, ast.Tuple):
+            annotation, *more = annotation.slice.elts
+            about = next((each for each in more if isinstance(each, ast.Call)), None)
+        if isinstance(default, ast.Call) and _word(default.func) in ("Option", "Argument"):
+            about, default = default, _given(default, "default") or (default.args[0] if default.args else None)
+        kind, many, choices = _annotated(annotation)
+        if not kind:
+            continue
+        if isinstance(default, ast.Constant) and default.value is ...:
+            default = None
+        named = next((text for each in (about.args if about else ()) if (text := _text(each)).startswith("--")), "")
+        positional = tool == "typer" and (default is None if about is None else _word(about.func) == "Argument")
+        flag = "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
+        negative = (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
+        words = _text(_given(about, "help")) if about else ""
+        yield Declared(argument.arg, flag, kind, default, words, default is None, choices, many, negative, bool(negative))
+
+
+def _clicked(call: ast.Call) -> Iterator[Declared]:
+    """A decorator of click."""
+    names = [text for each in call.args if (text := _text(each))]
+    if not names:
+        return
+    long = next((each for each in names if each.startswith("--")), names[0])
+    yes, _, no = long.partition("/")
+    own = next((each for each in names if each.isidentifier()), yes.strip().lstrip("-").replace("-", "_"))
+    default, kind, choices = _given(call, "default"), _given(call, "type"), tuple[str, ...]()
+    alone = bool(no) or _is(_given(call, "is_flag"), True)
+    word = _CLICK_TYPES.get(_word(kind), _word(kind)) if kind is not None else _of_value(default)
+    if isinstance(kind, ast.Call) and _word(kind.func) == "Choice" and kind.args:
+        choices = tuple(_text(each) for each in getattr(kind.args[0], "elts", ()))
+    elif isinstance(kind, ast.Call):
+        word = _CLICK_TYPES.get(_word(kind.func), {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"))
+    many = _is(_given(call, "multiple"), True) or _is(_given(call, "nargs"), -1)
+    positional = _word(call.func) == "argument"
+    required = _is(_given(call, "required"), True) or (positional and default is None and not _is(_given(call, "required"), False))
+    flag = "" if positional else yes.strip()
+    yield Declared(
+        own,
+        flag,
+        "bool" if alone else word if word in _SCALARS else "str",
+        default,
+        _text(_given(call, "help")),
+        required,
+        choices,
+        many,
+        no.strip(),
+        alone,
+    )
+
+
+# -- words ------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _annotated(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
+    """The type that an annotation names, whether there may be several, and the choices of a Literal.  An empty type is none that can be typed."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        node = ast.parse(node.value, mode="eval").body
+    if isinstance(node, ast.BinOp):  # int | None
+        return _annotated(node.left if not _is(node.left, None) else node.right)
+    if isinstance(node, ast.Subscript):
+        word, inside = _word(node.value), node.slice
+        parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
+        if word in ("Optional", "Union"):
+            return _annotated(next((each for each in parts if not _is(each, None)), None))
+        if word == "Literal":
+            return "str", False, tuple(str(each.value) for each in parts if isinstance(each, ast.Constant))
+        if word in ("list", "List", "Sequence"):
+            return _annotated(parts[0])[0], True, ()
+        return "", False, ()
+    word = _word(node)
+    return ("str" if node is None else word if word in _SCALARS else ""), False, ()
+
+
+def _of_value(node: ast.expr | None) -> str:
+    return type(node.value).__name__ if isinstance(node, ast.Constant) and node.value is not None else "str"
+
+
+def _given(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _is(node: ast.expr | None, value: object) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return isinstance(node.operand.value, int) and -node.operand.value == value
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def _word(node: ast.AST | None) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _owner(node: ast.AST) -> str:
+    return _word(node.value) if isinstance(node, ast.Attribute) else ""
+
+
+def _text(node: ast.AST | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return ""

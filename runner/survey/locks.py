@@ -1,0 +1,86 @@
+"""Locks: which file holds the packages that `python: {lock: …}` names, and making it where what is named pins nothing.
+
+A requirements file with hashes, a pylock.toml and a uv.lock are locks.  requirements.txt without hashes becomes requirements.lock beside it;
+pyproject.toml has its uv.lock, else becomes pyproject.lock.  A lock of ours says what it was made from, and is made again when that changed; one that
+others made is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ..digest import of_bytes
+from ..errors import CannotRun
+from ..reading import whole
+
+_HEAD = re.compile(rb"# Made by recipe lock from [^\n]* \(([0-9a-f]{16})\)")
+
+
+def file_of(path: Path) -> Path:
+    """The lock for what a recipe names, whether it was made or not."""
+    if path.name == "pyproject.toml":
+        uv_lock = path.with_name("uv.lock")
+        return uv_lock if uv_lock.exists() else path.with_suffix(".lock")
+    if path.suffix not in (".txt", ".in"):
+        return path
+    try:
+        pinned = b"--hash=" in whole(path)
+    except OSError:
+        return path
+    return path if pinned else path.with_suffix(".lock")
+
+
+def is_current(path: Path) -> bool:
+    """Whether the lock for what a recipe names needs not be made."""
+    lock = file_of(path)
+    if lock == path or lock.name == "uv.lock":
+        return True
+    try:
+        made = _HEAD.match(whole(lock))
+        return made is None or made[1] == _digest(path)
+    except OSError:
+        return not path.exists()
+
+
+def make(path: Path, *, python: str = "", upgrade: bool = False) -> Path:
+    """Write the lock for requirements or a pyproject.toml, with the pins that it has as far as they do.  Raises CannotRun.
+
+    `python` is the lowest version that it is for, that of this program unless said; `upgrade` takes the newest of all.
+    """
+    from ..hosts import uv
+    from ..hosts._builder import of_pip
+
+    lock = file_of(path)
+    version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
+    program = uv.here()
+    if not program:
+        raise CannotRun(f"{path} cannot be locked: there is no uv", fix="pip install uv")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "made.lock")
+        if lock.exists() and not upgrade:
+            shutil.copy(lock, made)
+        words = ("--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", version)
+        argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
+        env = {**of_pip(os.environ), **os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}
+        done = subprocess.run(argv, cwd=path.parent, env=env, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            said = " ".join(done.stderr.split()).removeprefix("error: ")
+            raise CannotRun(f"{path} cannot be locked: {said[:1000]}", fix="correct it, or look at the network and the package index")
+        head = f"# Made by recipe lock from {path.name} ({_digest(path).decode()}): Python {version} and newer.\n"
+        new = lock.with_name(f"{lock.name}.{os.getpid()}")
+        try:
+            new.write_text(head + made.read_text(encoding="utf-8"), encoding="utf-8")
+            new.replace(lock)
+        except OSError as error:
+            raise CannotRun(f"{lock} cannot be written: {error.strerror}", fix="make room or get the right to write there") from error
+    return lock
+
+
+def _digest(path: Path) -> bytes:
+    return of_bytes(whole(path))[:16].encode()

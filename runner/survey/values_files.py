@@ -1,0 +1,52 @@
+"""Values of inputs from files: YAML, JSON or TOML, as mappings of names."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import Invalid, NotFound, Problem
+from ..reading import whole
+
+
+def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
+    """The values that files give, the later files over the earlier, and the file of each.  A file has the name that was typed, and its path.
+
+    Raises Invalid with what is wrong in all of them, NotFound.
+    """
+    found: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    problems: list[Problem] = []
+    for name, path in paths:
+        try:
+            read = _read(name, path)
+        except Invalid as error:
+            problems += error.problems
+            continue
+        found |= read
+        origins |= dict.fromkeys(read, name)
+    if problems:
+        raise Invalid(problems)
+    return found, origins
+
+
+def _read(name: str, path: Path) -> dict[str, object]:
+    try:
+        data = whole(path)
+    except OSError as error:
+        raise NotFound(f"{name} cannot be read: {error.strerror}", fix="name a file of values: YAML, JSON or TOML") from error
+    read: object
+    if path.suffix in (".json", ".toml"):
+        try:
+            read = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
+        except (ValueError, RecursionError) as error:
+            raise Invalid([Problem("syntax", f"{name} is no {path.suffix[1:].upper()}: {error}")]) from error
+    else:
+        from ..language import document
+
+        read = document.parse(data, name).value
+    if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
+        raise Invalid([Problem("wrong-type", f"{name} is no mapping of inputs to values", fix="write one input a line: `learning_rate: 1e-4`")])
+    return read

@@ -1,0 +1,104 @@
+"""`recipe sweep` as text: which inputs are axes, what they hold, and every mistake at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runner.errors import Invalid
+from runner.interface import sweeps
+from runner.language import document, parse
+
+TEXT = """
+recipe: demo@2
+summary: A demo
+inputs:
+  lr: {type: number, default: 0.1, exclusiveMinimum: 0}
+  rank: {type: integer, default: 8}
+  base: {type: model, default: org/one}
+  betas: {type: list, items: number, default: [0.9, 0.99]}
+  extra: {type: object, default: {a: 1, b: 2}}
+  data: {type: dataset}
+  token: {type: secret, env: TOKEN, required: false}
+presets:
+  smoke: {rank: 1}
+limits: {cost: 5 USD, time: 1h}
+steps:
+  train:
+    run: [echo]
+    outputs: {model: m.txt}
+    metrics: {pattern: "loss (?P<loss>[0-9.]+) (?P<accuracy>[0-9.]+)"}
+outputs: {model: "{{ steps.train.model }}"}
+"""
+DEMO = parse.recipe(document.parse(TEXT, "demo.yaml"))
+
+
+def drafted(**how: Any) -> sweeps.Sweep:
+    given = how.pop("given", {"lr": "0.1,0.2", "rank": "4,8,16", "data": "d"})
+    return sweeps.drafted(DEMO, "../demo.yaml", given, **how)
+
+
+def written(sweep: sweeps.Sweep) -> Any:
+    return document.parse(sweep.text, "sweep.yaml").value
+
+
+def problems(**how: Any) -> list[str]:
+    with pytest.raises(Invalid) as caught:
+        drafted(**how)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_inputs_with_several_values_are_axes_and_the_others_are_handed_on() -> None:
+    sweep = drafted()
+    recipe = written(sweep)
+    assert sweep.instances == 6 and sweep.fixed == {"data": "d"}
+    assert recipe["recipe"] == "demo-sweep@2"
+    assert recipe["steps"]["demo"]["matrix"] == {"lr": [0.1, 0.2], "rank": [4, 8, 16]}
+    assert recipe["steps"]["demo"]["with"] == {
+        "data": "{{ inputs.data }}", "token": "{{ inputs.token }}", "lr": "{{ matrix.lr }}", "rank": "{{ matrix.rank }}",
+    }  # fmt: skip
+    assert recipe["inputs"] == {"data": {"type": "dataset"}, "token": {"type": "secret", "env": "TOKEN", "required": False}}
+    assert recipe["outputs"] == {"model": "{{ steps.demo.model }}"} and recipe["limits"] == {"cost": "5 USD"}
+    parse.recipe(document.parse(sweep.text, "sweep.yaml"))
+
+
+def test_a_list_or_an_object_is_an_axis_when_there_are_several() -> None:
+    given = {"betas": "[0.9,0.99],[0.8,0.9]", "data": "d", "base": "a/b,c/d", "extra": '{"a":1},{"a":2}'}
+    assert written(drafted(given=given))["steps"]["demo"]["matrix"] == {
+        "betas": [[0.9, 0.99], [0.8, 0.9]], "base": ["hf://a/b", "hf://c/d"], "extra": [{"a": 1}, {"a": 2}],
+    }  # fmt: skip
+    assert drafted(given={"betas": "1,2", "lr": "1,2", "data": "d"}).fixed == {"betas": "1,2", "data": "d"}
+
+
+def test_part_of_an_object_is_handed_on_with_the_rest_of_it() -> None:
+    assert drafted(given={"lr": "1,2", "data": "d", "extra.a": "5"}).fixed == {"data": "d", "extra": {"a": 5, "b": 2}}
+
+
+def test_more_draws_with_the_same_seed_hold_those_of_fewer() -> None:
+    few, more = (written(drafted(draws=n, seed=3))["steps"]["demo"]["when"] for n in (2, 4))
+    assert few.removesuffix("] }}") in more and few != written(drafted(draws=2, seed=4))["steps"]["demo"]["when"]
+    assert "when" not in written(drafted(draws=100))["steps"]["demo"] and drafted(draws=2).instances == 2
+
+
+def test_every_mistake_of_a_sweep_is_told_at_once() -> None:
+    found = "\n".join(problems(given={"lr": "0.1,-1,x", "rank": "4,,8", "learning": "1,2", "base": "a/b,a/b"}, preset="smoky", metric="los"))
+    for words in (
+        '"lr" must be more than 0, not -1',
+        '"lr" must be a number, not "x"',
+        '"rank" has an empty value among its values',
+        '"base" has the same value twice',
+        'demo@2 has no input "learning"',
+        'demo@2 has no preset "smoky"',
+        'the input "data" has no value',
+        'no step of demo@2 reports "los"',
+        'did you mean "loss"',
+    ):
+        assert words in found, found
+
+
+def test_a_sweep_has_axes_and_a_bounded_number_of_combinations() -> None:
+    assert "no input has several values (separate them by commas" in problems(given={"data": "d"})[0]
+    many = ",".join(map(str, range(1, 41)))
+    assert "the sweep has 1,600 combinations (40 × 40), more than 1,000" in problems(given={"data": "d", "lr": many, "rank": many})[0]
+    assert problems(given={"data": "d", "rank": ""}) == ['error: "rank" has no values (write rank=A,B)']
