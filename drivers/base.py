@@ -258,6 +258,14 @@ class Rooted(Host, Protocol):
     """That folder, absolute or below the login's home."""
 
 
+@runtime_checkable
+class Addressed(Host, Protocol):
+    """A host that others can be told of: without it there is no step of several nodes."""
+
+    address: str
+    """What other nodes dial."""
+
+
 class DriverError(Exception):
     """Each class says what to do next; one that may have cost money carries its lease."""
 

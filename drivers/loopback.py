@@ -23,7 +23,7 @@ from pathlib import Path
 
 from . import calls, machine
 from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Traits, Unreachable, Unsure, Wish
-from .shell import ROOT, ShellHost, file_name
+from .shell import ROOT, Call, ShellHost, file_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class Faults:
 class Loopback:
     """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there, `python` its Python.
 
+    `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
+
     With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
     sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
     """
@@ -98,6 +100,7 @@ class Loopback:
         price: float = 0.0,
         boots: float = 0.0,
         gpus: int = 0,
+        addresses: Sequence[str] = (),
         faults: Faults | str | Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(hosts, int):
@@ -108,6 +111,7 @@ class Loopback:
             self.traits = self.traits._replace(priced=True, settles=short, poll=short, ends="provider", hosts_at_once=hosts)
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
+        self._addresses = dict(zip(self._names, addresses, strict=False))
         self._slots = slots
         self._shell = shell
         self._python = python
@@ -174,7 +178,8 @@ class Loopback:
             self._lose(lease)
             raise HostLost(f"{lease.data['host']} is gone")
         if lease.id not in self._made:
-            self._made[lease.id] = ShellHost(partial(self._carry, lease), shell=self._shell)
+            address = self._addresses.get(lease.data["host"], "127.0.0.1")
+            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), shell=self._shell, address=address)
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
@@ -322,6 +327,14 @@ class Loopback:
                 yield passed
             if cut:
                 raise cut
+
+
+class LoopbackHost(ShellHost):
+    """A place on such a machine."""
+
+    def __init__(self, call: Call, *, shell: str, address: str) -> None:
+        super().__init__(call, shell=shell)
+        self.address = address
 
 
 class _Passage:

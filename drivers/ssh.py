@@ -91,7 +91,8 @@ esac
 
 
 class Ssh:
-    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python` and `host_key`.
+    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `host_key`
+    and `address`: what the other nodes of a step dial, by default the name on the way from here.
 
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
     """
@@ -125,7 +126,13 @@ class Ssh:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
             route = _route(str(own.get("host", "")), pattern, jump, config)
             route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
-            self._machines[str(route)] = _Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
+            self._machines[str(route)] = _Machine(
+                route,
+                str(own.get("root", root)),
+                str(own.get("python", python)),
+                int(own.get("slots", slots)),
+                str(own.get("address", route.host)),
+            )
         self._deadman = None if deadman is None else timedelta(seconds=deadman)
         self._hosts: dict[str, SshHost] = {}
         self.left_out: Mapping[str, str] = {}
@@ -237,7 +244,7 @@ class SshHost(ShellHost):
 
     def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: timedelta | None = None) -> None:
         super().__init__(machine.link.call, root, deadman=deadman)
-        self.machine = machine
+        self.machine, self.address = machine, machine.address
         self._when_closed = when_closed
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
@@ -254,8 +261,8 @@ class SshHost(ShellHost):
 class _Machine:
     """A server, the connection to it, and what it last said it has."""
 
-    def __init__(self, route: Route, root: str, python: str, slots: int) -> None:
-        self.route, self.python, self.slots = route, python, slots
+    def __init__(self, route: Route, root: str, python: str, slots: int, address: str) -> None:
+        self.route, self.python, self.slots, self.address = route, python, slots, address
         self.link = Link(route)
         self._root = root
         self._told: machine.Facts | None = None

@@ -108,7 +108,7 @@ async def stop(running: Running, grace: timedelta = GRACE) -> None:
             running.task.cancel()
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
-        await running.site.host.stop(job, grace)
+        await running.site.stop(job, grace)
 
 
 def _stop_all(work: Work, grace: timedelta = GRACE) -> None:

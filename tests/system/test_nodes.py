@@ -1,0 +1,156 @@
+"""A step on several nodes is one attempt: it begins on all of them or on none, ends as a whole, and its results are node 0's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from drivers.base import Command, Job
+from runner.execution.session import Settings
+from runner.hosts import group
+from runner.hosts.away import Away
+from runner.hosts.sites import Errand
+from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
+from tests.support import Space
+
+LOOPBACK = Settings(driver="loopback")
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    space = Space(tmp_path / "work")
+    hosts(space)
+    return space
+
+
+def hosts(space: Space, count: int = 2, more: str = "") -> None:
+    space.write("recipe.toml", f"[drivers.loopback]\nhosts = {count}\n{more}\n")
+
+
+def test_each_node_knows_the_others_and_the_outputs_are_those_of_node_0(space: Space) -> None:
+    space.recipe(
+        """
+steps:
+  train:
+    nodes: 2
+    deps: [data.txt]
+    run: |
+      echo "I am {{ node.rank }} of {{ nodes.count }} at {{ nodes.addresses | join(' ') }}"
+      test "$NODE_RANK" = {{ node.rank }}
+      { cat data.txt; env | grep -E '^(MASTER|NODE|NNODES|RECIPE_NODES)' | sort; pwd; } > {{ outputs.o }}
+      echo "{\\"rank\\": $NODE_RANK}" >> "$RECIPE_METRICS"
+    metrics: true
+    outputs: {o: out.txt}
+"""
+    )
+    space.write("data.txt", "data\n")
+    assert space.run(settings=LOOPBACK) == ["train"]
+    said = space.read("out.txt").splitlines()
+    values = dict(line.split("=", 1) for line in said[1:-1])
+    assert said[0] == "data" and "/host-1/" in said[-1]
+    assert 1024 < int(values.pop("MASTER_PORT")) < 65536
+    assert values == {"MASTER_ADDR": "127.0.0.1", "NNODES": "2", "NODE_RANK": "0", "RECIPE_NODES": "127.0.0.1,127.0.0.1"}
+    assert [event.data.get("metrics") for event in space.events if event.id == "train" and event.after == "DONE"] == [{"rank": 0}]
+    assert space.run(settings=LOOPBACK) == []
+    assert space.command("logs", "train")[1] == "I am 0 of 2 at 127.0.0.1 127.0.0.1\n"
+    assert space.command("logs", "train", "--node", "1")[1] == "I am 1 of 2 at 127.0.0.1 127.0.0.1\n"
+    for host in ("host-1", "host-2"):
+        assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
+    assert not [path.name for path in (space.root / ".recipe/attempts").iterdir() if "." in path.name]
+
+
+def test_the_node_that_fails_first_tells_why_and_the_others_are_ended(space: Space) -> None:
+    space.recipe(
+        f"""
+steps:
+  train:
+    nodes: 2
+    run: |
+      if [ $NODE_RANK = 1 ]; then until [ -e {space.root}/waits ]; do :; done; echo no such layer; exit 7; fi
+      trap 'echo ended; exit 9' TERM
+      touch {space.root}/waits
+      while :; do read -t 0.05 x <> <(:) || :; done
+    shell: bash
+    outputs: {{o: out.txt}}
+"""
+    )
+    assert space.attempt(settings=LOOPBACK) == ["train"]
+    assert space.summary is not None
+    (failure,) = space.summary.failed
+    assert failure.reason == "exit 7 on node 1 (loopback host-2)"
+    assert failure.tail == b"no such layer\n" and Path(failure.log).read_text() == "no such layer\n"
+    assert space.command("logs", "train")[1] == "ended\n"
+
+
+def test_nodes_that_cannot_reach_each_other_are_told_before_the_command_begins(space: Space) -> None:
+    hosts(space, more="addresses = ['127.0.0.1', '192.0.2.1']")
+    space.recipe(f"steps: {{train: {{nodes: 2, run: touch {space.root}/begun}}}}")
+    assert space.attempt(settings=LOOPBACK) == ["train"]
+    assert space.summary is not None
+    (failure,) = space.summary.failed
+    assert failure.reason.startswith("node 0 cannot reach 192.0.2.1:")
+    assert not (space.root / "begun").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        ("nodes: 0", 3, "nodes"),
+        ("nodes: -2", 3, "nodes"),
+        ("nodes: '{{ inputs.n - 3 }}'", 3, "a step runs on a whole number of nodes from 1 on, not on -1"),
+        ("nodes: '{{ inputs.n / 4 }}'", 3, "a step runs on a whole number of nodes from 1 on, not on 0.5"),
+        ("nodes: '{{ inputs.n }}', where: local", 3, "s asks for 2 nodes, and `where: local` is one"),
+        ("nodes: 3", 2, "s needs 3 nodes; loopback has 2 host(s) free"),
+        ("nodes: 2, resources: {cpus: 10000}", 2, "s needs 10,000 processors; its largest host has"),
+    ],
+)
+def test_a_number_of_nodes_that_cannot_be_is_refused_in_a_sentence(space: Space, step: str, code: int, words: str) -> None:
+    space.recipe(f"inputs: {{n: {{type: integer, default: 2}}}}\nsteps: {{s: {{run: 'true', {step}}}}}")
+    answer, _, err = space.command("run", "--driver", "loopback")
+    assert answer == code and words in err
+
+
+def test_what_a_step_asks_for_counts_for_each_of_its_nodes(space: Space) -> None:
+    """Two nodes of one seat each leave no seat for the other step, so that they never run at once."""
+    hosts(space, 3)
+    body = f"run: 'mkdir {space.root}/alone.$NODE_RANK && rmdir {space.root}/alone.$NODE_RANK', resources: {{pools: {{seat: 1}}}}"
+    space.recipe(f"steps: {{a: {{nodes: 2, {body}}}, b: {{{body}}}}}")
+    assert sorted(space.run(settings=Settings(driver="loopback", pools={"seat": 2.0}))) == ["a", "b"]
+    moves = [(event.id, event.after) for event in space.events if event.subject == "step" and event.after in ("RUNNING", "DONE")]
+    assert [id for id, _ in moves] in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
+
+
+def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, slow = Away.begin, [True]
+
+    async def begin(site: Away, errand: Errand, command: Command) -> Job:
+        if slow and errand.name.endswith(".1"):
+            slow.clear()
+            monkeypatch.setattr(group, "BEGIN", 60.0)
+            await asyncio.sleep(60)
+        return await whole(site, errand, command)
+
+    monkeypatch.setattr(Away, "begin", begin)
+    monkeypatch.setattr(group, "BEGIN", 0.3)
+    once = f"[ -e {space.root}/first ] || {{ touch {space.root}/first; sleep 60; }}"
+    space.recipe(f"steps: {{s: {{nodes: 2, run: '{once}'}}}}")
+    assert space.run(settings=LOOPBACK) == ["s", "s"]
+    (lost,) = (event for event in space.events if event.before == "RUNNING" and event.after == "QUEUED")
+    assert lost.reason == "lost" and "not all nodes had begun after" in str(lost.data["detail"])
+
+
+def test_a_step_on_two_nodes_runs_over_ssh(space: Space, sshd: Sshd) -> None:  # noqa: F811
+    """Two folders of one server are two servers as far as a step can see."""
+    user, port = sshd.address.split("@")[0], sshd.address.rpartition(":")[2]
+    settings = sshd.settings()
+    there = [{"host": sshd.address, "root": "one"}, {"host": f"{user}@localhost:{port}", "root": "two", "address": "127.0.0.1"}]
+    tables = ", ".join("{" + ", ".join(f"{name} = {json.dumps(value)}" for name, value in each.items()) + "}" for each in there)
+    lines = [f"hosts = [{tables}]", f"host_key = {json.dumps(sshd.host_key)}", f"identity = '{settings['identity']}'", "agent = false"]
+    space.write("recipe.toml", "[drivers.ssh]\n" + "\n".join(lines) + "\n")
+    space.recipe("steps: {s: {nodes: 2, run: 'echo $RECIPE_NODES; pwd > {{ outputs.o }}', outputs: {o: o.txt}}}")
+    assert space.run(settings=Settings(driver="ssh")) == ["s"]
+    assert space.read("o.txt").startswith(f"{sshd.home}/one/attempts/")
+    assert space.command("logs", "s", "--node", "1")[1] == "127.0.0.1,127.0.0.1\n"
