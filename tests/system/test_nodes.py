@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
 
 import pytest
 
-from drivers.base import Command, Job
+from drivers.base import Argv, Command, Job, Lease
+from drivers.loopback import Loopback, _end_all
 from runner.execution.session import Settings
 from runner.hosts import group
 from runner.hosts.away import Away
 from runner.hosts.sites import Errand
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
-from tests.support import Space
+from tests.support import Space, until
 
 LOOPBACK = Settings(driver="loopback")
 
@@ -154,3 +157,67 @@ def test_a_step_on_two_nodes_runs_over_ssh(space: Space, sshd: Sshd) -> None:  #
     assert space.run(settings=Settings(driver="ssh")) == ["s"]
     assert space.read("o.txt").startswith(f"{sshd.home}/one/attempts/")
     assert space.command("logs", "s", "--node", "1")[1] == "127.0.0.1,127.0.0.1\n"
+
+
+# -- hosts and workers that go
+
+
+def begun(space: Space) -> list[str]:
+    path = space.root / "begun"
+    return sorted(path.read_text().split()) if path.exists() else []
+
+
+def gated(space: Space) -> Path:
+    """A step whose nodes tell that they began, and end when a file is there."""
+    space.recipe(
+        f"steps: {{s: {{nodes: 2, shell: bash, outputs: {{o: o.txt}}, run: "
+        f"'echo $NODE_RANK >> {space.root}/begun; until [ -e {space.root}/gate ]; do read -t 0.05 x <> <(:) || :; done; echo made > o.txt'}}}}"
+    )
+    return space.root / "gate"
+
+
+def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, gate = Loopback._carry, gated(space)
+
+    async def carry(driver: Loopback, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+        if lease.data["host"] == "host-2" and len(begun(space)) == 2 and not gate.exists():
+            gate.touch()
+            driver._lose(lease)
+        async for data in whole(driver, lease, argv, stdin):
+            yield data
+
+    monkeypatch.setattr(Loopback, "_carry", carry)
+    assert space.run(settings=LOOPBACK) == ["s", "s"]
+    assert begun(space) == ["0", "0", "1", "1"]
+    assert [event.reason for event in space.events if event.before == "RUNNING" and event.after == "QUEUED"] == ["lost"]
+    assert space.read("o.txt") == "made\n"
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["all alive", "one missing"])
+def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(space: Space, missing: bool) -> None:
+    gate = gated(space)
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: len(begun(space)) == 2)
+    worker.kill()
+    worker.communicate()
+    if missing:
+        _end_all(space.root / ".recipe/loopback/host-2")
+    after = space.start("run", "--driver", "loopback")
+    if missing:
+        until(lambda: len(begun(space)) == 4 or after.poll() is not None)
+    gate.touch()
+    _, said = after.communicate(timeout=60)
+    assert after.returncode == 0, said
+    assert begun(space) == (["0", "0", "1", "1"] if missing else ["0", "1"])
+    assert space.read("o.txt") == "made\n"
+    for host in ("host-1", "host-2"):
+        assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
+
+
+@pytest.mark.parametrize("point", ["attempt-carried:2", "job-started", "job-over"])
+def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(space: Space, point: str) -> None:
+    gated(space).touch()
+    assert space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL
+    space.run(settings=LOOPBACK)
+    assert space.read("o.txt") == "made\n"
+    assert begun(space) in (["0", "1"], ["0", "0", "1"])  # of nodes that had not all begun, those that had begin again
