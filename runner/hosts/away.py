@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..storage.checkpoints import Newest
-    from .checkpoint_sync import CheckpointSync
+    from .checkpoint_sync import CheckpointSync, SyncedState
     from .containers import Mount
     from .download import Taken
     from .transfer import Depot, Parcel
@@ -215,10 +215,9 @@ class Away(Site):
     def _checkpoint_sync(self, errand: Errand) -> CheckpointSync | None:
         if not errand.states:
             return None
-        from .checkpoint_sync import CheckpointSync, OverDepot, SyncedState
+        from .checkpoint_sync import CheckpointSync, OverDepot
 
-        kept = [SyncedState(each.name, each.here, f"{self.root}/{each.below}", each.pattern, each.every, each.keep) for each in errand.states]
-        return CheckpointSync(OverDepot(self.host, self.depot), kept, errand.round, world=errand.processes)
+        return CheckpointSync(OverDepot(self.host, self.depot), synced(errand.states, f"{self.root}/"), errand.round, world=errand.processes)
 
     async def _begin(self, command: Command, name: str) -> Job:
         try:
@@ -411,6 +410,13 @@ class Away(Site):
             self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
         if now - self._silent_since > OUT_OF_SIGHT:
             raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+
+
+def synced(states: Sequence[StateFolder], root: str) -> list[SyncedState]:
+    """The states of an attempt as their checkpoints are copied; `root` is what their paths there begin with."""
+    from .checkpoint_sync import SyncedState
+
+    return [SyncedState(each.name, each.here, f"{root}{each.below}", each.pattern, each.every, each.keep) for each in states]
 
 
 def throttled(error: Exception, _tried: int) -> float | None:

@@ -17,7 +17,7 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 
 from ..storage.objects import delete
 from . import launch, meeting
-from .away import Away
+from .away import Away, synced
 from .meeting import Meeting, Node, together
 from .sites import FOREVER, GRACE, Brought, Errand, Paths, Pick, Site, StateFolder
 from .staging import Attempt
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..storage.checkpoints import Newest
+    from .checkpoint_sync import CheckpointSync
 
 BEGIN: Final = 60.0
 """Seconds in which all nodes have begun, once each has what it needs."""
@@ -124,17 +125,36 @@ class Group(Site):
         return over[_first(over, UNTOUCHED)]
 
     async def carry(self, errand: Errand) -> Brought:
-        met = UNTOUCHED
+        met, states = UNTOUCHED, self._states(errand)
         if errand.job is None:
+            found = await self._members[0].insist(states.restore) if states is not None else {}
             try:
-                met = await self._begin(errand, {})
+                met = await self._begin(errand, found)
             except TimeoutError:
                 return Brought(Exit(None, reason="stopped", detail=f"not all nodes had begun after {BEGIN:.0f} s"))
             errand.job = Job(errand.name)
         else:
             for part in errand.parts:
                 part.job, part.rejoined = Job(part.name, {"log": f"{part.attempt.path}.log"}), True
-        return await self._attend(errand, met)
+        if states is None:
+            return await self._attend(errand, met)
+        copying = asyncio.ensure_future(states.run())
+        try:
+            return await self._attend(errand, met)
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+            await states.finish()
+
+    def _states(self, errand: Errand) -> CheckpointSync | None:
+        """What copies the checkpoints, which all nodes write together."""
+        if not errand.states:
+            return None
+        from .checkpoint_sync import CheckpointSync, OverDepot
+        from .state_union import OverNodes
+
+        nodes = OverNodes([(each.root, OverDepot(each.host, each.depot)) for each in self._members], errand.say)
+        return CheckpointSync(nodes, synced(errand.states, ""), errand.round, world=errand.processes)
 
     async def _begin(self, errand: Errand, found: Mapping[str, Newest]) -> Meeting:
         """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""

@@ -221,3 +221,40 @@ def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(
     space.run(settings=LOOPBACK)
     assert space.read("o.txt") == "made\n"
     assert begun(space) in (["0", "1"], ["0", "0", "1"])  # of nodes that had not all begun, those that had begin again
+
+
+# -- state
+
+
+def test_the_state_is_what_all_nodes_wrote_and_each_goes_on_from_the_whole(space: Space) -> None:
+    space.write(
+        "train.sh",
+        f"""\
+if [ -z "$1" ]; then
+  mkdir ckpt/step-1
+  echo $NODE_RANK > ckpt/step-1/same
+  echo "of $NODE_RANK" > ckpt/step-1/of-$NODE_RANK
+  touch {space.root}/wrote-$NODE_RANK
+  until [ -e {space.root}/wrote-0 ] && [ -e {space.root}/wrote-1 ]; do :; done
+  exit 5
+fi
+cat $1/same $1/of-0 $1/of-1 | tee out.txt
+""",
+    )
+    space.recipe(
+        """
+steps:
+  train:
+    nodes: 2
+    run: sh train.sh "{{ state.c.latest or '' }}"
+    deps: [train.sh]
+    state: {c: {path: ckpt, checkpoint: step-*}}
+    retries: 1
+    outputs: {o: out.txt}
+"""
+    )
+    code, _, err = space.command("run", "--driver", "loopback")
+    assert code == 0, err
+    assert "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept" in err
+    assert space.read("out.txt") == "0\nof 0\nof 1\n"
+    assert space.command("logs", "train", "--node", "1")[1] == "0\nof 0\nof 1\n"
