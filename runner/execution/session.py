@@ -229,7 +229,7 @@ def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, list
     from .work import Options, Work
 
     total, fresh = _sizes(found)
-    how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)}
+    how = {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice), "nodes": found.request.nodes}
     digest = resume.request_digest(ws, found, how)
     taken = resume.take_over(ws, found, digest, resumed)
     id = taken.id if taken is not None else new_id()
@@ -621,7 +621,14 @@ def asked(request: Request) -> dict[str, object]:
     """A request as it is stored with its run: what `why` and `status` ask about when nothing else is named."""
     inputs = json.loads(json.dumps(dict(request.inputs), default=str))
     out = str(request.out) if request.out is not None else None
-    return {"recipe": request.recipe, "inputs": inputs, "preset": request.preset, "out": out, "current_python": request.current_python}
+    return {
+        "recipe": request.recipe,
+        "inputs": inputs,
+        "preset": request.preset,
+        "out": out,
+        "current_python": request.current_python,
+        "nodes": request.nodes,
+    }
 
 
 def new_id() -> str:

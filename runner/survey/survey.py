@@ -55,6 +55,7 @@ class Request:
     current_python: bool = False
     update: bool = False
     typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
+    nodes: int = 0  # for `accelerate` steps that do not say on how many they run; 0: on one
 
 
 @dataclass(slots=True)
@@ -150,7 +151,14 @@ def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str,
 
 
 def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
-    """The plan, from where it is kept if what it was made from is unchanged."""
+    """The plan of a request, from where it is kept if what it was made from is unchanged."""
+    plan = _compiled(ws, source, request, known)
+    if request.nodes:
+        plan.spread(request.nodes)
+    return plan
+
+
+def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
     try:
         text = whole(source)
     except OSError as error:

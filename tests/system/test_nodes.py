@@ -258,3 +258,22 @@ steps:
     assert "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept" in err
     assert space.read("out.txt") == "0\nof 0\nof 1\n"
     assert space.command("logs", "train", "--node", "1")[1] == "0\nof 0\nof 1\n"
+
+
+# -- `--nodes`
+
+
+def test_the_option_nodes_is_for_accelerate_steps_that_say_none_and_in_no_key(space: Space) -> None:
+    space.write("train.py", "")
+    body = "accelerate: {script: train.py, processes: 1}, code: [train.py]"
+    space.recipe(
+        f"steps: {{a: {{{body}, outputs: {{o: a}}}}, b: {{{body}, nodes: 1, outputs: {{o: b}}}},"
+        f" c: {{{body}, where: local, outputs: {{o: c}}}}, d: {{run: 'true'}}}}"
+    )
+    assert space.keys(nodes=2) == space.keys()
+    assert {spec.step: spec.node_count for spec in space.plan(nodes=2).plan.specs()} == {"a": 2, "b": 1, "c": 1, "d": 1}
+    code, out, _ = space.command("plan", "--nodes", "2")
+    assert code == 0 and out.count("on 2 nodes") == 1
+    assert space.command("plan", "--nodes", "0")[0] == 3
+    code, _, err = space.command("run", "--nodes", "2", "--until", "a")
+    assert code == 2 and "a needs 2 nodes; the driver local gives one" in err

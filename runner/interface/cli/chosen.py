@@ -75,7 +75,7 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
         return [Request(name, given, args.preset, out, current, typed_in=folders) for name in dict.fromkeys(names)]
     last = _last(ws) or Request(library.meant(args.standing, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
-    return [Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders)]
+    return [Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, nodes=last.nodes)]
 
 
 def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
@@ -96,7 +96,7 @@ def request_of_run(row: RunRow) -> Request | None:
     if not isinstance(asked, dict):
         return None
     out = Path(asked["out"]) if asked["out"] is not None else None
-    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
+    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"], nodes=asked.get("nodes", 0))
 
 
 def find_run(store: Store, word: str) -> RunRow:

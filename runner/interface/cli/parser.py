@@ -211,7 +211,7 @@ def request_of(args: argparse.Namespace) -> Any:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
     given = dict(word.split("=", 1) for word in words)
     out = published_below(args)
-    return Request(recipe, given, args.preset, out, args.python == "current", args.update, args.standing.folders(given))
+    return Request(recipe, given, args.preset, out, args.python == "current", args.update, args.standing.folders(given), getattr(args, "nodes", 0))
 
 
 def published_below(args: argparse.Namespace) -> Path | None:
