@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, did_you_mean
+from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ..logs import Log, mask
 from ..paths import shipped
 from ..planning.ids import names
@@ -548,12 +548,12 @@ def _at_once(found: Survey, host_pool: HostPool) -> int:
 
 
 def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
-    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
+    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun, Invalid."""
     from ..hosts.pool import need_for
     from ..language.units import about
     from ..planning.plan import LOCAL
 
-    wrong = []
+    wrong, uneven = [], list[Problem]()
     specs = found.plan.specs()
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
@@ -567,7 +567,8 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
             continue
         sites, count = [host_pool.here] if near else host_pool.sites, specs[n].node_count
         if count > 1:
-            wrong += _uneven(node.id, specs[n], host_pool) or _few(node.id, specs[n], host_pool)
+            uneven += _uneven(node.id, specs[n], host_pool)
+            wrong += _few(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
@@ -581,6 +582,8 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
+    if uneven:
+        raise Invalid(uneven)
 
 
 def _kept_apart(found: Survey, n: int) -> list[str]:
@@ -606,7 +609,7 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     return [f"{id} needs {spec.nodes} nodes; {host_pool.name} has {have} host(s) free"] if have < spec.node_count else []
 
 
-def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
+def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
     """Words for hosts that would not be given the same work: a launcher starts as many processes on each node."""
     if spec.resources.gpus is not None:
         return []
@@ -614,7 +617,8 @@ def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     if len(set(gpus.values())) <= 1:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())
-    return [f"{id} runs on several nodes, which have different numbers of GPUs ({counts}): say with `resources: {{gpus: N}}` how many each takes"]
+    message = f"{id} runs on {spec.nodes} nodes, and the hosts have different numbers of GPUs ({counts})"
+    return [Problem("nodes", message, fix="say with `resources: {gpus: N}` how many each node takes")]
 
 
 def asked(request: Request) -> dict[str, object]:

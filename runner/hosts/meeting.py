@@ -132,7 +132,7 @@ async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event) 
         async for data in node.host.call((node.python, "-c", LISTEN, node.address), input()):
             line += data
             if line.endswith(b"\n") and not told.done():
-                port, now, have = json.loads(line)
+                port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
                 ahead = now - time.time()
                 told.set_result(_Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}))
         if not told.done():
@@ -140,7 +140,8 @@ async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event) 
     except Exception as error:
         if told.done():
             raise
-        told.set_exception(error)
+        strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
+        told.set_exception(strange if isinstance(error, ValueError) else error)
 
 
 async def _dial(rank: int, nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
