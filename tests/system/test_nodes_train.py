@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -54,15 +53,17 @@ def ran(space: Space, *words: str) -> None:
 
 
 def killed(space: Space, *words: str) -> None:
-    """The same; one node's processes are killed when a checkpoint is there."""
+    """The same; when both nodes have saved, time stands still there until that has come home, and one node is killed."""
     worker = space.start(*words, "-v", env=ENV)
-    home = space.root / ".recipe" / "states"
-    victim = space.root / ".recipe" / "loopback" / "host-2"
+    home, there = space.root / ".recipe" / "states", space.root / ".recipe" / "loopback"
     try:
-        until(lambda: list(home.glob("*/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=200)
+        until(lambda: list(there.glob("host-1/.recipe-host/states/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=200)
         assert worker.poll() is None, worker.communicate()
-        for process in below(victim):
-            process.send_signal(signal.SIGKILL)
+        for process in trainers(there):
+            process.send_signal(signal.SIGSTOP)
+        until(lambda: list(home.glob("*/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=60)
+        for process in trainers(there):
+            process.send_signal(signal.SIGKILL if "/host-2/" in process.cwd() else signal.SIGCONT)
         _, said = worker.communicate(timeout=300)
     finally:
         worker.kill()
@@ -70,13 +71,16 @@ def killed(space: Space, *words: str) -> None:
     assert "goes on from " in said, said
 
 
-def below(folder: Path) -> Iterator[psutil.Process]:
+def trainers(folder: Path) -> list[psutil.Process]:
+    """Every process that was started in an attempt below a folder."""
+    found = []
     for process in psutil.process_iter():
         try:
-            if process.cwd().startswith(f"{folder}/"):
-                yield process
+            if process.cwd().startswith(f"{folder}/") and "/attempts/" in process.cwd():
+                found.append(process)
         except psutil.Error:
             continue
+    return found
 
 
 CASES = [("sft@1", True)] + ([("sft@1", False), ("cpt@1", True), ("dpo@1", True), ("flux-lora@1", True)] if ALL else [])
