@@ -50,9 +50,6 @@ ROOM = 8 << 20
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
 """Of what a failed attempt wrote: bytes of a file, bytes of all, and files that are brought home at most."""
 
-# The names below $1 that a pattern fits, each with a zero byte behind it: by the shell's own rules, without splitting words.
-_MATCHING = 'cd -- "$1" || exit 0; IFS=""; for name in $2; do [ ! -f "$name" ] || printf "%s\\0" "$name"; done'
-
 
 class Away(Site):
     """A host with a disk of its own."""
@@ -117,19 +114,12 @@ class Away(Site):
         return bool(await self.insist(lambda: self.depot.read(f"{self.root}/{path}", limit=16)))
 
     async def note(self, path: str) -> None:
-        call = self.host.call(("/bin/sh", "-c", 'mkdir -p -- "${1%/*}" && echo done >"$1"', "sh", f"{self.root}/{path}"))
-        async for _ in call:
-            pass
+        await self.depot.note(path)
 
     async def room(self) -> tuple[int, int | None]:
-        from .hostwork import FREE, Garbled, free_of
-
-        said = b""
         try:
-            async for part in self.host.call(("/bin/sh", "-c", f'cd -- "$1" && {FREE}', "sh", self.root)):
-                said += part
-            return free_of(said.rstrip().rpartition(b"\n")[2]), None
-        except (DriverError, Garbled):
+            return await self.depot.free(), None
+        except (DriverError, RecipeError):
             return sys.maxsize, None  # a host that cannot be asked is not called full
 
     def holds(self, content: str) -> bool:
@@ -202,6 +192,9 @@ class Away(Site):
             await self._bring_remains(errand, paths)
         return brought
 
+    async def aclose(self) -> None:
+        await self.depot.aclose()
+
     async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
         """Until what it used is gone from there, a note here says where it was."""
         if not self.lost:
@@ -217,7 +210,7 @@ class Away(Site):
             return None
         from .checkpoint_sync import CheckpointSync, OverDepot
 
-        return CheckpointSync(OverDepot(self.host, self.depot), synced(errand.states, f"{self.root}/"), errand.round, world=errand.processes)
+        return CheckpointSync(OverDepot(self.depot), synced(errand.states, f"{self.root}/"), errand.round, world=errand.processes)
 
     async def _begin(self, command: Command, name: str) -> Job:
         try:
@@ -323,9 +316,7 @@ class Away(Site):
             while data := await self.depot.read(paths.metrics, _size(here.metrics), limit=ROOM):
                 _append(here.metrics, data)
             return
-        call = self.host.call(("/bin/sh", "-c", _MATCHING, "sh", paths.cwd, errand.metrics[0]))
-        names = b"".join([data async for data in call]).decode("utf-8", "surrogateescape").split("\0")
-        for name in names[:-1]:
+        for name in await self.depot.matching(paths.cwd, errand.metrics[0]):
             data = await self.depot.read(f"{paths.cwd}/{name}", limit=ROOM)
             target = Path(errand.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import fnmatch
 import os
-import re
 import stat
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from drivers.base import DriverError, Host, Rejected, Unreachable
+from drivers.base import DriverError, Rejected, Unreachable
 
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
@@ -49,9 +47,6 @@ MARGIN = 1.1
 """Room that the next checkpoint is given, in sizes of the largest one."""
 WHOLE = "whole"
 """What stands for the name of a state that is copied as one."""
-LISTED = 64 << 20
-"""Bytes of an answer that lists files."""
-
 Listing: TypeAlias = Mapping[str, tuple[int, int]]
 """Paths below a folder -> bytes, and nanoseconds since the epoch of the last change.  A file on its own has the path "", a link LINK bytes."""
 LINK = -1
@@ -312,11 +307,13 @@ class CheckpointSync:
 class OverDepot:
     """`Away` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
 
-    def __init__(self, host: Host, depot: Depot) -> None:
-        self._host, self._depot = host, depot
+    def __init__(self, depot: Depot) -> None:
+        self._depot = depot
 
     async def look(self, path: str) -> Look:
-        return await look(self._host, path)
+        found, free, total = await self._depot.look(path)
+        files = {name: (LINK if link else size, written) for name, size, written, link in found if not {"", ".", ".."} & set(name.split("/"))}
+        return Look(files, free, total)
 
     async def bring(self, path: str, target: Path) -> int:
         taken = await self.taken(path)
@@ -342,9 +339,7 @@ class OverDepot:
         content = await asyncio.to_thread(scan, source)
         size = _total(await asyncio.to_thread(_listing, source))
         await self._depot.send({content: str(source)})
-        aside = f"{self._depot.root}/states/.arriving-{content[2:18]}"
-        async for _ in self._host.call(("sh", "-c", _MOVE, "sh", self._depot.root, self._depot.path(content), path, aside)):
-            pass
+        await self._depot.release(content, path)
         return size
 
     async def remove(self, paths: Sequence[str]) -> None:
@@ -525,40 +520,3 @@ def _date(path: Path, listing: Listing) -> None:
 
 def _incoming(state: SyncedState) -> Path:
     return state.here.parent / ".incoming" / state.name
-
-
-async def look(host: Host, path: str) -> Look:
-    """What lies below a folder on a host: one call.  Names that cannot be told apart in its answer are left out."""
-    answer = bytearray()
-    async for data in host.call(("sh", "-c", _LOOK, "sh", path)):
-        answer += data
-        if len(answer) > LISTED:
-            raise Rejected(f"{path} holds more files than a state may have")
-    disk, _, rest = bytes(answer).partition(b"\n")
-    room = _DISK.search(disk)
-    files = {}
-    for line in rest.split(b"\n"):
-        found = _LINE.fullmatch(line)
-        if found and not {"", ".", ".."} & set((name := os.fsdecode(found[5])).split("/")):
-            size = LINK if stat.S_ISLNK(int(found[1], 16)) else int(found[2])
-            files[name] = size, int(found[3]) * 10**9 + int((found[4] or b"0").ljust(9, b"0"))
-    return Look(files, int(room[2]) << 10, int(room[1]) << 10) if room else Look(files, sys.maxsize, 0)  # some disks do not say
-
-
-_LOOK = """d=$1
-while [ -n "$d" ] && [ ! -d "$d" ]; do d=${d%/*}; done
-df -Pk "${d:-/}" 2>/dev/null | tail -n 1
-cd "$1" 2>/dev/null || exit 0
-find . \\( -type f -o -type l \\) -exec stat -c '%f %s %.9Y %n' {} + 2>/dev/null || :
-"""
-_MOVE = """o=$2 n=${2##*/}
-[ -e "$o" ] || exit 1
-mkdir -p "${3%/*}" && rm -rf "$4" && chmod u+w "$o" && mv "$o" "$4" || exit 1
-rm -f "$o.json" "$1/seals/$n" "$1/used/$n"
-chmod -R u+w "$4"
-find "$4" -type f -links +1 -exec sh -c 'for f; do cp -p "$f" "$f.own" && mv -f "$f.own" "$f" || exit 1; done' sh {} + || exit 1
-rm -rf "$3" && mv "$4" "$3"
-"""
-"""An object becomes something of a state: out of the objects, shared with no other of them, writable."""
-_DISK = re.compile(rb" (\d+) +\d+ +(\d+) +\d+% ")
-_LINE = re.compile(rb"([0-9a-f]{1,8}) (\d{1,19}) (\d{1,12})(?:\.(\d{1,9}))? \./(.+)")

@@ -13,15 +13,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from drivers.base import Rejected, Unreachable
+from drivers.base import Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..storage.files import Entry, no_space
-from . import hostwork as work
-from .hostwork import Garbled, folders, names
+from .manifests import folders, untrusted
 from .read_range import BLOCK, chunks, digest
-from .wire import TRIES, Meter, Source, Wire, rest
+from .wire import TRIES, Garbled, Gone, Meter, Wire, chunks_told, rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Fetch:
         self._missing = [entry for entry in wanted if entry.kind in "fx"]
 
     async def run(self) -> None:
-        if self._tree and (trouble := work.untrusted(self._taken.entries)):
+        if self._tree and (trouble := untrusted(self._taken.entries)):
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="look at who that host is")
         try:
             self._begin()
@@ -118,27 +117,18 @@ class Fetch:
         missing = sorted(self._missing, key=lambda entry: -self._there(entry))
         offset = self._there(missing[0])
         sink = _Sink([(entry, self._at(entry)) for entry in missing], offset)
-        wanted = names(f"./{entry.path}" for entry in missing) if self._tree else names((os.path.basename(self._path),))
-        folder = self._path if self._tree else os.path.dirname(self._path)
-        argv = ("sh", "-c", work.SEND_HOME, "sh", self._wire.word, folder, str(offset))
-        source = Source(wanted)
-        stream = cast("AsyncGenerator[bytes, None]", self._wire.host.call(argv, source.stream()))
-        mark = f"\n{self._wire.word}\n".encode()
-        noise: bytes | None = b""
+        if self._tree:
+            folder, wanted = self._path, [entry.path for entry in missing]
+        else:
+            folder, wanted = os.path.split(self._path)[0], [os.path.basename(self._path)]
+        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, offset))
         try:
             async with contextlib.aclosing(stream):
                 async for data in stream:
-                    if noise is not None:
-                        noise += data
-                        if (at := noise.find(mark)) < 0:
-                            if len(noise) > BLOCK:
-                                raise Garbled
-                            continue
-                        data, noise = noise[at + len(mark) :], None
                     meter.add(len(data))
                     if not sink.feed(data):
                         break
-        except Rejected as error:
+        except Infrastructure as error:
             if sink.position == 0:
                 raise Garbled from error
         finally:
@@ -155,12 +145,14 @@ class Fetch:
         """Fetch the chunks of a large file again that are not as they are there."""
         near = self._at(entry)
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask(work.CHUNKS, folder, f"./{name}", str(self._chunk))
-        said, ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, entry.size, self._chunk))
-        theirs = said.decode("utf-8", "replace").split("\n")[1:-1]
+        asked = self._wire.ask("chunks", folder, name, self._chunk, "", 0, read=chunks_told)
+        try:
+            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, entry.size, self._chunk))
+        except Gone:
+            raise self._changed(entry) from None
         for at, (here, there) in enumerate(zip(ours, theirs, strict=False)):
             if here != there:
-                data = await self._wire.ask(work.READ, f"{folder}/{name}", str(at * self._chunk), str(self._chunk))
+                _, data = await self._wire.read("read", f"{folder}/{name}", at * self._chunk, self._chunk)
                 _patch(near, at * self._chunk, data)
         if not self._right(entry):
             raise self._changed(entry)

@@ -153,7 +153,7 @@ class Group(Site):
         from .checkpoint_sync import CheckpointSync, OverDepot
         from .state_union import OverNodes
 
-        nodes = OverNodes([(each.root, OverDepot(each.host, each.depot)) for each in self._members], errand.say)
+        nodes = OverNodes([(each.root, OverDepot(each.depot)) for each in self._members], errand.say)
         return CheckpointSync(nodes, synced(errand.states, ""), errand.round, world=errand.processes)
 
     async def _begin(self, errand: Errand, found: Mapping[str, Newest]) -> Meeting:

@@ -277,6 +277,7 @@ class HostPool:
         if site in self.sites:
             self.sites.remove(site)
         gone = True
+        await site.aclose()
         for used in [used for used in self._used if used.site is site]:
             self._used.remove(used)
             for row in used.leases:
@@ -318,6 +319,8 @@ class HostPool:
             if isinstance(site, Away) and not site.lost:
                 with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
                     await site.depot.sweep(every=SWEEP)
+        for site in self.sites:
+            await site.aclose()
         if self.leases is not None:
             if not (leave and self.priced):
                 for row, why in await self.leases.close():
@@ -409,7 +412,7 @@ class HostPool:
         told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
         cards = devices.listed(said) or cards
         told_of = _Told(self.say)
-        depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall)
+        depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall, python=python)
         await depot.open()
         python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
         if folder := os.path.dirname(python):

@@ -319,6 +319,9 @@ class Site:
                 if words:
                     errand.say(words)
 
+    async def aclose(self) -> None:
+        """Let go of what answers us there.  Jobs stay."""
+
     async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
         """The results of an attempt are stored: what it used on another disk than ours goes, `states` too."""
 

@@ -6,23 +6,21 @@ before anybody uses it, and brought home from there (`fetching`).
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, NamedTuple
 
 from drivers.base import Host
 
-from ..errors import Infrastructure
+from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
 from ..storage.files import Entry
-from . import hostwork as work
 from .download import Fetch, Taken
-from .hostwork import Garbled, free_of, lines, name_of, names, place_of
+from .manifests import name_of, place_of, stamp_of, untrusted
 from .upload import Sender
-from .wire import Progress, Wire
+from .wire import Garbled, Gone, Progress, Wire, nothing, words_of
 
 
 @dataclass(slots=True)
@@ -65,8 +63,9 @@ class Depot:
         say: Callable[[str], None] = lambda _text: None,
         progress: Callable[[Progress], None] = lambda _progress: None,
         recall: Callable[[str], Sequence[Entry] | None] = lambda _content: None,
+        python: str = "",
     ) -> None:
-        self.wire = Wire(host, root, name=name, say=say, progress=progress)
+        self.wire = Wire(host, root, name=name, say=say, progress=progress, python=python)
         self._sender = Sender(self.wire, recall)
 
     @property
@@ -84,8 +83,12 @@ class Depot:
         self._sender.chunk = size
 
     async def open(self) -> None:
-        """Make the folders there, and find out how that host does things."""
+        """Make the folders there, and find out where they are."""
         await self.wire.open()
+
+    async def aclose(self) -> None:
+        """End what answers us there."""
+        await self.wire.aclose()
 
     # -- contents
 
@@ -116,19 +119,19 @@ class Depot:
         pointing |= {path: f"{self.root}/{folder}" for path, folder in parcel.states.items()}
         below = [Entry(f"{at}/{folder}", "d", 0, "") for folder in parcel.folders]
         below += [Entry(f"{at}/{path}", "l", len(os.fsencode(to)), to) for path, to in pointing.items()]
-        given = names([f"{self.root}/attempts/{name}/{path}" for path in parcel.files] + [self.path(content) for content in parcel.links.values()])
-        plain.append((Entry(f"{at}.in", "f", len(given), ""), given))  # last: nothing that is given may look as if it had changed since
+        given = [f"{self.root}/attempts/{name}/{path}" for path in parcel.files] + [self.path(content) for content in parcel.links.values()]
+        note = "".join(f"{path}\0" for path in given).encode("utf-8", "surrogateescape")
+        plain.append((Entry(f"{at}.in", "f", len(note), ""), note))  # last: nothing that is given may look as if it had changed since
         pieces = [tar.member(entry, data) for entry, data in ((Entry(at, "d", 0, ""), b""), *((entry, b"") for entry in below), *plain)]
         data = b"".join((*pieces, tar.END))
         # A tar that came whole and was unpacked without a word is what was sent, but for names that some disks take for the same.
-        digest = ""
+        stamp = ""
         if below or parcel.files:
-            digest = work.tree_digest([Entry(entry.path[3:], *entry[1:]) for entry in (*below, *(entry for entry, _ in plain))])
-        arguments = (name, hashlib.sha256(data).hexdigest(), digest, *parcel.states.values())
+            made = [Entry(at, "d", 0, ""), *below, *(entry for entry, _ in plain)]
+            stamp = stamp_of([Entry(entry.path[3:], *entry[1:]) for entry in made])
 
         async def once() -> None:
-            if said := (await self.wire.once(work.STAGE, *arguments, stdin=data)).decode("utf-8", "replace"):
-                self.wire.complain(said)
+            if not await self.wire.once("stage", name, stamp, list(parcel.states.values()), read=bool, data=data):
                 raise Garbled
 
         await self.wire.patiently(once)
@@ -136,52 +139,81 @@ class Depot:
 
     async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
         """What an attempt at `path` made: for each of `outputs` (its name there, and whether it has to be a folder) what it is, hashed there."""
-
-        async def once() -> tuple[list[work.Seen], list[str]]:
-            return work.seen(await self.wire.once(work.TAKE, path, stdin=names(name for name, _ in outputs)), len(outputs))
-
-        found, changed = await self.wire.patiently(once)
-        outcome = {name: _judged(name, folder, seen) for (name, folder), seen in zip(outputs, found, strict=True)}
+        try:
+            seen, changed = await self.wire.ask("take", path, [name for name, _ in outputs], read=lambda answer: _taken(answer, len(outputs)))
+        except Gone:
+            raise Corrupt(f"{path} is not on {self.wire.name} any more", fix="run the step again") from None
+        outcome = {name: _judged(name, folder, one) for (name, folder), one in zip(outputs, seen, strict=True)}
         objects = f"{self.root}/objects/"
         return Harvest(outcome, tuple(_content(name) if name.startswith(objects) else name.removeprefix(f"{path}/") for name in changed))
 
     async def remains(self, path: str, *, each: int, all: int, count: int) -> tuple[dict[str, bytes], int]:
         """Small files of the attempt at `path` by name, at most `count`, of `each` bytes and together `all`; and how many others it has."""
-        return await self.wire.patiently(lambda: self._remains(path, str(each), str(all), str(count)))
-
-    async def _remains(self, *arguments: str) -> tuple[dict[str, bytes], int]:
-        return work.remains(await self.wire.once(work.REMAINS, *arguments))
+        answer, data = await self.wire.read("remains", path, each, all, count)
+        found: dict[str, bytes] = {}
+        at = 0
+        try:
+            sent, others = answer
+            for name, size in sent:
+                found[str(name)] = data[at : at + int(size)]
+                at += int(size)
+            trouble = untrusted([Entry(name, "f", len(held), "0" * 64) for name, held in found.items()])
+        except (TypeError, ValueError):
+            trouble = "it makes no sense"
+        if trouble:
+            raise Corrupt(f"what {self.wire.name} says of {path} cannot be: {trouble}", fix="look at who that host is")
+        return found, int(others)
 
     async def keep(self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()) -> set[str]:
         """Make outputs of the attempt at `path` objects there: name -> content, as `take` found them.  They are moved, but those of `copy`."""
         known = {name_of(content): content for content in outputs.values()}
-        triples = itertools.chain.from_iterable((name, name_of(content), "cp" if name in copy else "mv") for name, content in outputs.items())
-        said = await self.wire.ask(work.KEEP, path, stdin=names(triples))
-        return {known[name] for name in said.decode().split("\n") if name in known}
+        kept = await self.wire.ask("keep", path, [(name, name_of(content), name in copy) for name, content in outputs.items()], read=words_of)
+        return {known[name] for name in kept if name in known}
 
     async def read(self, path: str, offset: int = 0, *, limit: int = 16 << 20) -> bytes:
         """Bytes of a small file there, from `offset` on, at most `limit`; empty when there is none."""
-        return await self.wire.ask(work.READ, path, str(offset), str(limit))
+        _, data = await self.wire.read("read", path, offset, limit)
+        return data
+
+    async def matching(self, path: str, pattern: str) -> list[str]:
+        """Files of the attempt at `path` whose names a pattern fits."""
+        found = await self.wire.ask("matching", path, pattern, read=words_of)
+        if trouble := untrusted([Entry(name, "f", 0, "0" * 64) for name in found]):
+            raise Corrupt(f"what {self.wire.name} says of {path} cannot be: {trouble}", fix="look at who that host is")
+        return found
+
+    async def note(self, path: str) -> None:
+        """Write down, in a file below the root there, that something was done."""
+        await self.wire.ask("note", path, read=nothing)
 
     async def remove(self, paths: Collection[str]) -> None:
         """Delete files and folders below the root there, whatever their modes."""
         if any(not path.startswith(f"{self.root}/") for path in paths):
             raise Infrastructure(f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}")
         if paths:
-            await self.wire.ask(work.REMOVE, stdin=names(paths))
+            await self.wire.ask("remove", list(paths), read=nothing)
+
+    async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+        """Files and links below a folder: name, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk: free, all."""
+        return await self.wire.ask("look", path, read=_look)
+
+    async def release(self, content: str, path: str) -> None:
+        """Make an object something of a state at `path`: shared with no other, writable."""
+        try:
+            await self.wire.ask("release", name_of(content), path, read=nothing)
+        except Gone:
+            raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
 
     async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
         """Delete objects that nobody asked for since then, unless an attempt there leads to them or `keep` has them, and states nobody wrote to.
 
         Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
         """
-        minutes = [int(time.total_seconds() // 60) for time in (unused, every)]
-        said = await self.wire.ask(work.SWEEP, str(max(1, minutes[0])), str(minutes[1]), stdin=lines(map(name_of, keep)))
-        return said.count(b"\n")
+        return await self.wire.ask("sweep", int(unused.total_seconds()), int(every.total_seconds()), list(map(name_of, keep)), read=int)
 
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""
-        return free_of(await self.wire.ask(work.FREE))
+        return await self.wire.ask("free", read=int)
 
 
 def _content(path: str) -> str:
@@ -190,7 +222,35 @@ def _content(path: str) -> str:
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
-def _judged(name: str, folder: bool, seen: work.Seen) -> Taken:
+class _Seen(NamedTuple):
+    """What a host says lies at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
+
+    kind: str
+    entries: tuple[Entry, ...]
+
+
+def _taken(answer: Any, count: int) -> tuple[list[_Seen], list[str]]:
+    found, changed = answer
+    if len(found) != count:
+        raise ValueError
+    return [_seen(kind, rows) for kind, rows in found], words_of(changed)
+
+
+def _seen(kind: str, rows: Sequence[Sequence[Any]]) -> _Seen:
+    if kind not in ("-", "o", "f", "x", "d"):
+        raise ValueError
+    found = tuple(Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows)
+    if any(entry.kind not in ("f", "x", "l", "d", "o") for entry in found) or (kind in "fx" and len(found) != 1):
+        raise ValueError
+    return _Seen(kind, found)
+
+
+def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+    found, free, total = answer
+    return [(str(name), max(0, int(size)), int(written), bool(link)) for name, size, written, link in found], int(free), int(total)
+
+
+def _judged(name: str, folder: bool, seen: _Seen) -> Taken:
     """One output, as content or in words."""
     if seen.kind == "-":
         return Taken()
@@ -199,10 +259,10 @@ def _judged(name: str, folder: bool, seen: work.Seen) -> Taken:
     if seen.kind != "d":
         if folder:
             return Taken(problem=f"declared output {name}/ is not a directory")
-        if trouble := work.untrusted([entry._replace(path="it") for entry in seen.entries]):
+        if trouble := untrusted([entry._replace(path="it") for entry in seen.entries]):
             return Taken(problem=f"{name}: {trouble}")
         entry = Entry("", *seen.entries[0][1:])
         return Taken(f"{entry.kind}:{entry.value}", (entry,), entry.size)
-    if trouble := work.untrusted(seen.entries):
+    if trouble := untrusted(seen.entries):
         return Taken(problem=f"{name}: {trouble}")
     return Taken(files.tree_id(seen.entries), seen.entries, sum(entry.size for entry in seen.entries if entry.kind in "fx"))

@@ -13,8 +13,9 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from drivers.base import DriverError, Unreachable
 
@@ -22,10 +23,9 @@ from ..errors import Corrupt, Infrastructure
 from ..retry import backoff, retry_async
 from ..storage import files, tar
 from ..storage.files import Changed, Entry
-from . import hostwork as work
-from .hostwork import Garbled, folders, free_of, lines, name_of, names, place_of
+from .manifests import folders, name_of, place_of, stamp_of
 from .read_range import chunks, digest, part
-from .wire import TRIES, Meter, Wire, process, rest, started
+from .wire import LONGEST_ANSWER, TRIES, Garbled, Gone, Meter, Wire, chunks_told, nothing, process, rest, started, words_of
 
 CHUNK = 8 << 20
 """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
@@ -73,12 +73,8 @@ class _Cargo:
         """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
         if self._told is None:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
-            self._told = text.encode("utf-8", "surrogateescape"), work.tree_digest(self.manifest)
+            self._told = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
         return self._told
-
-
-class _Gone(Exception):
-    """What we were sending into is not there any more."""
 
 
 class Sender:
@@ -99,8 +95,7 @@ class Sender:
         if not contents:
             return set()
         known = {name_of(content): content for content in contents}
-        said = await self._wire.ask(work.HAVE, stdin=lines(known))
-        return {known[name] for name in said.decode().split("\n") if name in known}
+        return {known[name] for name in await self._wire.ask("have", list(known), read=words_of) if name in known}
 
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
@@ -111,8 +106,8 @@ class Sender:
             turns.callback(_sending.discard, self._wire.sender)
             turns.callback(asyncio.create_task(self._live()).cancel)
             try:
-                await retry_async(lambda: self._send(sources, manifests or {}), backoff(_Gone, TRIES, 0.0, 0.0))
-            except _Gone:
+                await retry_async(lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0))
+            except Gone:
                 fix = f"see who deletes files below {self._wire.root}"
                 raise Infrastructure(f"{self._wire.name}: what is being sent disappears there", fix=fix) from None
 
@@ -121,7 +116,7 @@ class Sender:
         while True:
             await asyncio.sleep(_SIGN)
             with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
-                await self._wire.ask(work.FREE)
+                await self._wire.ask("free", read=nothing)
 
     async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
         known = {name_of(content): content for content in sources}
@@ -148,12 +143,12 @@ class Sender:
                 await self._place(cargo, meter)
 
     async def _begin(self, wanted: Collection[str]) -> _Standing:
-        said = (await self._wire.ask(work.BEGIN, stdin=lines(wanted))).decode("utf-8", "replace")
-        standing = _Standing(wanted, said)
+        standing = await self._wire.ask("begin", list(wanted), read=_standing)
+        if standing.how.keys() != set(wanted):
+            raise Corrupt(f"{self._wire.name} answers something else than it was asked", fix="look at who that host is")
         for sender, theirs in standing.theirs.items():
             if sender in standing.silent or _dead(sender):
-                taken = (await self._wire.ask(work.ADOPT, sender, stdin=lines(theirs))).decode().split("\n")
-                standing.how.update({name: "partial" for name in taken if name in standing.how})
+                standing.how.update({name: "partial" for name in await self._wire.ask("adopt", sender, theirs, read=words_of)})
         return standing
 
     async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> _Cargo:
@@ -193,11 +188,11 @@ class Sender:
         if cargo.content in doubtful:
             await self._survey(cargo)
             if not cargo.missing and (not cargo.manifest or await self._same(cargo)):
-                await self._wire.ask(work.SEAL, stdin=lines((name_of(cargo.content),)))
+                await self._wire.ask("seals", [name_of(cargo.content)], read=nothing)
                 cargo.folder = ""
                 return
             self._wire.say(f"{self._wire.name}: {cargo.content[:14]}… is damaged there, and is put right")
-            await self._wire.ask(work.RETRACT, name_of(cargo.content))
+            await self._wire.ask("retract", name_of(cargo.content), read=nothing)
             cargo.folder = f"partial/{self._wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
         if not cargo.root:
             if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
@@ -234,10 +229,9 @@ class Sender:
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
-        listed = names(f"./{path}" for path in superfluous)
         # Thousands of names take a while there, and here.
-        said, _ = await asyncio.gather(self._wire.ask(work.BASE, cargo.name, best, stdin=listed), asyncio.to_thread(cargo.told))
-        if said == b"linked\n":
+        begun, _ = await asyncio.gather(self._wire.ask("base", cargo.name, best, superfluous, read=bool), asyncio.to_thread(cargo.told))
+        if begun:
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             alike = [path for path in superfluous if path in large]
@@ -251,12 +245,9 @@ class Sender:
             if cargo.size > free:
                 return
             blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
-            said = await self._wire.ask(work.ALIKE, str(self.chunk), str(_SAMPLE), *map(str, blocks))
+            there = await self._wire.ask("alike", self.chunk, _SAMPLE, blocks, read=_alike)
             ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
-            likeness = {
-                name: sum(mine == its for mine, its in zip(ours, theirs, strict=False))
-                for name, *theirs in (line.split(" ") for line in said.decode().splitlines())
-            }
+            likeness = {name: sum(mine == its for mine, its in zip(ours, theirs, strict=False)) for name, theirs in there.items()}
             best = max(likeness, key=lambda name: likeness[name], default="")
             if best and likeness[best] >= _ALIKE:
                 cargo.older[entry.path] = f"objects/{best[:2]}/{best}"
@@ -267,7 +258,7 @@ class Sender:
         if (known := self._manifests.get(content)) is None:
             known = self._recall(content)
             if known is None:
-                data = await self._wire.ask(work.READ, f"{self._wire.root}/{place_of(content)}.json", "0", str(work.LONGEST_ANSWER))
+                _, data = await self._wire.read("read", f"{place_of(content)}.json", 0, LONGEST_ANSWER)
                 try:
                     known = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
                     known = known if files.tree_id(known) == content else ()
@@ -348,15 +339,14 @@ class Sender:
 
     async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
         """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
-        title = f".{self._wire.word}-{next(_count)}"
+        title = f".manifest-{next(_count)}"
         data = cargo.told()[0] if last else b""
-        digests = [Entry(f"{title}.json", "f", len(data), hashlib.sha256(data).hexdigest()), *batch] if last else batch
-        listed = names(f"./{entry.path}" for entry in digests)
+        told = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
+        expected = _together([told, *batch] if last else batch)
 
         def pieces() -> Iterator[bytes]:
-            yield tar.member(Entry(title, "f", len(listed), ""), listed)
             if last:
-                yield tar.member(digests[0], data)
+                yield tar.member(told, data)
             if cargo.root:
                 yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
                 return
@@ -364,41 +354,36 @@ class Sender:
                 yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
             yield tar.END
 
-        expected = work.bytes_digest(digests)
-        place = (cargo.name, expected, *_stamp(cargo)) if alone and cargo.root else (cargo.name, "later")
-        folder = cargo.name if cargo.root else "."
-        said = (await self._wire.once(work.BATCH, folder, title, *place, stdin=meter.counted(pieces()))).decode("utf-8", "replace")
-        arrived, _, more = said.partition("\n")
+        stamp = cargo.told()[1] if alone and cargo.root and not cargo.rough else ""
+        folder = cargo.name if cargo.root else ""
+        arguments = (folder, cargo.name, title if last else "", expected, stamp)
+        arrived, placed = await self._wire.once("batch", *arguments, read=_arrived, data=meter.counted(pieces()))
         if arrived != expected:
-            self._wire.complain(said)
             raise Garbled
         for entry in batch:
             cargo.missing.pop(entry.path, None)
         cargo.bare = cargo.bare and not last
-        cargo.placed = more == f"placed {cargo.name}\n"
+        cargo.placed = placed
 
     async def _write(self, cargo: _Cargo, entry: Entry, meter: Meter) -> None:
         """A large file, or what of it is not there yet."""
         if entry.path in cargo.older and entry.path not in cargo.holes:
             await self._compare(cargo, entry)
-        mode, grain = "0555" if entry.kind == "x" else "0444", self._grain
+        mode, grain = 0o555 if entry.kind == "x" else 0o444, self._grain
         holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // grain))]
         for at in range(0, len(holes), _HOLES):
             some = holes[at : at + _HOLES]
             pieces = itertools.chain.from_iterable(
                 part(cargo.origin(entry), entry.size, first * grain, min(count * grain, entry.size - first * grain)) for first, count in some
             )
-            rest = "part" if at + _HOLES < len(holes) else mode
-            arguments = (cargo.folder, f"./{entry.path}", str(grain), str(entry.size), rest, *(f"{first}+{count}" for first, count in some))
-            said = (await self._wire.once(work.WRITE, *arguments, stdin=meter.counted(pieces))).decode("utf-8", "replace")
-            if said == f"{entry.value}\n":
+            last = at + _HOLES >= len(holes)
+            arguments = (cargo.folder, entry.path, grain, entry.size, mode if last else 0, some)
+            arrived = await self._wire.once("write", *arguments, read=str, data=meter.counted(pieces))
+            if arrived == entry.value:
                 cargo.missing.pop(entry.path, None)
                 cargo.holes.pop(entry.path, None)
                 return
-            if said == "gone\n":
-                raise _Gone
-            self._wire.complain(said)
-            if said:
+            if last:
                 break
         raise Garbled
 
@@ -407,15 +392,11 @@ class Sender:
         cargo.rough = True
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
         if small:
-            said = await self._wire.ask(work.SURVEY, cargo.folder, stdin=names(f"./{entry.path}" for entry in small))
-            letters, _, rest = said.partition(b"\n")
-            if said == b"gone\n":
-                raise _Gone
-            digests = iter(rest.split(b"\n"))
-            if len(letters) != len(small):
-                raise Garbled
-            for entry, letter in zip(small, letters.decode(), strict=True):
-                if letter != "-" and next(digests, b"").decode() == entry.value and letter == entry.kind:
+            there = await self._wire.ask(
+                "survey", cargo.folder, [entry.path for entry in small], read=lambda told: [(kind, value) for kind, value in told]
+            )
+            for entry, (kind, value) in zip(small, there, strict=False):
+                if kind == entry.kind and value == entry.value:
                     del cargo.missing[entry.path]
         await self._compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self.chunk])
 
@@ -430,16 +411,11 @@ class Sender:
 
     async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
-        older = (cargo.older[entry.path], str(entry.size)) if entry.path in cargo.older else ("", "")
-        asked = self._wire.ask(work.CHUNKS, cargo.folder, f"./{entry.path}", str(self._grain), *older)
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._grain, cargo.older.get(entry.path, ""), entry.size, read=chunks_told)
         hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._grain)
-        answer, ours = await asyncio.gather(asked, hashed)
-        said = answer.decode().split("\n")
-        if said[0] == "gone":
-            raise _Gone
-        size, theirs = int(said[0]), said[1:-1]
+        (size, theirs), ours = await asyncio.gather(asked, hashed)
         if size > entry.size:
-            await self._wire.ask(work.DELETE, cargo.folder, stdin=names((f"./{entry.path}",)))
+            await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
             theirs = []
         if not theirs:
             cargo.holes[entry.path] = []
@@ -463,7 +439,7 @@ class Sender:
 
     async def _tidy(self, cargo: _Cargo) -> None:
         """Delete what does not belong into a tree, and see which links and empty folders are missing."""
-        below, pointing = work.listing(await self._wire.ask(work.LIST, cargo.folder))
+        below, pointing = await self._listing(cargo)
         above = set(folders(cargo.manifest))
         wanted = {entry.path: entry for entry in cargo.manifest}
         wrong = []
@@ -473,14 +449,18 @@ class Sender:
             if not right:
                 wrong.append(path)
         if wrong:
-            await self._wire.ask(work.DELETE, cargo.folder, stdin=names(f"./{path}" for path in wrong))
+            await self._wire.ask("delete", cargo.folder, wrong, read=nothing)
         gone = set(wrong)
         cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
         cargo.bare = True
 
+    async def _listing(self, cargo: _Cargo) -> tuple[dict[str, str], dict[str, str]]:
+        """The kind of everything that lies there of a tree, and where links point."""
+        return await self._wire.ask("listing", cargo.folder, read=_listing)
+
     async def _same(self, cargo: _Cargo) -> bool:
         """Whether a tree has exactly the names, kinds and links that it should."""
-        below, pointing = work.listing(await self._wire.ask(work.LIST, cargo.folder))
+        below, pointing = await self._listing(cargo)
         wanted = {entry.path: entry.kind for entry in cargo.manifest if entry.kind != "d"} | {folder: "d" for folder in folders(cargo.manifest)}
         return below == wanted and pointing == {entry.path: entry.value for entry in cargo.manifest if entry.kind == "l"}
 
@@ -492,15 +472,15 @@ class Sender:
             await self._place_files(cargo)
             return
         for _ in range(TRIES):
-            if not cargo.placed:
-                said = (await self._wire.ask(work.PLACE_TREE, cargo.name, *_stamp(cargo))).decode()
-            if cargo.placed or said == f"placed {cargo.name}\n":
+            try:
+                placed = cargo.placed or await self._wire.ask("place_tree", cargo.name, cargo.told()[1], cargo.rough, read=bool)
+            except Gone:
+                placed = bool(await self.have((cargo.content,)))  # the answer to an earlier try was lost, not the work
+                if not placed:
+                    raise
+            if placed:
                 self._remember(cargo.content, cargo.manifest)
                 return
-            if said == "gone\n":
-                if name_of(cargo.content) in {name_of(content) for content in await self.have((cargo.content,))}:
-                    return  # the answer was lost, not the work
-                raise _Gone
             cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
             await self._tidy(cargo)
             await self._wire.patiently(lambda: self._survey(cargo))
@@ -508,42 +488,55 @@ class Sender:
         self._give_up(cargo, None)
 
     async def _place_files(self, cargo: _Cargo) -> None:
-        placed = set((await self._wire.ask(work.PLACE_FILES, stdin=lines(cargo.loose))).decode().split("\n"))
+        placed = set(await self._wire.ask("place_files", list(cargo.loose), read=words_of))
         if placed.issuperset(cargo.loose):
             return
         # An answer that was lost: the first to ask has placed them.
         contents = {f"{entry.kind}:{entry.value}" for name, entry in cargo.loose.items() if name not in placed}
         if await self.have(contents) != contents:
-            raise _Gone
+            raise Gone
 
 
-class _Standing:
-    """What a host said of the objects that are to be sent to it."""
+class _Standing(NamedTuple):
+    """What a host says of the objects that are to be sent to it."""
 
-    def __init__(self, wanted: Collection[str], said: str) -> None:
-        self.how: dict[str, str] = {}
-        self.theirs: dict[str, list[str]] = {}
-        objects, _, rest = said.partition("silent\n")
-        silent, _, rest = rest.partition("free\n")
-        free, _, trees = rest.partition("trees\n")
-        for line in objects.splitlines():
-            word, _, name = line.partition(" ")
-            if word == "theirs":
-                sender, _, name = name.partition(" ")
-                self.theirs.setdefault(sender, []).append(name)
-            elif name in wanted:
-                self.how[name] = word
-        self.silent = {line.split("/")[1] for line in silent.splitlines()}
-        self.free = free_of(free.encode())
-        self.trees = [name for name in trees.splitlines() if name.endswith(".t")][:20]
-        if len(self.how) != len(wanted):
-            raise Garbled
+    how: dict[str, str]
+    """Name -> here, partial, doubtful or absent."""
+    theirs: dict[str, list[str]]
+    """Others who send -> which of these they began."""
+    silent: set[str]
+    """Others of whom nothing was heard for long."""
+    free: int
+    """Bytes."""
+    trees: list[str]
+    """Names of those that were used last."""
 
 
-def _stamp(cargo: _Cargo) -> tuple[str, str, str]:
-    """What a tree is recognized by before it gets its name, whether links are to be looked at, and modes."""
-    links = any(entry.kind == "l" for entry in cargo.manifest)
-    return cargo.told()[1], "links" if links else "plain", "rough" if cargo.rough else "smooth"
+def _standing(answer: Any) -> _Standing:
+    how = {str(name): str(word) for name, word in answer["how"].items()}
+    theirs = {str(sender): words_of(names) for sender, names in answer["theirs"].items()}
+    return _Standing(how, theirs, set(words_of(answer["silent"])), int(answer["free"]), words_of(answer["trees"]))
+
+
+def _pairs(answer: Any) -> list[tuple[str, str]]:
+    return [(str(kind), str(value)) for kind, value in answer]
+
+
+def _arrived(answer: Any) -> tuple[str, bool]:
+    return str(answer["digest"]), bool(answer["placed"])
+
+
+def _alike(answer: Any) -> dict[str, list[str]]:
+    return {str(name): words_of(digests) for name, digests in answer.items()}
+
+
+def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
+    return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}
+
+
+def _together(entries: Iterable[Entry]) -> str:
+    """The digest of the digests of these files, in this order."""
+    return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
 
 
 def _whole(path: str, size: int) -> bytes:

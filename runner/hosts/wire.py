@@ -1,36 +1,50 @@
-"""Asks programs on one host and has their answers whole.  Knows how to run them there and to try again, not what they are for.
+"""Asks the agent of one host about files and has its answers whole.  Knows how to ask again, not what the questions are for.
 
-A connection may break at any byte, and bytes may come wrong: an answer counts when its digest does.  So every program may run twice.
+A connection may break at any byte, and bytes may come wrong: an answer counts when it came as it was sent.  So every question may be asked twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import hashlib
 import itertools
+import json
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
-from drivers.base import NOTHING, Host, Rejected, Unreachable
+from drivers.base import Host, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..logs import Log
 from ..retry import pause, retry_async
 from ..storage.files import Changed
-from . import hostwork as work
-from .hostwork import Garbled
+from .stream import Stream
 
 TRIES = 8
 """Times that nothing at all may get through before we give up."""
+STREAMS = 5
+"""Questions that may be open at once: an SSH server takes ten sessions on a connection, and others need some of them."""
+PIECE = 128 << 10
+"""Bytes of one frame: what a connection that breaks costs."""
+LONGEST_ANSWER = 256 << 20
+"""Bytes; a host that says more than this is not listened to."""
 _T = TypeVar("_T")
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
 _count = itertools.count(1)
 _log = Log("hosts")
+
+
+class Garbled(Exception):
+    """What arrived, here or there, is not what was sent.  It is tried again."""
+
+
+class Gone(Exception):
+    """What was arriving there is not there any more."""
 
 
 def rest(failures: int) -> float:
@@ -54,65 +68,107 @@ class Progress:
 
 
 class Wire:
-    """The programs of `hostwork` on one host, below `root` there; a relative one begins at the login's home."""
+    """Questions to the agent of one host about what lies below `root` there; a relative one begins at the login's home.
 
-    def __init__(self, host: Host, root: str, *, name: str, say: Callable[[str], None], progress: Callable[[Progress], None]) -> None:
+    `python`: what the settings name as a Python there, if they do.
+    """
+
+    def __init__(
+        self, host: Host, root: str, *, name: str, say: Callable[[str], None], progress: Callable[[Progress], None], python: str = ""
+    ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
-        self.boot = ""
-        """What tells one boot of the host from the next; empty before `open`."""
-        self.word = secrets.token_hex(8)
-        """Marks what is an answer in all that a login prints."""
         self.sender = f"{process()}-{next(_count)}"
         """Who we are among those who send to that host."""
-        self._progress = progress
-        self._hashes, self._lists = "sha256sum", "exec"
+        self._python, self._progress = python, progress
+        self._idle: list[Stream] = []
+        self._turns = asyncio.Semaphore(STREAMS)
 
     async def open(self) -> None:
-        """Make the folders there, and find out how that host does things."""
+        """Make the folders there, and find out where they are."""
 
-        async def once() -> list[str]:
-            said = await self.raw(("sh", "-c", work.OPENING, "sh", self.root, self.word), b"")
-            parts = said.split(f"\n{self.word}\n".encode())
-            body, _, digest = parts[1].rpartition(b"\n") if len(parts) == 3 else (b"", b"", b"")
-            lines = body.decode("utf-8", "surrogateescape").split("\n")
-            if len(lines) != 5 or (lines[1] and hashlib.sha256(body).hexdigest() != digest.decode("ascii", "replace")):
-                raise Garbled
-            return lines
+        async def once() -> None:
+            async with self._held():
+                pass
 
-        root, hashes, lists, lacks, boot = await self.patiently(once)
-        if lacks or hashes not in work.HASHES or lists not in work.LISTS:
-            raise Infrastructure(
-                f"{self.name} has no{lacks or ' sha256sum'}", fix="install it there; everything of coreutils, findutils and tar is needed"
-            )
-        self.root, self._hashes, self._lists, self.boot = root, hashes, lists, boot
+        await self.patiently(once)
 
-    async def ask(self, body: str, *arguments: str, stdin: bytes = b"") -> bytes:
-        """What a program there answers; asked again until an answer comes whole.  Every program may run twice."""
-        return await self.patiently(lambda: self.once(body, *arguments, stdin=stdin))
+    async def aclose(self) -> None:
+        """End what answers us there."""
+        idle, self._idle = self._idle, []
+        for stream in idle:
+            await stream.aclose()
 
-    async def once(self, body: str, *arguments: str, stdin: bytes | Iterator[bytes] = b"") -> bytes:
-        """What a program there answers; Garbled when the answer is not whole."""
-        argv = ("sh", "-c", work.program(self._hashes, self._lists, body), "sh", self.word, self.root, self.sender, self.boot, *arguments)
-        return work.answer(await self.raw(argv, stdin), self.word)
+    async def ask(self, function: str, *arguments: object, read: Callable[[Any], _T]) -> _T:
+        """What a function of `agent.files` answers, as `read` understands it; asked again until it comes whole.  Every function may run twice.
 
-    async def raw(self, argv: Sequence[str], stdin: bytes | Iterator[bytes]) -> bytes:
-        """All that a command prints.  Raises Infrastructure with its words when it fails, and what kept its input from coming."""
-        received = bytearray()
-        source = Source(stdin)
-        stream = cast("AsyncGenerator[bytes, None]", self.host.call(argv, source.stream()))
+        Raises Gone, Unreachable, Corrupt when no answer comes whole, and Infrastructure with the host's own words for what it cannot do.
+        """
+        return await self.patiently(lambda: self.once(function, *arguments, read=read))
+
+    async def once(self, function: str, *arguments: object, read: Callable[[Any], _T], data: bytes | Iterator[bytes] = b"") -> _T:
+        """The same, asked once; `data` goes with the question.  Raises what keeps `data` from coming, and Garbled for an answer without sense."""
+        answer, _ = await self._asked(function, arguments, data)
         try:
-            async with contextlib.aclosing(stream):
-                async for data in stream:
-                    received += data
-                    if len(received) > work.LONGEST_ANSWER:
+            return read(answer)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise Garbled from error
+
+    async def read(self, function: str, *arguments: object) -> tuple[Any, bytes]:
+        """What a function answers, and the bytes that come with it."""
+        return await self.patiently(lambda: self._asked(function, arguments, b""))
+
+    async def stream(self, function: str, *arguments: object) -> AsyncIterator[bytes]:
+        """The bytes that come with an answer, as they come, asked for once."""
+        async with self._held() as stream:
+            await _ask(stream, self.sender, function, arguments, b"")
+            while (payload := await stream.receive())[:1] == b"d":
+                yield payload[1:]
+            self._answer(payload)
+
+    async def _asked(self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> tuple[Any, bytes]:
+        async with self._held() as stream:
+            sending = asyncio.ensure_future(_ask(stream, self.sender, function, arguments, data))
+            try:
+                said = bytearray()
+                while (payload := await stream.receive())[:1] == b"d":
+                    said += payload[1:]
+                    if len(said) > LONGEST_ANSWER:
                         raise Infrastructure(f"{self.name} does not stop answering", fix="look at what runs there, and at who it is")
-        except Rejected as error:
-            if source.failed is None:
-                self.complain(str(error))
-                raise Infrastructure(f"{self.name}: {error}") from error
-        if source.failed is not None:
-            raise source.failed
-        return bytes(received)
+                failed = await sending
+            finally:
+                sending.cancel()
+        if failed is not None:
+            raise failed
+        return self._answer(payload), bytes(said)
+
+    def _answer(self, payload: bytes) -> Any:
+        try:
+            answer = json.loads(payload[1:])
+            kind, words = answer if payload[:1] == b"e" else ("", "")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Garbled from error
+        if payload[:1] == b"r":
+            return answer
+        if kind == "gone":
+            raise Gone
+        self.complain(str(words))
+        raise Infrastructure(f"{self.name}: {words}")
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[Stream]:
+        """A stream that nobody else uses meanwhile.  One on which something went wrong is not used again."""
+        async with self._turns:
+            stream = self._idle.pop() if self._idle else await Stream.open(self.host, self.root, "files", self._python)
+            self.root = stream.root
+            try:
+                yield stream
+            except (Gone, Infrastructure):
+                self._idle.append(stream)  # it was answered
+                raise
+            except BaseException:
+                await stream.aclose()
+                raise
+            self._idle.append(stream)
 
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
@@ -142,25 +198,18 @@ class Wire:
         meter.tell()
 
 
-class Source:
-    """What a program reads, and what kept it from coming: that is told when the program is over, whatever that said."""
-
-    def __init__(self, data: bytes | Iterator[bytes]) -> None:
-        self._data = data
-        self.failed: Exception | None = None
-
-    def stream(self) -> AsyncIterable[bytes]:
-        return self._stream() if self._data else NOTHING
-
-    async def _stream(self) -> AsyncIterator[bytes]:
-        if isinstance(self._data, bytes):
-            yield self._data
-            return
-        try:
-            for block in self._data:
-                yield block
-        except (Changed, OSError) as error:
-            self.failed = error
+async def _ask(stream: Stream, sender: str, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> Exception | None:
+    """Send a question, and the bytes that go with it; what kept those from coming is answered, for the question is over only with its answer."""
+    failed: Exception | None = None
+    await stream.send(b"q", json.dumps([sender, function, *arguments]).encode())
+    try:
+        for block in (data,) if isinstance(data, bytes) else data:
+            for at in range(0, len(block), PIECE):
+                await stream.send(b"d", block[at : at + PIECE])
+    except (Changed, OSError) as error:
+        failed = error
+    await stream.send(b"")
+    return failed
 
 
 class Meter:
@@ -185,6 +234,23 @@ class Meter:
         self._last = time.monotonic()
         rate = self.done / max(1e-6, self._last - self._begun)
         self._told(Progress(self._what, self.done, self.total, rate, (self.total - self.done) / rate if rate else None))
+
+
+def nothing(answer: object) -> None:
+    """Of an answer that only says that something is done."""
+
+
+def words_of(answer: Any) -> list[str]:
+    """An answer that is a list of words.  Raises TypeError, ValueError."""
+    if not isinstance(answer, list) or not all(isinstance(word, str) for word in answer):
+        raise ValueError
+    return answer
+
+
+def chunks_told(answer: Any) -> tuple[int, list[str]]:
+    """How long a file is, and the digests of its grains.  Raises TypeError, ValueError."""
+    size, digests = answer
+    return int(size), words_of(digests)
 
 
 def process() -> str:

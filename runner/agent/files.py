@@ -1,0 +1,63 @@
+"""Answer questions about the files of a root, one after the other, on a stream: the other program that `attach` begins.
+
+A question is a frame `q` with JSON, `[sender, function, arguments…]`, then frames `d` with bytes, then an empty frame.  Its answer is frames `d` with
+bytes, then `r` with the JSON of what the function returns, or `e` with the kind of what went wrong, and words.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import attempts, objects
+from .frames import Broken
+from .request import Over, Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    each.__name__: each
+    for each in (
+        *(objects.adopt, objects.alike, objects.base, objects.batch, objects.begin, objects.chunks, objects.delete, objects.free, objects.have),
+        *(objects.listing, objects.place_files, objects.place_tree, objects.retract, objects.seals, objects.survey, objects.sweep, objects.write),
+        *(attempts.keep, attempts.look, attempts.matching, attempts.note, attempts.read, attempts.release, attempts.remains, attempts.remove),
+        *(attempts.send, attempts.stage, attempts.take),
+    )
+}
+FOLDERS = ("attempts", "objects", "partial", "seals", "states", "used")
+
+
+def serve(root: str) -> None:
+    """Answer until the client is gone."""
+    for name in FOLDERS:
+        os.makedirs(name, exist_ok=True)
+    os.umask(0o022)
+    request = Request(root, boot())
+    while True:
+        try:
+            name, arguments = request.begin()
+            os.chdir(root)
+            try:
+                request.end(b"r", FUNCTIONS[name](request, *arguments))
+            except objects.Gone:
+                request.end(b"e", ["gone", ""])
+            except OSError as error:
+                words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                request.end(b"e", ["failed", words])
+            except ValueError as error:
+                request.end(b"e", ["failed", f"{name}: {error}"])
+        except (Over, Broken, BrokenPipeError):
+            return
+
+
+def boot() -> str:
+    """What tells one boot of this machine from the next."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        import subprocess
+
+        said = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+        return said.stdout.strip() or "unknown"

@@ -1,0 +1,384 @@
+"""Objects on a host: what is there, what arrives, and what may be used unread.  Every function runs in the root, and may run twice.
+
+objects/AB/NAME  an object: the SHA-256 in hex, `.x` behind it for an executable file, `.t` for a tree; AB its first two digits
+objects/AB/NAME.json  a tree's manifest, as its sender told it
+seals/NAME       in which boot it was hashed, written after the last of its bytes: what is newer is read again before it is used
+used/NAME        when somebody last asked for it
+partial/SENDER/  what is arriving from whom; `.alive` is touched by every question of theirs
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+from . import trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .request import Request
+
+SILENT = 600
+"""Seconds after which what a sender began may be gone on with by another."""
+LATEST = 100
+"""Objects used last that are looked at for a likeness."""
+
+
+class Gone(Exception):
+    """What was arriving is not there any more."""
+
+
+def place(name: str) -> str:
+    """Where an object lies, from the root."""
+    return f"objects/{name[:2]}/{name}"
+
+
+def sealed(request: Request, name: str) -> bool:
+    """Whether an object was hashed in this boot, and nothing has written to it since."""
+    try:
+        with open(f"seals/{name}", encoding="utf-8") as file:
+            return file.read() == request.boot and trees.newest(place(name)) <= os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
+def seal(request: Request, name: str, like: str = "") -> None:
+    """An object is what its name says, now or when the file `like` was written."""
+    with open(f"seals/{name}", "w", encoding="utf-8") as file:
+        file.write(request.boot)
+    trees.touch(f"used/{name}")
+    if like:
+        then = os.stat(like).st_mtime_ns
+        os.utime(f"seals/{name}", ns=(then, then))
+
+
+def seals(request: Request, names: Sequence[str]) -> Sequence[str]:
+    """These objects were found to be right where they lie."""
+    for name in names:
+        seal(request, name)
+    return names
+
+
+def have(request: Request, names: Sequence[str]) -> list[str]:
+    """Those that may be used unread."""
+    found = [name for name in names if sealed(request, name)]
+    for name in found:
+        trees.touch(f"used/{name}")
+    return found
+
+
+def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
+    """How each of these objects stands, who else is sending any and for how long they were silent, bytes that are free, and the latest trees."""
+    os.makedirs(request.partial, exist_ok=True)
+    trees.touch(f"{request.partial}/.alive")
+    how: dict[str, str] = {}
+    theirs: dict[str, list[str]] = {}
+    senders = os.listdir("partial")
+    for name in names:
+        if sealed(request, name):
+            trees.touch(f"used/{name}")
+            how[name] = "here"
+        elif os.path.lexists(f"{request.partial}/{name}"):
+            how[name] = "partial"
+        elif os.path.lexists(place(name)):
+            how[name] = "doubtful"
+        else:
+            how[name] = "absent"
+            for sender in senders:
+                if os.path.lexists(f"partial/{sender}/{name}"):
+                    theirs.setdefault(sender, []).append(name)
+    silent = [sender for sender in senders if _age(f"partial/{sender}/.alive") > SILENT]
+    latest = [name for name in _latest()[:LATEST] if name.endswith(".t")]
+    return {"how": how, "theirs": theirs, "silent": silent, "free": free(request), "trees": latest}
+
+
+def adopt(request: Request, sender: str, names: Sequence[str]) -> list[str]:
+    """What another sender began is this one's."""
+    taken = []
+    for name in names:
+        try:
+            os.rename(f"partial/{sender}/{name}", f"{request.partial}/{name}")
+        except OSError:
+            continue  # somebody else was faster
+        taken.append(name)
+    try:
+        os.unlink(f"partial/{sender}/.alive")
+        os.rmdir(f"partial/{sender}")
+    except OSError:
+        pass  # there is more of it
+    return taken
+
+
+def retract(request: Request, name: str) -> None:
+    """An object that is not what its name says is to be put right."""
+    trees.remove(f"seals/{name}")
+    at, here = place(name), f"{request.partial}/{name}"
+    if os.path.lexists(at):
+        if os.path.isdir(at):
+            os.chmod(at, 0o700)
+        os.rename(at, here)
+    trees.open_up(here)
+
+
+def base(request: Request, name: str, older: str, without: Sequence[str]) -> bool:
+    """Begin a tree with what an older one has, by hard links, but for some of it.  False where that cannot be."""
+    here, there = f"{request.partial}/{name}", place(older)
+    trees.remove(here)
+    try:
+        os.mkdir(here)
+        for path, kind in trees.below(there):
+            if kind == "d":
+                os.mkdir(f"{here}/{path}")
+            else:
+                os.link(f"{there}/{path}", f"{here}/{path}", follow_symlinks=False)
+    except OSError:
+        trees.remove(here)
+        return False
+    if not sealed(request, older):
+        trees.remove(here)
+        return False
+    delete(request, here, without)
+    return True
+
+
+def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dict[str, list[str]]:
+    """The latest files of more than `least` bytes, at most four, each with the digests of its blocks with these numbers."""
+    found: dict[str, list[str]] = {}
+    for name in [name for name in _latest()[: 2 * LATEST] if not name.endswith(".t")]:
+        try:
+            with open(place(name), "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_size > least:
+                    found[name] = [hashlib.sha256(os.pread(file.fileno(), size, at * size)).hexdigest() for at in blocks]
+        except OSError:
+            continue
+        if len(found) == 4:
+            break
+    return found
+
+
+def batch(request: Request, folder: str, tree: str, manifest: str, expected: str, stamp: str) -> dict[str, object]:
+    """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether the tree `tree` got its name.
+
+    `manifest`: the file in it that is the tree's manifest; it lies beside the tree.  `stamp`: the tree's, if this is the last of it.
+    """
+    into = f"{request.partial}/{folder}"
+    os.makedirs(into, exist_ok=True)
+    os.chdir(into)
+    try:
+        digests = trees.unpack(request.read, request.into, 0o555)
+    finally:
+        os.chdir(request.root)
+    arrived = hashlib.sha256("".join(f"{each}\n" for each in digests).encode()).hexdigest()
+    if manifest and arrived == expected:
+        os.rename(f"{into}/{manifest}", f"{request.partial}/{tree}.json")
+    return {"digest": arrived, "placed": bool(stamp) and arrived == expected and place_tree(request, tree, stamp, False)}
+
+
+def write(request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]]) -> str:
+    """Put bytes into the holes of a large file, each its first grain and how many; its digest where this is the last of it, which has a mode."""
+    path = f"{folder}/{name}"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.lexists(path):
+        os.chmod(path, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    hasher, view, at = hashlib.sha256(), memoryview(bytearray(trees.BLOCK)), 0
+    try:
+        for first, count in [*holes, (-(-size // grain), 0)]:
+            if not mode:
+                at = first * grain
+            while at < min(size, first * grain) and (got := os.preadv(fd, [view[: first * grain - at]], at)):
+                hasher.update(view[:got])
+                at += got
+            end = min(size, (first + count) * grain)
+            os.lseek(fd, at, os.SEEK_SET)
+            while at < end and (got := request.into(view[: end - at])):
+                trees.put(fd, view[:got])
+                if mode:
+                    hasher.update(view[:got])
+                at += got
+        if mode:
+            os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+    return hasher.hexdigest() if mode else ""
+
+
+def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str]]:
+    """The kind and the digest of each of these files; two empty words for one that is not there.  Raises Gone."""
+    _there(folder)
+    found = []
+    for name in names:
+        path = f"{folder}/{name}"
+        try:
+            kind = trees.kind_of(os.lstat(path).st_mode)
+            found.append([kind, trees.digest_of(path)] if kind in "fx" else ["", ""])
+        except (FileNotFoundError, NotADirectoryError):
+            found.append(["", ""])
+    return found
+
+
+def chunks(request: Request, folder: str, name: str, grain: int, older: str, limit: int) -> tuple[int, list[str]]:
+    """The bytes of a large file, and a digest for every grain of it; nothing where there is no file.
+
+    One that is not there begins with the first `limit` bytes of the file `older`, if there is any.  Raises Gone.
+    """
+    _there(folder)
+    path = f"{folder}/{name}"
+    if os.path.islink(path):
+        return 0, []
+    if not os.path.lexists(path):
+        if not older or not os.path.isfile(older):
+            return 0, []
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _copy(older, path, limit)
+    found, view = [], memoryview(bytearray(trees.BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        size = left = os.fstat(file.fileno()).st_size
+        while left:
+            hasher, end = hashlib.sha256(), max(0, left - grain)
+            while left > end:
+                got = file.readinto(view[: left - end])
+                if not got:
+                    return 0, []  # it changes while it is read
+                hasher.update(view[:got])
+                left -= got
+            found.append(hasher.hexdigest())
+    return size, found
+
+
+def listing(request: Request, folder: str) -> list[list[str]]:
+    """Path, kind and, of a link, target of everything in a folder; nothing where there is none."""
+    try:
+        return [[path, kind, os.readlink(f"{folder}/{path}") if kind == "l" else ""] for path, kind in trees.below(folder)]
+    except FileNotFoundError:
+        return []
+
+
+def delete(request: Request, folder: str, names: Sequence[str]) -> None:
+    """Delete these in a folder of what is arriving."""
+    trees.open_up(folder)
+    for name in names:
+        try:
+            trees.remove(f"{folder}/{name}")
+        except NotADirectoryError:
+            continue  # a folder that was in its way is gone already
+
+
+def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
+    """Give a tree that arrived its name.  False where its names, kinds and links are not those of `stamp`.  Raises Gone."""
+    here, at = f"{request.partial}/{name}", place(name)
+    _there(here)
+    if trees.stamp_of(here) != stamp:
+        return False
+    for path, kind in list(trees.below(here)):
+        if kind == "d" or (rough and kind in "fx"):
+            os.chmod(f"{here}/{path}", 0o444 if kind == "f" else 0o555)
+    os.makedirs(os.path.dirname(at), exist_ok=True)
+    if os.path.lexists(f"{here}.json"):
+        os.rename(f"{here}.json", f"{at}.json")
+    try:
+        os.rename(here, at)
+    except OSError:
+        if not os.path.isdir(at):
+            raise
+        trees.remove(here)  # somebody else was faster
+    else:
+        os.chmod(at, 0o555)  # noqa: S103
+        seal(request, name)
+    request.tidy()
+    return True
+
+
+def place_files(request: Request, names: Sequence[str]) -> list[str]:
+    """Give files that arrived their names: which of them have them now."""
+    placed = []
+    for name in names:
+        here, at = f"{request.partial}/{name}", place(name)
+        if not os.path.lexists(here):
+            continue  # the answer to an earlier try may have been lost
+        os.makedirs(os.path.dirname(at), exist_ok=True)
+        os.chmod(here, 0o555 if name.endswith(".x") else 0o444)
+        os.rename(here, at)
+        seal(request, name)
+        placed.append(name)
+    request.tidy()
+    return placed
+
+
+def free(request: Request) -> int:
+    """Bytes that may still be written below the root."""
+    found = os.statvfs(request.root)
+    return found.f_bavail * found.f_frsize
+
+
+def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int:
+    """Delete objects that nobody asked for in `unused` seconds, unless an attempt leads to them or `keep` has them; how many.
+
+    Where there is no attempt, states that nobody wrote to, too.  Nothing is looked at when the last sweep was less than `every` seconds ago.
+    """
+    if every and _age("swept") < every:
+        return 0
+    trees.touch("swept")
+    needed, count = set(keep), 0
+    attempts = os.listdir("attempts")
+    for name in attempts:
+        if name.endswith(".in"):
+            with open(f"attempts/{name}", encoding="utf-8", errors="surrogateescape") as file:
+                needed |= {os.path.basename(path) for path in file.read().split("\0")}
+    for name in os.listdir("used"):
+        if name not in needed and _age(f"used/{name}") > unused:
+            for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):
+                trees.remove(path)
+            count += 1
+    for sender in os.listdir("partial"):
+        if 86400 < _age(f"partial/{sender}/.alive") < float("inf"):
+            trees.remove(f"partial/{sender}")
+    for name in os.listdir("states") if not attempts else ():
+        if time.time() - trees.newest(f"states/{name}") / 1e9 > unused:
+            trees.remove(f"states/{name}")
+            count += 1
+    return count
+
+
+def _there(folder: str) -> None:
+    if not os.path.isdir(folder):
+        raise Gone
+
+
+def _latest() -> list[str]:
+    """Names of objects, the one used last first."""
+    times = {}
+    for name in os.listdir("used"):
+        try:
+            times[name] = os.stat(f"used/{name}").st_mtime_ns
+        except FileNotFoundError:
+            continue
+    return sorted(times, key=lambda name: -times[name])
+
+
+def _age(path: str) -> float:
+    """Seconds since something was written there; infinite where there is nothing."""
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _copy(source: str, target: str, limit: int) -> None:
+    """The first bytes of a file as another one; by a clone where the disk has such."""
+    new = f"{target}.{os.getpid()}"
+    with open(source, "rb", buffering=0) as file, open(new, "wb", buffering=0) as other:
+        size = min(limit, os.fstat(file.fileno()).st_size)
+        try:
+            import fcntl
+
+            fcntl.ioctl(other.fileno(), 0x40049409, file.fileno())  # FICLONE
+            other.truncate(size)
+        except OSError:
+            while size and (data := file.read(min(size, 1 << 20))):
+                trees.put(other.fileno(), data)
+                size -= len(data)
+    os.rename(new, target)

@@ -1,0 +1,111 @@
+"""One question on the stream of a client: what is asked, the bytes that come with it, and those that go back.  Knows frames, not what is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from . import trees
+from .frames import HEAD, checked, frame, size_of
+
+SENT = 1 << 17
+"""Bytes of one frame that goes back: what a connection that breaks costs."""
+
+
+class Over(Exception):
+    """The client is gone."""
+
+
+class Request:
+    """One question: who asks, and the bytes that come with it and go back."""
+
+    def __init__(self, root: str, boot: str) -> None:
+        self.root, self.boot, self.partial = root, boot, ""
+        self._held = memoryview(b"")
+        self._whole = True
+        self._out: list[bytes] = []
+        self._size = 0
+
+    def begin(self) -> tuple[str, list[object]]:
+        """The next question.  Raises Over."""
+        while True:
+            payload = _next()
+            if payload[:1] == b"q":
+                break
+        sender, *asked = json.loads(payload[1:])
+        self.partial = f"partial/{sender}"
+        self._held, self._whole = memoryview(b""), False
+        if os.path.isdir(self.partial):
+            trees.touch(f"{self.partial}/.alive")  # whoever asks is not silent
+        return str(asked[0]), asked[1:]
+
+    def into(self, view: memoryview) -> int:
+        """Bytes that came with the question, as many as there are at hand; 0 at their end."""
+        while not self._held:
+            if self._whole:
+                return 0
+            payload = _next()
+            self._whole = not payload
+            self._held = memoryview(payload)[1:]
+        count = min(len(view), len(self._held))
+        view[:count] = self._held[:count]
+        self._held = self._held[count:]
+        return count
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, fewer at their end."""
+        data = bytearray(count)
+        view, at = memoryview(data), 0
+        while at < count and (got := self.into(view[at:])):
+            at += got
+        return bytes(view[:at])
+
+    def emit(self, data: bytes | memoryview) -> None:
+        """Send bytes back."""
+        self._out.append(bytes(data))
+        self._size += len(data)
+        if self._size >= SENT:
+            self._flush()
+
+    def end(self, kind: bytes, answer: object) -> None:
+        """The question is answered."""
+        while not self._whole:  # what was not wanted
+            self._whole = not _next()
+        self._flush()
+        _put(frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
+
+    def tidy(self) -> None:
+        """Forget a sender of whom nothing is left."""
+        try:
+            if os.listdir(self.partial) == [".alive"]:
+                os.unlink(f"{self.partial}/.alive")
+                os.rmdir(self.partial)
+        except OSError:
+            pass  # another question of theirs is under way
+
+    def _flush(self) -> None:
+        if self._out:
+            _put(frame(b"d", *self._out))
+        self._out, self._size = [], 0
+
+
+def _next() -> bytes:
+    head = _exactly(HEAD)
+    return checked(head, _exactly(size_of(head)))
+
+
+def _exactly(count: int) -> bytes:
+    data = bytearray(count)
+    view, at = memoryview(data), 0
+    while at < count:
+        got = os.readv(0, [view[at:]])
+        if not got:
+            raise Over
+        at += got
+    return bytes(data)
+
+
+def _put(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

@@ -1,0 +1,197 @@
+"""Trees on the disk of a host: what is in one, what its bytes are, and how one comes out of a tar.  Knows files, not objects or attempts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Row = tuple[str, str, int, str]
+    """Path, kind, bytes, value: kinds are f plain, x executable, l link, d folder, o what is none of these; the value is a SHA-256 or a target."""
+
+BLOCK = 1 << 18
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def digest_of(path: str | int) -> str:
+    """The SHA-256 of a file.  Raises OSError."""
+    hasher, view = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(view):
+            hasher.update(view[:count])
+    return hasher.hexdigest()
+
+
+def kind_of(mode: int) -> str:
+    """The kind of what has this mode."""
+    if stat.S_ISREG(mode):
+        return "x" if mode & stat.S_IXUSR else "f"
+    return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
+
+
+def below(top: str) -> Iterator[tuple[str, str]]:
+    """Path and kind of everything in a folder, which comes before what is in it.  Raises OSError."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(f"{top}/{folder}") as items:
+            for item in items:
+                path = f"{folder}/{item.name}" if folder else item.name
+                kind = kind_of(item.stat(follow_symlinks=False).st_mode)
+                yield path, kind
+                if kind == "d":
+                    waiting.append(path)
+
+
+def rows(top: str) -> list[Row]:
+    """Everything in a folder with its bytes hashed, sorted by name; of folders the empty ones.  Raises OSError."""
+    found: list[Row] = []
+    full = set()
+    for path, kind in below(top):
+        full.add(path.rpartition("/")[0])
+        at = f"{top}/{path}"
+        if kind == "l":
+            target = os.readlink(at)
+            found.append((path, kind, len(os.fsencode(target)), target))
+        elif kind in "fx":
+            found.append((path, kind, os.lstat(at).st_size, digest_of(at)))
+        else:
+            found.append((path, kind, 0, ""))
+    return sorted((row for row in found if row[1] != "d" or row[0] not in full), key=lambda row: os.fsencode(row[0]))
+
+
+def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) -> str:
+    """What a tree of these names and kinds, folders among them, and of these targets of links is recognized by."""
+    hasher = hashlib.sha256()
+    for path, kind in sorted((os.fsencode(path), kind) for path, kind in found):
+        hasher.update(kind.encode() + path + b"\0")
+    for path, target in sorted((os.fsencode(path), os.fsencode(target)) for path, target in links):
+        hasher.update(path + b"\0" + target + b"\0")
+    return hasher.hexdigest()
+
+
+def stamp_of(top: str) -> str:
+    """The stamp of the tree that lies there.  Raises OSError."""
+    found = list(below(top))
+    return stamp(found, [(path, os.readlink(f"{top}/{path}")) for path, kind in found if kind == "l"])
+
+
+def touch(path: str) -> None:
+    """Have a file there, written to just now."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    os.utime(path)
+
+
+def open_up(top: str) -> None:
+    """Let us write to a folder and all below it, whatever their modes."""
+    if os.path.islink(top) or not os.path.isdir(top):
+        return
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        mode = os.lstat(folder).st_mode
+        if mode & 0o700 != 0o700:
+            os.chmod(folder, mode & 0o7777 | 0o700)
+        with os.scandir(folder) as items:
+            waiting += [item.path for item in items if item.is_dir(follow_symlinks=False)]
+
+
+def remove(path: str) -> None:
+    """Delete a file, a link or a folder, whatever its modes.  Nothing there is fine.  Raises OSError."""
+    try:
+        os.unlink(path)
+        return
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        if not os.path.isdir(path) or os.path.islink(path):
+            raise
+    open_up(path)
+    for folder, folders, names in os.walk(path, topdown=False):
+        for name in names:
+            os.unlink(f"{folder}/{name}")
+        for name in folders:
+            under = f"{folder}/{name}"
+            os.unlink(under) if os.path.islink(under) else os.rmdir(under)
+    os.rmdir(path)
+
+
+def newest(path: str) -> int:
+    """When something was last written at `path`, or below it, in nanoseconds.  Raises OSError."""
+    found = os.lstat(path)
+    latest = found.st_mtime_ns
+    if stat.S_ISDIR(found.st_mode):
+        latest = max([latest, *(os.lstat(f"{path}/{each}").st_mtime_ns for each, _ in below(path))])
+    return latest
+
+
+def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask: int) -> list[str]:
+    """Make what a tar holds in the working directory, files with no more than the modes of `mask`; the digests of its files in their order.
+
+    Takes what our own `tar` writes: ustar and GNU long names.  Raises OSError, and ValueError for what is no tar.
+    """
+    view = memoryview(bytearray(BLOCK))
+    found: list[str] = []
+    long: dict[bytes, bytes] = {}
+    while len(head := read(512)) == 512 and head[0]:
+        kind, size = head[156:157], _number(head[124:136])
+        padding = -size % 512
+        if kind in (b"L", b"K"):
+            long[kind] = read(size + padding)[: size - 1]
+            continue
+        before, last = head[345:500].rstrip(b"\0"), head[:100].rstrip(b"\0")
+        name = long.pop(b"L", before + b"/" + last if before else last)
+        if kind == b"5":
+            os.makedirs(name, exist_ok=True)
+        elif kind == b"2":
+            target = long.pop(b"K", head[157:257].rstrip(b"\0"))
+            try:
+                os.symlink(target, name)
+            except (FileExistsError, FileNotFoundError):
+                _make_way(name)
+                os.symlink(target, name)
+        else:
+            mode = int(head[100:107], 8) & mask
+            try:
+                fd = os.open(name, _NEW, mode)
+            except (FileExistsError, FileNotFoundError):
+                _make_way(name)
+                fd = os.open(name, _NEW, mode)
+            hasher = hashlib.sha256()
+            try:
+                left = size
+                while left:
+                    count = into(view[: min(left, BLOCK)])
+                    if not count:
+                        raise ValueError("it ends too early")
+                    hasher.update(view[:count])
+                    put(fd, view[:count])
+                    left -= count
+            finally:
+                os.close(fd)
+            found.append(hasher.hexdigest())
+            read(padding)
+    return found
+
+
+def put(fd: int, data: memoryview | bytes) -> None:
+    """Write all of it."""
+    data = memoryview(data)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _make_way(name: bytes) -> None:
+    """Let there be room for a file, and a folder for it."""
+    if os.path.lexists(name):
+        os.unlink(name)
+    else:
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+
+
+def _number(field: bytes) -> int:
+    return int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.rstrip(b"\0 ") or b"0", 8)
