@@ -41,14 +41,17 @@ class OverNodes:
         return _room(merged, list(looks.values()))
 
     async def held(self, path: str) -> Look:
-        """What every node has, with the time that the first knows."""
+        """What every node has in the same bytes, with the time that the first knows; of a folder in the state all or nothing."""
         looks = list((await self._each(lambda root, node: node.look(f"{root}/{path}"))).values())
         first, others = looks[0], looks[1:]
         same = {name: known for name, known in first.files.items() if all(each.files.get(name, ())[:1] == known[:1] for each in others)}
+        for top in sorted({name.partition("/")[0] for name in same}):
+            if len({each.content for each in (await self._taken(f"{path}/{top}")).values()}) > 1:
+                same = {name: known for name, known in same.items() if name.partition("/")[0] != top}
         return _room(same, looks)
 
     async def bring(self, path: str, target: Path) -> int:
-        taken = {rank: each for rank, each in (await self._each(lambda root, node: node.taken(f"{root}/{path}"))).items() if each.content}
+        taken = {rank: each for rank, each in (await self._taken(path)).items() if each.content}
         if not taken:
             raise Rejected(f"{path} is gone")
         (first, whole), *others = taken.items()
@@ -68,6 +71,9 @@ class OverNodes:
 
     async def remove(self, paths: Sequence[str]) -> None:
         await self._each(lambda root, node: node.remove([f"{root}/{path}" for path in paths]))
+
+    async def _taken(self, path: str) -> dict[int, Taken]:
+        return await self._each(lambda root, node: node.taken(f"{root}/{path}"))
 
     async def _add(self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path) -> int:
         """Bring what only this node has, and put it beside the rest."""

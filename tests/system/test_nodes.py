@@ -277,3 +277,18 @@ def test_the_option_nodes_is_for_accelerate_steps_that_say_none_and_in_no_key(sp
     assert space.command("plan", "--nodes", "0")[0] == 3
     code, _, err = space.command("run", "--nodes", "2", "--until", "a")
     assert code == 2 and "a needs 2 nodes; the driver local gives one" in err
+
+
+def test_an_interrupt_stops_all_nodes(space: Space) -> None:
+    space.recipe(
+        f'steps: {{s: {{nodes: 2, shell: bash, run: \'trap "echo $NODE_RANK >> {space.root}/told; exit 1" TERM; echo $NODE_RANK >> {space.root}/begun;'
+        " while :; do read -t 0.05 x <> <(:) || :; done'}}"
+    )
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: len(begun(space)) == 2)
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=60)
+    assert worker.returncode == 130
+    assert sorted(space.read("told").split()) == ["0", "1"]
+    for host in ("host-1", "host-2"):
+        assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
