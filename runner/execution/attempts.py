@@ -296,7 +296,9 @@ class Attempts:
         secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, os.environ))}
         locks = tuple(device.lock for device in devices)
         short = self.commits.expected.get(node.id, LONG) < LONG
-        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks, outlives=not short)
+        # Of several nodes the first one's silence counts: as a rule it alone prints.
+        idle = None if rank else spec.idle_timeout
+        command = Command(argv, paths.cwd, env, secrets, spec.timeout, idle, paths.log, locks, outlives=not short)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.login
             held = devices if gpus is not None else site.devices if limited else None

@@ -61,7 +61,7 @@ async def end(work: Work, id: str, end: End) -> None:
                 with contextlib.suppress(DriverError):
                     await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
-            for site, reason in (running.site.gone or {running.site.members[0]: str(end)}).items():
+            for site, reason in (running.site.gone or {running.site: str(end)}).items():
                 _lose(work, site, reason)
         if isinstance(end, Exit) and end.reason == BUSY:
             _discard(work, running)

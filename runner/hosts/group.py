@@ -19,7 +19,7 @@ from ..storage.objects import delete
 from . import launch, meeting
 from .away import Away, synced
 from .meeting import Meeting, Node, together
-from .sites import FOREVER, GRACE, Brought, Errand, Paths, Pick, Site, StateFolder
+from .sites import FOREVER, GRACE, LONGEST_QUESTION, Brought, Errand, Paths, Pick, Site, StateFolder
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -125,6 +125,23 @@ class Group(Site):
         return over[_first(over, UNTOUCHED)]
 
     async def carry(self, errand: Errand) -> Brought:
+        try:
+            return await self._carry(errand)
+        except HostLost as error:
+            self._gone = dict(each for each in await together(map(self._missing, self._members)) if each[1]) or {self._members[0]: str(error)}
+            raise
+
+    async def _missing(self, member: Away) -> tuple[Site, str]:
+        """Why a host is not there any more; empty where it is."""
+        try:
+            async with asyncio.timeout(LONGEST_QUESTION):
+                async for _ in member.host.call(("true",)):
+                    pass
+        except (DriverError, TimeoutError) as error:
+            return member, str(error) or f"{member.name} does not answer"
+        return member, ""
+
+    async def _carry(self, errand: Errand) -> Brought:
         met, states = UNTOUCHED, self._states(errand)
         if errand.job is None:
             found = await self._members[0].insist(states.restore) if states is not None else {}
@@ -188,7 +205,6 @@ class Group(Site):
             for task in (ending, *tasks):
                 task.cancel()
             await asyncio.gather(ending, *tasks, return_exceptions=True)
-        self._gone = {each: str(end) for each, end in zip(self._members, ends, strict=True) if isinstance(end, HostLost)}
         errors = [end for end in ends if isinstance(end, BaseException)]
         if errors:
             raise next((error for error in errors if isinstance(error, HostLost)), errors[0])

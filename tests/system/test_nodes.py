@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import runner
 from drivers.base import Argv, Command, Job, Lease
 from drivers.loopback import Loopback, _end_all
 from runner.execution.session import Settings
@@ -86,6 +87,12 @@ steps:
     assert failure.reason == "exit 7 on node 1 (loopback host-2)"
     assert failure.tail == b"no such layer\n" and Path(failure.log).read_text() == "no such layer\n"
     assert space.command("logs", "train")[1] == "ended\n"
+
+
+def test_a_node_that_prints_nothing_is_not_idle_while_the_first_prints(space: Space) -> None:
+    script = "[ $NODE_RANK = 1 ] || for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.2; done; [ $NODE_RANK = 0 ] || sleep 1.6"
+    space.recipe(f"steps: {{s: {{nodes: 2, idle_timeout: 1s, run: '{script}'}}}}")
+    assert space.run(settings=LOOPBACK) == ["s"]
 
 
 def test_nodes_that_cannot_reach_each_other_are_told_before_the_command_begins(space: Space) -> None:
@@ -176,19 +183,25 @@ def gated(space: Space) -> Path:
     return space.root / "gate"
 
 
-def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["while it runs", "while it is given what it needs"])
+def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Space, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     whole, gate = Loopback._carry, gated(space)
+    staged = space.root / ".recipe" / "attempts"
 
     async def carry(driver: Loopback, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-        if lease.data["host"] == "host-2" and len(begun(space)) == 2 and not gate.exists():
-            gate.touch()
+        due = len(begun(space)) == 2 if when == "while it runs" else staged.exists() and any(path.suffix == ".1" for path in staged.iterdir())
+        if lease.data["host"] == "host-2" and due and not gate.exists():
             driver._lose(lease)
+            gate.touch()
         async for data in whole(driver, lease, argv, stdin):
             yield data
 
+    told: list[str] = []
     monkeypatch.setattr(Loopback, "_carry", carry)
+    monkeypatch.setattr(runner._Calls, "say", lambda _listener, text: told.append(text))
     assert space.run(settings=LOOPBACK) == ["s", "s"]
-    assert begun(space) == ["0", "0", "1", "1"]
+    assert begun(space) == (["0", "0", "1", "1"] if when == "while it runs" else ["0", "1"])
+    assert [words for words in told if "is lost" in words] == ["loopback host-2 is lost: host-2 is gone, or the lease was given back"]
     assert [event.reason for event in space.events if event.before == "RUNNING" and event.after == "QUEUED"] == ["lost"]
     assert space.read("o.txt") == "made\n"
 
