@@ -1,7 +1,7 @@
 """The contract between whoever runs commands and wherever they run: Driver, Host and the values that pass between them.  Imports nothing of `runner`.
 
-Every call is short and asked again by the caller; `Lease` and `Job` are serialisable and stored before they are used, so that another process can go
-on where this one died.  A driver moves no files: bytes travel through `Host.call`.
+Every call is short and asked again by the caller; a `Lease` is serialisable and stored before it is used, so that another process can go on where
+this one died.  A driver runs no jobs and moves no files: all that travels through `Host.call`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 Argv: TypeAlias = Sequence[str]
+
+ROOT = ".recipe-host"
+"""Our folder on a machine, below the login's home, unless a setting says otherwise."""
+SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class Command:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float | None = None  # seconds of wall time, kept by whoever supervises the job
     idle_timeout: float | None = None  # seconds without a byte of log
-    log: str | None = None  # a path on the host for stdout and stderr; None: the host chooses
+    log: str | None = None  # a path on the host for stdout and stderr; None: the agent chooses
     locks: tuple[str, ...] = ()  # names, per machine and login, that the job holds while any process of it lives
     outlives: bool = False  # its end is to be known even if whoever supervises it is killed meanwhile, at the price of a shell above it
 
@@ -155,34 +159,24 @@ NOTHING: AsyncIterable[bytes] = _nothing()
 
 
 class Host(Protocol):
-    """A shell and a disk.  Commands outlive the connection and our process."""
+    """A machine that runs programs for us.  What is more than a program's output (jobs, files) is done by the agent that the runner begins there."""
 
-    async def start(self, command: Command, key: str) -> Job:
-        """Begin `command`.  The same key finds the same job; a start never queues, nor does it wait for a lock."""
-        ...
-
-    async def free(self, locks: Sequence[str]) -> Sequence[str]:
-        """Those of these locks that no job of this login on that machine holds.  Raises Denied or Rejected where none can be held."""
-        ...
-
-    async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """The job's end, at once when it is over; None when `patience` passed and it is still going."""
-        ...
-
-    async def log(self, job: Job, offset: int) -> bytes:
-        """What the job printed from byte `offset` on, some or all of it; empty when there is nothing more yet."""
-        ...
-
-    async def stop(self, job: Job, grace: timedelta) -> None:
-        """SIGTERM to the whole group, SIGKILL after `grace`.  Idempotent; `wait` then reports an Exit."""
-        ...
+    root: str
+    """The folder there that is ours: absolute, or below the login's home."""
+    python: str
+    """A Python there that is tried first for the agent, which needs 3.9 or later; empty: look for one."""
+    deadman: float | None
+    """Seconds without contact after which all that we began there is ended; None: never."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """Run something short and stream its output: mkdir, tar, sha256sum.  Raises Rejected with its stderr when it fails."""
+        """Run a program and stream its output, while its input is streamed to it.  Raises Rejected with its stderr when it fails.
+
+        One that is given up is ended, with its group; what made a session of its own is not.
+        """
         ...
 
     async def aclose(self) -> None:
-        """Let go of the connection; jobs go on."""
+        """Let go of the connection; what runs there goes on."""
         ...
 
 
@@ -233,15 +227,6 @@ class Visiting(Driver, Protocol):
 
 
 @runtime_checkable
-class Waking(Driver, Protocol):
-    """A driver that can begin early what its first job needs."""
-
-    def wake(self) -> None:
-        """Begin it and return at once.  Never raises: the first start meets what is wrong."""
-        ...
-
-
-@runtime_checkable
 class Closing(Driver, Protocol):
     """A driver with connections of its own, beside those of its hosts."""
 
@@ -250,12 +235,13 @@ class Closing(Driver, Protocol):
         ...
 
 
-@runtime_checkable
-class Rooted(Host, Protocol):
-    """A host that keeps files of its own in one folder."""
+def file_name(key: str) -> str:
+    """A key as a file name and a word."""
+    if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
+        return key
+    from hashlib import sha256
 
-    root: str
-    """That folder, absolute or below the login's home."""
+    return f"_{sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
 @runtime_checkable

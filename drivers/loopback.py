@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -22,16 +22,32 @@ from functools import partial
 from pathlib import Path
 
 from . import calls, machine
-from .base import NOTHING, Argv, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Traits, Unreachable, Unsure, Wish
-from .shell import ROOT, Call, ShellHost, file_name
+from .base import (
+    NOTHING,
+    ROOT,
+    Argv,
+    Denied,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Throttled,
+    Traits,
+    Unreachable,
+    Unsure,
+    Wish,
+    file_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
     """What goes wrong, and when.  Everything is counted from the beginning of the root, over all processes that use it; 0 is never.
 
-    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever travels to a host: every start, every
-    stop, every piece of log is one, and so is the one that waits share.
+    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever begins a program on a
+    host: the agent's, which carries all jobs, is one, and so is each that answers questions about files.
     """
 
     no_offers: int = 0  # so many times nothing is offered
@@ -79,7 +95,7 @@ class Faults:
 
 
 class Loopback:
-    """`hosts` machines below `root`, each with room for `slots` leases.  `shell` is what is `/bin/sh` there, `python` its Python.
+    """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
     `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
 
@@ -95,7 +111,6 @@ class Loopback:
         *,
         hosts: int = 1,
         slots: int = 1,
-        shell: str = "/bin/sh",
         python: str = "python3",
         price: float = 0.0,
         boots: float = 0.0,
@@ -113,10 +128,10 @@ class Loopback:
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._addresses = dict(zip(self._names, addresses, strict=False))
         self._slots = slots
-        self._shell = shell
         self._python = python
+        self._agent_python = sys.executable if python == "python3" else python  # the system of this machine need not have one
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
-        self._made: dict[str, ShellHost] = {}
+        self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines, those with a free place first.  All of them have what this one has."""
@@ -164,7 +179,7 @@ class Loopback:
             json.loads("<html>502 Bad Gateway</html>")
         return lease
 
-    async def hosts(self, lease: Lease) -> Sequence[ShellHost] | None:
+    async def hosts(self, lease: Lease) -> Sequence[LoopbackHost] | None:
         self._heard()
         with self._alone():
             self._expire()
@@ -179,7 +194,8 @@ class Loopback:
             raise HostLost(f"{lease.data['host']} is gone")
         if lease.id not in self._made:
             address = self._addresses.get(lease.data["host"], "127.0.0.1")
-            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), shell=self._shell, address=address)
+            root = str(self._root / lease.data["host"] / ROOT)
+            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), root, self._agent_python, address)
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
@@ -201,13 +217,13 @@ class Loopback:
             found = found[:-1]
         return found
 
-    async def visit(self) -> AsyncIterator[tuple[str, ShellHost]]:
+    async def visit(self) -> AsyncIterator[tuple[str, LoopbackHost]]:
         """Every machine in turn: to look at, without a place of its own to run anything."""
         for name in self._names:
             home = self._root / name
             with _translated():
                 home.mkdir(parents=True, exist_ok=True)
-            yield name, ShellHost(partial(_look, home), str(home / ROOT), shell=self._shell)
+            yield name, LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python, self._addresses.get(name, "127.0.0.1"))
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: nobody gives back what a killed worker had."""
@@ -329,12 +345,19 @@ class Loopback:
                 raise cut
 
 
-class LoopbackHost(ShellHost):
-    """A place on such a machine."""
+class LoopbackHost:
+    """A machine: a directory, and what is called in it."""
 
-    def __init__(self, call: Call, *, shell: str, address: str) -> None:
-        super().__init__(call, shell=shell)
-        self.address = address
+    def __init__(self, call: Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]], root: str, python: str, address: str) -> None:
+        self.root, self.python, self.address = root, python, address
+        self.deadman: float | None = None
+        self._call = call
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        return self._call(argv, stdin)
+
+    async def aclose(self) -> None:
+        """There is no connection."""
 
 
 class _Passage:
@@ -364,20 +387,26 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _end_all(home: Path) -> None:
     """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
-    marks = (f"\0HOME={home}\0".encode(), f"@{home}/".encode())
+    marks = [f"\0HOME={home}\0".encode()]
+    with suppress(FileNotFoundError):
+        agent = (home / ROOT / "agent").stat()
+        marks.append(f"@{agent.st_dev}-{agent.st_ino}\0".encode())  # which its jobs bear, wherever they are
     while True:
-        found = []
+        found: list[int] = []
+        agents: list[int] = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             with suppress(OSError):
                 at = os.readlink(entry / "cwd").removesuffix(" (deleted)")
                 environ = b"\0" + (entry / "environ").read_bytes() + b"\0"
+                if f"\0{home / ROOT / 'agent'}\0".encode() in (entry / "cmdline").read_bytes():
+                    agents.append(int(entry.name))
                 if at == str(home) or at.startswith(f"{home}/") or any(mark in environ for mark in marks):
                     found.append(int(entry.name))
-        if not found:
+        if not found and not agents:
             return
-        for pid in found:
+        for pid in (*agents, *found):  # an agent would write down that its jobs were killed
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)

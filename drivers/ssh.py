@@ -20,12 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 
 from . import machine, sshconfig
-from .base import NOTHING, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unreachable, Wish
-from .shell import ShellHost
+from .base import NOTHING, ROOT, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unreachable, Wish
 from .sshconfig import Said
 from .sshlink import KNOWN_HOSTS, Link, Route
 
-ROOT = ".recipe-host"
 TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
 PORT = 22
 LONGEST_WAY = 8  # hops
@@ -133,7 +131,7 @@ class Ssh:
                 int(own.get("slots", slots)),
                 str(own.get("address", route.host)),
             )
-        self._deadman = None if deadman is None else timedelta(seconds=deadman)
+        self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
         self.left_out: Mapping[str, str] = {}
         """Servers that the last `offers` could not ask -> why."""
@@ -239,22 +237,18 @@ class Ssh:
             await host.machine.link.aclose()
 
 
-class SshHost(ShellHost):
-    """A place on a server: a shell and a disk there."""
+class SshHost:
+    """A place on a server."""
 
-    def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: timedelta | None = None) -> None:
-        super().__init__(machine.link.call, root, deadman=deadman)
-        self.machine, self.address = machine, machine.address
+    def __init__(self, machine: _Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: float | None = None) -> None:
+        self.machine, self.root, self.deadman = machine, root, deadman
+        self.python, self.address = machine.python, machine.address
         self._when_closed = when_closed
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        return self.machine.link.call(argv, stdin)  # which parts the output from what the login prints, as ours would do once more
-
-    def holds_spare(self) -> bool:
-        return self.machine.link.has_plenty()
+        return self.machine.link.call(argv, stdin)
 
     async def aclose(self) -> None:
-        await super().aclose()
         await self._when_closed(self)
 
 

@@ -43,6 +43,7 @@ def stage(request: Request, name: str, stamp: str, states: Sequence[str]) -> boo
     finally:
         os.chdir(request.root)
         trees.remove(aside)
+        request.tidy()
     return True
 
 
@@ -134,6 +135,7 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
                 continue
             objects.seal(request, name, f"{path}.out" if os.path.exists(f"{path}.out") else "")
         kept.append(name)
+    request.tidy()
     return kept
 
 

@@ -21,8 +21,11 @@ def line(
     peak: int,
     strays: int,
     detail: bytes = b"",
+    printed: int = -1,
 ) -> bytes:
-    form = b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}'
+    form = (
+        b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s%s}'
+    )
     return (
         form
         % (
@@ -36,6 +39,7 @@ def line(
             peak,
             strays,
             b', "detail": "%s"' % escaped(detail) if detail else b"",
+            b', "printed": %d' % printed if printed >= 0 else b"",
         )
         + b"\n"
     )

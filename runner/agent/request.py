@@ -1,4 +1,4 @@
-"""One question on the stream of a client: what is asked, the bytes that come with it, and those that go back.  Knows frames, not what is asked for."""
+"""One question on the stream of a client, the bytes that come with it and those that go back.  Knows frames, not what is asked for."""
 
 from __future__ import annotations
 
@@ -77,9 +77,8 @@ class Request:
     def tidy(self) -> None:
         """Forget a sender of whom nothing is left."""
         try:
-            if os.listdir(self.partial) == [".alive"]:
-                os.unlink(f"{self.partial}/.alive")
-                os.rmdir(self.partial)
+            if set(os.listdir(self.partial)) <= {".alive"}:
+                trees.remove(self.partial)
         except OSError:
             pass  # another question of theirs is under way
 

@@ -8,8 +8,9 @@ It outlives the worker that started it and serves whoever connects to its root n
     slots/    a locked file for each job that lives: see `slots`
     logs/     what jobs print, straight from their own file descriptors
 
-A client sends frames (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`) and reads lines: a greeting, then
-the JSON line of every job that ends.  Every client hears of every end.
+A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`;
+`begin` is a start that is answered) and reads lines: a
+greeting, then the JSON line of every job that ends.  Every client hears of every end.
 
 A job may have locks: see `locks`.  They are taken before it begins and held until it is over.  Where another job holds one, this one does not begin:
 its end is `busy`, which is forgotten, so that it may be started later.
@@ -112,6 +113,12 @@ class Agent:
         self._unwritten = b""
         self._programs: dict[tuple[bytes, bytes], bytes] = {}
         self._quiet_since: float | None = None
+        self._root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._alone_since: float | None = None
+        try:
+            self._deadman: float | None = float(read("deadman"))
+        except (OSError, ValueError):
+            self._deadman = None
         root = os.stat(".")
         self._mark = b"@%d-%d" % (root.st_dev, root.st_ino)
         try:
@@ -139,6 +146,8 @@ class Agent:
                 self._keep_time()
             if self._lines or self._unwritten:
                 self._publish()
+            if self._deadman is not None:
+                self._keep_contact(self._deadman)
             if self._jobs or self._inputs:
                 self._quiet_since = None
             elif self._quiet_since is None:
@@ -151,11 +160,33 @@ class Agent:
         times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
         if self._orphans:
             times.append(self._orphans_at)
+        if self._deadman is not None and self._jobs and not self._inputs and self._alone_since is not None:
+            times.append(self._alone_since + self._deadman)
         if times:
             return max(0.0, min(times) - time.monotonic())
         if self._jobs or self._inputs:
             return None
         return LINGER
+
+    def _arm(self, seconds: float) -> None:
+        """End all jobs when no client was there for so long; the next agent in this root does, too."""
+        self._deadman = seconds
+        try:
+            fd = os.open("deadman", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._root)
+        except OSError:
+            return  # this one knows it
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(f"{seconds}")
+
+    def _keep_contact(self, patience: float) -> None:
+        now = time.monotonic()
+        if self._inputs or not self._jobs:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since >= patience:
+            for job in list(self._jobs.values()):
+                self._end(job, b"stopped", GRACE)
 
     # --- clients
 
@@ -226,21 +257,23 @@ class Agent:
                 break
             fields = bytes(buffer[begin + 4 : end]).split(b"\0")
             begin = end
-            if fields[0] == b"start":
+            if fields[0] in (b"start", b"begin"):
                 starts.append(fields)
                 continue
-            self._begin(starts)
+            self._begin(starts, fd)
             starts = []
             if fields[0] == b"stop":
                 job = self._jobs.get(fields[1])
                 if job is not None:
                     self._end(job, b"stopped", float(fields[2]))
+            elif fields[0] == b"arm":
+                self._arm(float(fields[1]))
             elif fields[0] == b"free":
                 self._tell_free(fd, fields[1], fields[2].decode().split())
             else:
                 self._answer(fd, fields[1])
         del buffer[:begin]
-        self._begin(starts)
+        self._begin(starts, fd)
 
     def _answer(self, fd: int, name: bytes) -> None:
         if name in self._jobs:
@@ -259,7 +292,7 @@ class Agent:
 
     # --- beginning
 
-    def _begin(self, starts: list[list[bytes]]) -> None:
+    def _begin(self, starts: list[list[bytes]], fd: int) -> None:
         """Write down that these begin, then begin them: in the other order a crash could run one twice."""
         fresh: list[list[bytes]] = []
         for fields in starts:
@@ -274,6 +307,9 @@ class Agent:
                     fresh.append(fields)
         if fresh:
             self._launch(fresh)
+        for fields in starts:
+            if fields[0] == b"begin" and fields[1] in self._jobs:
+                self._tell(fd, b'{"job": "%s", "going": true}\n' % fields[1])
 
     def _holds(self, job: _Job, locks: list[str]) -> bool:
         """Whether it has all its locks now; else its end is on its way."""
@@ -606,7 +642,11 @@ class Agent:
 
     def _finish(self, job: _Job) -> None:
         self._drop(job)
-        end = line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays))
+        try:
+            printed = os.stat(job.log).st_size if job.log else -1
+        except OSError:
+            printed = -1
+        end = line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays), printed=printed)
         self._settle(job.name, end)
 
     def _drop(self, job: _Job) -> None:

@@ -212,16 +212,12 @@ def _sizes(found: Survey) -> tuple[int, int]:
 def _work(ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: _Since, resumed: str) -> Summary:
     import asyncio
 
-    from drivers import load
-    from drivers.base import Waking
-
+    from ..hosts import client
     from ..planning.secret_values import all_given, of_addresses
 
     masker = Masker([*all_given(found.plan, os.environ), *of_addresses(ws.addresses.values())])
     mask(masker)
-    local = load("local")(ws.home / "local")
-    if isinstance(local, Waking):
-        local.wake()  # what it takes to begin an agent passes while the rest is being prepared
+    local = client.here(ws.home / "local")  # what it takes to begin an agent passes while the rest is being prepared
 
     from ..hosts.interpreters import CURRENT
     from ..hosts.pool import HostPool, need_for
@@ -326,11 +322,8 @@ def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], 
     What it left running on this machine is stopped.  What it left on others is named: a run with the same driver takes it up, or ends it.
     """
     import asyncio
-    from datetime import datetime
 
-    from drivers import load
-    from drivers.base import Offer, Order
-
+    from ..hosts import client
     from . import unattended
     from .orphans import left_by
 
@@ -342,12 +335,9 @@ def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], 
         say(f"{site} may go on with {name}, a job of {row.id}: `recipe run` with the same driver takes it up, or ends it")
 
     async def end() -> None:
-        local = load("local")(ws.home / "local")
-        lease = await local.acquire(Order(Offer("local", "local"), row.id, datetime.max))
-        for host in await local.hosts(lease) or ():
-            await unattended.end(host, names)
-            await host.aclose()
-        await local.release(lease)
+        local = client.here(ws.home / "local")
+        await unattended.end(local, names)
+        await local.aclose()
 
     try:
         if names:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from drivers.base import Host, Job
+from drivers.base import Job
 
 from ..errors import Infrastructure
+from ..hosts.client import Client
 from ..planning.schedule import FINAL, Move, State
 from ..storage.runs import RunRow, StepRow
 from ..storage.workspace import Workspace
@@ -25,7 +26,7 @@ def claimed(ws: Workspace, row: RunRow) -> int | None:
     return ws.store.runs.claim(row.id, f"process {os.getpid()}")
 
 
-async def end(host: Host, names: Sequence[str]) -> None:
+async def end(host: Client, names: Sequence[str]) -> None:
     """Stop these jobs: they may save where they are.  Raises Infrastructure where one does not end."""
     jobs = [Job(name) for name in names]
     for job in jobs:

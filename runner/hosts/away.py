@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from drivers.base import Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Throttled, Unreachable
+from drivers.base import Command, Denied, DriverError, Exit, HostLost, Job, Rejected, Throttled, Unreachable
 
 from ..errors import RecipeError
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, OutputSpec
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..storage.checkpoints import Newest
     from .checkpoint_sync import CheckpointSync, SyncedState
+    from .client import Client
     from .containers import Mount
     from .download import Taken
     from .transfer import Depot, Parcel
@@ -58,7 +59,7 @@ class Away(Site):
         self,
         ws: Workspace,
         name: str,
-        host: Host,
+        host: Client,
         machine: Mapping[str, float],
         devices: Sequence[Device],
         depot: Depot,
@@ -191,9 +192,6 @@ class Away(Site):
         if brought.problem == "output":
             await self._bring_remains(errand, paths)
         return brought
-
-    async def aclose(self) -> None:
-        await self.depot.aclose()
 
     async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
         """Until what it used is gone from there, a note here says where it was."""

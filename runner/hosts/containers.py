@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivers.base import Command, Exit, Host, Job, Rejected
+from drivers.base import Command, Exit, Job, Rejected
 
 from ..digest import of_value
 from ..errors import CannotRun
@@ -32,6 +32,8 @@ from . import variables
 
 if TYPE_CHECKING:
     from drivers.devices import Device
+
+    from .client import Client
 
 MOST = 64
 """Mounts of one container: where links lead to more places than this, folders above them are mounted."""
@@ -98,7 +100,7 @@ class Containers:
     """
 
     def __init__(
-        self, host: Host, attempts: str, say: Callable[[str], None], settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
+        self, host: Client, attempts: str, say: Callable[[str], None], settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
     ) -> None:
         self._host, self._attempts, self._say, self._environ = host, attempts, say, environ
         self._settings = settings
@@ -149,7 +151,7 @@ class Containers:
 
 
 async def detect(
-    host: Host, *, engine: str = "", flags: Sequence[str] = (), args: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    host: Client, *, engine: str = "", flags: Sequence[str] = (), args: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Engine:
     """The engine of a host: the one named (`docker`, `podman` or a path), else Docker where its daemon answers, else Podman.
 
@@ -213,7 +215,7 @@ def _at_least(version: str, least: tuple[int, int]) -> bool:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) >= least
 
 
-async def resolve(host: Host, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:
+async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:
     """The image there, pulled (which is said) if it is not; one named by digest is that one.  Raises CannotRun in the engine's words; DriverError."""
     look = ["sh", "-c", _LOOK, "look", image, *engine.words]
     try:
@@ -241,7 +243,7 @@ async def resolve(host: Host, engine: Engine, image: str, say: Callable[[str], N
     return Image(id, pinned or (digests[0] if digests else id))
 
 
-async def sweep(host: Host, engine: Engine, attempts: str) -> list[str]:
+async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
     """End the containers of `attempts`, a folder of attempt directories, whose jobs are over: the names of the attempts.  Raises DriverError."""
     listed = await _call(host, [*engine.words, "ps", "--all", "--filter", f"label={LABEL}={attempts}", "--format", "{{.Names}}"], engine.env)
     ended = []
@@ -253,7 +255,7 @@ async def sweep(host: Host, engine: Engine, attempts: str) -> list[str]:
     return ended
 
 
-async def end(host: Host, engine: Engine, attempt: str) -> None:
+async def end(host: Client, engine: Engine, attempt: str) -> None:
     """Leave nothing of the container of an attempt directory, whatever state it is in; nothing to end is no error.  Raises DriverError.
 
     To be called when a job did not end by itself: a host may have killed all that watched over it.
@@ -261,7 +263,7 @@ async def end(host: Host, engine: Engine, attempt: str) -> None:
     await _call(host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *engine.words], engine.env)
 
 
-async def _call(host: Host, argv: Sequence[str], env: Mapping[str, str]) -> str:
+async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Run `argv` there with these variables, which travel by stdin: a proxy's address may have a password in it."""
 
     async def lines() -> AsyncIterator[bytes]:

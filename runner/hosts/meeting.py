@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from drivers.base import Host
+from drivers.base import NOTHING, Argv
 
 from ..errors import CannotRun
 
@@ -65,11 +65,19 @@ with ThreadPoolExecutor(len(pairs)) as pool:
 """
 
 
+class Asked(Protocol):
+    """What runs programs on a host."""
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        """See `drivers.base.Host`."""
+        ...
+
+
 class Node(NamedTuple):
     """One of several hosts that work together."""
 
     name: str
-    host: Host
+    host: Asked
     address: str
     python: str
     compared: bool

@@ -14,20 +14,19 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from drivers import devices, machine
 from drivers.base import (
+    Addressed,
     Closing,
-    Driver,
     DriverError,
     Host,
     HostLost,
     Lease,
     Need,
     Offer,
-    Order,
     Rejected,
     Skipping,
     Wish,
@@ -44,6 +43,7 @@ from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
+from .client import Client, there
 from .leases import RENEW, Leases, driver_of, lease_of, offer_of
 from .sites import Site
 
@@ -102,7 +102,8 @@ class HostPool:
 
     ws: Workspace
     run: str
-    local: Driver
+    local: Client
+    """Jobs of this machine."""
     name: str
     """Of the driver that hosts come from."""
     hosts: Sequence[str] = ()
@@ -121,7 +122,6 @@ class HostPool:
     leases: Leases | None = None
     _idle: float = IDLE
     _used: list[_Used] = field(default_factory=list)
-    _here: Lease | None = None
     _renewing: asyncio.Task[None] | None = None
 
     lost: list[str] = field(default_factory=list)
@@ -174,11 +174,7 @@ class HostPool:
         Raises Busy when all is taken, DriverError.
         """
         python = self._python()
-        self._here = await self.local.acquire(Order(Offer("local", "local"), self.run, datetime.max))
-        found = await self.local.hosts(self._here)
-        if not found:
-            raise Infrastructure("this machine has no host")
-        self.here = self._near(python, "local", found[0], self.ws.machine(), lambda: self.ws.devices)
+        self.here = self._near(python, "local", self.local, self.ws.machine(), lambda: self.ws.devices)
         if not self.away:
             self.sites = [self.here]
             return
@@ -319,7 +315,7 @@ class HostPool:
             if isinstance(site, Away) and not site.lost:
                 with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
                     await site.depot.sweep(every=SWEEP)
-        for site in self.sites:
+        for site in dict.fromkeys([self.here, *self.sites]):
             await site.aclose()
         if self.leases is not None:
             if not (leave and self.priced):
@@ -328,9 +324,6 @@ class HostPool:
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
-        if self._here is not None:
-            await self.here.host.aclose()
-            await self.local.release(self._here)
 
     def _of(self) -> Leases:
         assert self.leases is not None
@@ -403,16 +396,19 @@ class HostPool:
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
         name = f"{self.name} {lease.id if self.priced else offer.id}"
-        if self._of().driver.traits.shared_disk:
-            return self._near(self._python(), name, host, room, lambda: devices.visible(None, cards), slots)
         from .transfer import Depot
+        from .wire import Wire
 
         python = lease.data.get("python", "python3")
         said = b"".join([data async for data in host.call(("/bin/sh", "-c", _ASK, "sh", python))]).decode("utf-8", "surrogateescape")
         told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
         cards = devices.listed(said) or cards
         told_of = _Told(self.say)
-        depot = Depot(host, lease.data.get("root", ".recipe-host"), name=name, say=self.say, progress=told_of, recall=self._recall, python=python)
+        wire = Wire(host, lease.data.get("root") or host.root, name=name, say=self.say, progress=told_of)
+        jobs = there(wire)
+        if self._of().driver.traits.shared_disk:
+            return self._near(self._python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
+        depot = Depot(wire, self._recall)
         await depot.open()
         python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
         if folder := os.path.dirname(python):
@@ -424,10 +420,10 @@ class HostPool:
                 path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
         login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
-        return Away(
+        site = Away(
             self.ws,
             name,
-            host,
+            jobs,
             room,
             seen,
             depot,
@@ -438,6 +434,8 @@ class HostPool:
             login=login,
             say=self.say,
         )
+        site.address = host.address if isinstance(host, Addressed) else ""
+        return site
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
@@ -450,7 +448,7 @@ class HostPool:
         self,
         python: str,
         name: str,
-        host: Host,
+        host: Client,
         machine: Mapping[str, float],
         cards: Callable[[], Sequence[devices.Device]],
         slots: int | None = None,

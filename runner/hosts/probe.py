@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Rooted, Unreachable, Visiting, Wish
+from drivers.base import Denied, Driver, DriverError, Host, NoCapacity, Unreachable, Visiting, Wish
 from drivers.devices import Device
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
@@ -100,8 +100,7 @@ async def examine(driver: Driver) -> list[Finding]:
                 found.append(_refused(host)._replace(host=name))
                 continue
             try:
-                root = host.root if isinstance(host, Rooted) else ".recipe-host"
-                said = b"".join([data async for data in host.call(machine.question(root, _SCRIPT))])
+                said = b"".join([data async for data in host.call(machine.question(host.root, _SCRIPT))])
                 found += [finding._replace(host=name) for finding in findings(said)]
             except DriverError as error:
                 found.append(_refused(error)._replace(host=name))

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from drivers.base import Addressed, Command, Exit, Host, Job, Unreachable
+from drivers.base import Command, Exit, Job, Unreachable
 
 from ..errors import Infrastructure
 from ..planning.step import MetricsSpec, OutputSpec
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..storage.checkpoints import Newest
     from .checkpoint_sync import Round
+    from .client import Client
     from .containers import Mount
     from .output_sync import Synced
 
@@ -76,7 +77,7 @@ class Site:
         self,
         ws: Workspace,
         name: str,
-        host: Host,
+        host: Client,
         machine: Mapping[str, float],
         devices: Callable[[], Sequence[Device]],
         *,
@@ -95,6 +96,8 @@ class Site:
         """The name of a machine that is not this one."""
         self._described: dict[str, str] = {}
         self._devices = devices
+        self.address = ""
+        """What other nodes dial; empty where a host has no name for them."""
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
         self.silent = False
@@ -109,11 +112,6 @@ class Site:
     def members(self) -> Sequence[Site]:
         """The hosts that a step here has, one for each node."""
         return (self,)
-
-    @property
-    def address(self) -> str:
-        """What other nodes dial; empty where a host has no name for them."""
-        return self.host.address if isinstance(self.host, Addressed) else ""
 
     def devices_of(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
         """The share of one node in the GPUs that were picked here."""
@@ -320,7 +318,8 @@ class Site:
                     errand.say(words)
 
     async def aclose(self) -> None:
-        """Let go of what answers us there.  Jobs stay."""
+        """Let go of our connections to it.  Jobs stay."""
+        await self.host.aclose()
 
     async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
         """The results of an attempt are stored: what it used on another disk than ours goes, `states` too."""

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from drivers.base import Denied, Host, Rejected, Unreachable
+from drivers.base import Denied, DriverError, Host, Rejected, Unreachable
 
 from .. import agent
 from ..agent.frames import Broken, Frames, frame
@@ -28,6 +28,8 @@ AHEAD = 8
 """Pieces that wait to be sent before whoever sends has to wait."""
 PATIENCE = 60.0
 """Seconds in which the program there must have greeted us."""
+FAREWELL = 2.0
+"""Seconds in which it must have ended when it is not needed any more."""
 NOISE = 1 << 16
 """Bytes that a login may print before the program begins."""
 PYTHONS = (
@@ -127,13 +129,13 @@ class Stream:
         self._payloads = deque(self._frames.feed(received))
 
     @classmethod
-    async def open(cls, host: Host, root: str, part: Part, python: str = "") -> Stream:
+    async def open(cls, host: Host, root: str, part: Part) -> Stream:
         """Begin `part` in `root`, which is made if need be; a relative one begins at the login's home.  Raises what `Host.call` raises.
 
         Denied and Rejected say in words what that host lacks.
         """
         mark, ours = secrets.token_hex(8), program()
-        pythons = tuple(dict.fromkeys(each for each in (python, *PYTHONS) if each))
+        pythons = tuple(dict.fromkeys(each for each in (host.python, *PYTHONS) if each))
         argv = ("/bin/sh", "-c", _FIND, "sh", root, mark, _LOAD, ours.digest, str(len(ours.data)), part, *pythons)
         sent: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
         call = cast("AsyncGenerator[bytes, None]", host.call(argv, _queued(sent)))
@@ -168,6 +170,10 @@ class Stream:
         """One frame; waits while too much is on its way already."""
         await self._sent.put(frame(*parts))
 
+    async def finish(self) -> None:
+        """Nothing more will be sent: the program there ends when it has read all."""
+        await self._sent.put(b"")
+
     async def receive(self) -> bytes:
         """The next payload.  Raises Unreachable when the stream is over, or what comes is not what was sent, and what `Host.call` raises."""
         while not self._payloads:
@@ -182,9 +188,12 @@ class Stream:
         return self._payloads.popleft()
 
     async def aclose(self) -> None:
-        """End the program there.  Jobs stay."""
-        with contextlib.suppress(asyncio.QueueFull):
+        """Let the program there read what was sent, and end.  Jobs stay."""
+        with contextlib.suppress(asyncio.QueueFull, TimeoutError, DriverError):
             self._sent.put_nowait(b"")
+            async with asyncio.timeout(FAREWELL):
+                async for _ in self._call:
+                    pass
         await self._call.aclose()
 
     def _take(self, data: bytes) -> None:

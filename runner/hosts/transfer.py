@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from drivers.base import Host
-
 from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
 from ..storage.files import Entry
 from .download import Fetch, Taken
 from .manifests import name_of, place_of, stamp_of, untrusted
 from .upload import Sender
-from .wire import Garbled, Gone, Progress, Wire, nothing, words_of
+from .wire import Garbled, Gone, Wire, nothing, words_of
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class Harvest:
 
 
 class Depot:
-    """What one host keeps of ours below `root`, a path there; a relative one begins at the login's home.
+    """What one host keeps of ours below the root that `wire` asks about.
 
     `recall` answers the manifest of a tree that the host may have, when somebody here remembers it.  Every method may raise what `Host.call` raises
     (after it has tried again where that helps), Infrastructure when the host or a disk cannot do what is asked, and Corrupt when bytes cannot be had
@@ -56,16 +54,10 @@ class Depot:
 
     def __init__(
         self,
-        host: Host,
-        root: str,
-        *,
-        name: str = "the host",
-        say: Callable[[str], None] = lambda _text: None,
-        progress: Callable[[Progress], None] = lambda _progress: None,
+        wire: Wire,
         recall: Callable[[str], Sequence[Entry] | None] = lambda _content: None,
-        python: str = "",
     ) -> None:
-        self.wire = Wire(host, root, name=name, say=say, progress=progress, python=python)
+        self.wire = wire
         self._sender = Sender(self.wire, recall)
 
     @property

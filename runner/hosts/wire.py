@@ -68,18 +68,21 @@ class Progress:
 
 
 class Wire:
-    """Questions to the agent of one host about what lies below `root` there; a relative one begins at the login's home.
-
-    `python`: what the settings name as a Python there, if they do.
-    """
+    """Questions to the agent of one host about what lies below `root` there; a relative one begins at the login's home."""
 
     def __init__(
-        self, host: Host, root: str, *, name: str, say: Callable[[str], None], progress: Callable[[Progress], None], python: str = ""
+        self,
+        host: Host,
+        root: str,
+        *,
+        name: str = "the host",
+        say: Callable[[str], None] = lambda _text: None,
+        progress: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
         self.sender = f"{process()}-{next(_count)}"
         """Who we are among those who send to that host."""
-        self._python, self._progress = python, progress
+        self._progress = progress
         self._idle: list[Stream] = []
         self._turns = asyncio.Semaphore(STREAMS)
 
@@ -95,8 +98,7 @@ class Wire:
     async def aclose(self) -> None:
         """End what answers us there."""
         idle, self._idle = self._idle, []
-        for stream in idle:
-            await stream.aclose()
+        await asyncio.gather(*(stream.aclose() for stream in idle))
 
     async def ask(self, function: str, *arguments: object, read: Callable[[Any], _T]) -> _T:
         """What a function of `agent.files` answers, as `read` understands it; asked again until it comes whole.  Every function may run twice.
@@ -158,7 +160,7 @@ class Wire:
     async def _held(self) -> AsyncIterator[Stream]:
         """A stream that nobody else uses meanwhile.  One on which something went wrong is not used again."""
         async with self._turns:
-            stream = self._idle.pop() if self._idle else await Stream.open(self.host, self.root, "files", self._python)
+            stream = self._idle.pop() if self._idle else await Stream.open(self.host, self.root, "files")
             self.root = stream.root
             try:
                 yield stream

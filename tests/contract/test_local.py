@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from driver_contract import WakingContract
+from driver_contract import Attached, DriverContract
 
 import drivers
-from drivers import local
-from drivers.base import Command, Rejected
+from drivers.base import Command, Host, Rejected
 from drivers.local import Local
+from runner.agent import reach
+from runner.hosts.client import Socket
 
 
 def _old() -> str | None:
@@ -28,7 +29,10 @@ def _old() -> str | None:
 OLD = _old()
 
 
-class TestLocal(WakingContract):
+class TestLocal(DriverContract):
+    def attached(self, host: Host) -> Attached:
+        return Attached(Socket(host))
+
     def make(self, place: Path) -> Local:
         return Local(place / "root")
 
@@ -44,7 +48,7 @@ class TestLocalOutlivingItsAgent(TestLocal):
 class TestLocalWithAnAgentOfPython39(TestLocal):
     @pytest.fixture(autouse=True)
     def old(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(local, "sys", SimpleNamespace(executable=OLD))
+        monkeypatch.setattr(reach, "sys", SimpleNamespace(executable=OLD))
 
 
 def test_a_driver_is_loaded_by_its_name() -> None:

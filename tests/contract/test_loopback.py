@@ -5,35 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ENV, LONG, SH, RootedContract, VisitingContract, gathered, heard, over, reading
+from driver_contract import ENV, LONG, SH, VisitingContract, gathered, heard, over, reading
 
-from drivers.base import Command, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
+from drivers.base import Command, Denied, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
 from drivers.loopback import Faults, Loopback
-from drivers.shell import ShellHost
-from tests.tools import needs
+from runner.hosts.client import Client, Streamed
+from runner.hosts.wire import Wire
 
 
-class TestLoopback(RootedContract, VisitingContract):
-    measures_memory = False
-    tick = 1.0  # busybox and others count whole seconds
-
+class TestLoopback(VisitingContract):
     def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root", shell=needs("dash"))
-
-
-class TestBash(TestLoopback):
-    def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root", shell=f"{needs('bash')} --posix")
-
-
-class TestBusybox(TestLoopback):
-    def make(self, place: Path) -> Loopback:
-        return Loopback(place / "root", shell=f"{needs('busybox')} sh")
+        return Loopback(place / "root")
 
 
 # --- machines, places and faults
@@ -72,7 +59,7 @@ def test_a_place_is_free_again_when_its_time_is_over(tmp_path: Path) -> None:
 def test_a_machine_has_an_empty_environment_and_a_home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
 
-    async def look(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def look(driver: Loopback, host: Client, lease: Lease) -> None:
         said = (await gathered(host.call(("sh", "-c", 'cd ~; pwd; env | sed "s/=.*//" | sort | tr "\\n" " "')))).decode()
         assert said.split() == [str(tmp_path / "host-1"), "HOME", "OLDPWD", "PATH", "PWD"]
 
@@ -110,7 +97,7 @@ def test_a_host_may_take_its_time_to_come(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_told(tmp_path: Path, keeps: bool) -> None:
-    async def lose(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def lose(driver: Loopback, host: Client, lease: Lease) -> None:
         held = tmp_path / "held"
         os.mkfifo(held)
         with reading(held) as fd:
@@ -128,9 +115,9 @@ def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_told(tmp_path: P
         assert await driver.leases() == [] and await driver.release(lease)
         assert (tmp_path / "host-1/.recipe-host").exists() is keeps
         again = await driver.acquire(order((await driver.offers(Wish()))[0], "again"))
-        hosts = await driver.hosts(again)
-        assert hosts is not None and (await over(hosts[0], job)).reason == "lost"
-        await hosts[0].aclose()
+        host = attached(await driver.hosts(again))
+        assert (await over(host, job)).reason == "lost"
+        await host.aclose()
 
     on_machine(tmp_path, {"lost_on_call": 9, "keeps_disk": keeps}, lose)
 
@@ -147,7 +134,7 @@ def test_a_host_is_lost_as_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_calls_do_not_get_through_for_a_while(tmp_path: Path) -> None:
-    async def call(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def call(driver: Loopback, host: Client, lease: Lease) -> None:
         told = []
         for _ in range(5):
             try:
@@ -160,7 +147,7 @@ def test_calls_do_not_get_through_for_a_while(tmp_path: Path) -> None:
 
 
 def test_a_call_is_cut_after_so_many_bytes_both_ways(tmp_path: Path) -> None:
-    async def call(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def call(driver: Loopback, host: Client, lease: Lease) -> None:
         read = b""
         with pytest.raises(Unreachable, match="cut"):
             async for data in host.call(("head", "-c", "100000", "/dev/zero")):
@@ -168,7 +155,7 @@ def test_a_call_is_cut_after_so_many_bytes_both_ways(tmp_path: Path) -> None:
         assert 0 < len(read) <= 1000
         assert len(await gathered(host.call(("head", "-c", "100000", "/dev/zero")))) == 100_000
 
-    async def send(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def send(driver: Loopback, host: Client, lease: Lease) -> None:
         with pytest.raises(Unreachable, match="cut"):
             await gathered(host.call(("sh", "-c", "cat > half && mv half whole"), pieces(b"x" * 100, 50)))
         assert not (tmp_path / "two/host-1/whole").exists()
@@ -178,7 +165,7 @@ def test_a_call_is_cut_after_so_many_bytes_both_ways(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_takes_no_more_bytes(tmp_path: Path) -> None:
-    async def send(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def send(driver: Loopback, host: Client, lease: Lease) -> None:
         await gathered(host.call(("sh", "-c", "cat > first"), pieces(b"x" * 100, 9)))
         for _ in range(2):
             with pytest.raises(Denied, match="No space left on device"):
@@ -190,7 +177,7 @@ def test_a_full_disk_takes_no_more_bytes(tmp_path: Path) -> None:
 
 
 def test_a_slow_connection_takes_its_time(tmp_path: Path) -> None:
-    async def call(driver: Loopback, host: ShellHost, lease: Lease) -> None:
+    async def call(driver: Loopback, host: Client, lease: Lease) -> None:
         began = time.monotonic()
         await gathered(host.call(("head", "-c", "20000", "/dev/zero")))
         assert time.monotonic() - began >= 0.2
@@ -217,17 +204,21 @@ def order(offer: Offer, key: str) -> Order:
     return Order(offer, key, datetime.now(UTC) + timedelta(hours=1))
 
 
-def on_machine(place: Path, faults: dict[str, object], act: Callable[[Loopback, ShellHost, Lease], Coroutine[None, None, None]]) -> None:
+def attached(hosts: Sequence[Host] | None) -> Client:
+    assert hosts is not None
+    return Client(Streamed(Wire(hosts[0], hosts[0].root)))
+
+
+def on_machine(place: Path, faults: dict[str, object], act: Callable[[Loopback, Client, Lease], Coroutine[None, None, None]]) -> None:
     async def acting() -> None:
         driver = Loopback(place, faults=faults)
         lease = await driver.acquire(order((await driver.offers(Wish()))[0], "the lease"))
-        hosts = await driver.hosts(lease)
-        assert hosts is not None
+        host = attached(await driver.hosts(lease))
         try:
             async with asyncio.timeout(60):
-                await act(driver, hosts[0], lease)
+                await act(driver, host, lease)
         finally:
-            await hosts[0].aclose()
+            await host.aclose()
 
     asyncio.run(acting())
 

@@ -23,6 +23,7 @@ from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverDepot, Round, SyncedState
 from runner.hosts.transfer import Depot
+from runner.hosts.wire import Wire
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
 
@@ -44,7 +45,7 @@ class Journey:
         lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
         hosts = await self.driver.hosts(lease)
         assert hosts is not None
-        depot = Depot(hosts[0], ".recipe-host")
+        depot = Depot(Wire(hosts[0], ".recipe-host"))
         await depot.open()
         there = f"{depot.root}/states/0123456789abcdef/ckpt"
         kept = SyncedState("ckpt", self.here, there, PATTERN, None, self.keep)
@@ -159,7 +160,7 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
 
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
-        depot = Depot(host, str(tmp_path / "ours"))
+        depot = Depot(Wire(host, str(tmp_path / "ours")))
         await depot.open()
         there = Path(depot.root) / "states" / "id" / "ckpt"
         here = tmp_path / "home" / "1" / "ckpt"
@@ -188,7 +189,7 @@ class Mortal:
     """A host of which the connection is gone for good with the nth frame that is sent there."""
 
     def __init__(self, host: LocalHost, left: int) -> None:
-        self.host, self.left = host, left
+        self.host, self.left, self.python = host, left, host.python
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         async def counted() -> AsyncIterator[bytes]:
@@ -211,7 +212,7 @@ def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) 
         died, trainer = 0, Training(tmp_path / "none")
         for calls in range(1, 60):
             mortal = Mortal(host, calls)
-            depot = Depot(mortal, str(tmp_path / "ours"))  # type: ignore[arg-type]  # a host of which only this is asked
+            depot = Depot(Wire(mortal, str(tmp_path / "ours")))  # type: ignore[arg-type]  # a host of which only this is asked
             there = tmp_path / "ours" / "states" / "id" / "ckpt"
             kept = SyncedState("ckpt", here, str(there), PATTERN)
             try:
@@ -243,7 +244,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(tmp_path: Path, small_disk: Path) -> None:
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
-        depot = Depot(host, str(small_disk / "ours"))
+        depot = Depot(Wire(host, str(small_disk / "ours")))
         await depot.open()
         there = f"{depot.root}/states/id/ckpt"
         told: list[Round] = []
@@ -265,7 +266,7 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
 def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
-        depot = Depot(host, str(tmp_path / "ours"))
+        depot = Depot(Wire(host, str(tmp_path / "ours")))
         await depot.open()
         there = f"{depot.root}/states/id/ckpt"
         told: list[Round] = []
@@ -286,7 +287,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
 
 def test_what_lies_there_is_told_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
-        depot = Depot(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours"))
+        depot = Depot(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "a state" / "ckpt"
         assert (await OverDepot(depot).look(str(folder))).files == {}
         trainer = Training(folder)

@@ -23,7 +23,7 @@ from runner.errors import Corrupt, Infrastructure
 from runner.hosts import manifests
 from runner.hosts.download import Taken
 from runner.hosts.transfer import Depot, Parcel
-from runner.hosts.wire import Progress
+from runner.hosts.wire import Progress, Wire
 from runner.storage import files
 from runner.storage.files import Changed, Entry
 from tests.tools import needs
@@ -31,11 +31,11 @@ from tests.tools import needs
 RACES = int(os.environ.get("RECIPE_TRANSFER_RACES", "5"))
 
 
-class Wire:
+class Counted:
     """A host whose questions are counted, and before each of which something may happen."""
 
     def __init__(self, host: LocalHost) -> None:
-        self.host = host
+        self.host, self.python = host, host.python
         self.asked = 0
         self.sent = 0  # bytes that came with questions
         self.before: Callable[[str], None] = lambda _function: None
@@ -62,12 +62,12 @@ class Town:
 
     def __init__(self, place: Path, **options: Any) -> None:
         self.place = place
-        self.wire = Wire(LocalHost(place / "supervisor"))
+        self.wire = Counted(LocalHost(place / "supervisor"))
         self.depots: list[Depot] = []
         self.depot = self.another(**options)
 
     def another(self, root: str = "there", **options: Any) -> Depot:
-        self.depots.append(Depot(cast(Any, self.wire), str(self.place / root), **options))
+        self.depots.append(Depot(Wire(cast(Any, self.wire), str(self.place / root), **options)))
         return self.depots[-1]
 
     async def aclose(self) -> None:
@@ -606,6 +606,7 @@ class Liar:
     def __init__(self, answer: object = None, stream: bytes = b"", repeat: int = 1) -> None:
         self.answer, self.stream, self.repeat = answer, stream, repeat
         self.told = 0
+        self.python = ""
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         yield f"\n{argv[5]} here\n".encode() + frame(b"g/there")
@@ -640,7 +641,7 @@ def row(path: str, kind: str = "f", value: str = "a" * 64) -> list[object]:
 )
 def test_names_and_links_that_a_host_makes_up_are_refused(rows: list[list[object]], words: str) -> None:
     async def check() -> None:
-        harvest = await Depot(cast(Any, Liar([[["d", rows]], []])), "/there").take("/there/attempts/a", [("out", True)])
+        harvest = await Depot(Wire(cast(Any, Liar([[["d", rows]], []])), "/there")).take("/there/attempts/a", [("out", True)])
         with pytest.raises(AssertionError, match=words):
             assert not harvest.outputs["out"].problem, harvest.outputs["out"].problem
         assert harvest.outputs["out"].content == ""
@@ -656,7 +657,7 @@ def test_an_answer_without_sense_is_corrupt_and_nothing_worse(answer: object, mo
 
     async def check() -> None:
         with pytest.raises(Corrupt, match="do not arrive whole"):
-            await Depot(cast(Any, Liar(answer)), "/there").take("/there/attempts/a", [("out", True)])
+            await Depot(Wire(cast(Any, Liar(answer)), "/there")).take("/there/attempts/a", [("out", True)])
 
     asyncio.run(check())
 
@@ -667,7 +668,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
     async def check() -> None:
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
         with pytest.raises(Infrastructure, match="does not stop answering"):
-            await Depot(cast(Any, liar), "/there").take("/there/attempts/a", [("out", True)])
+            await Depot(Wire(cast(Any, liar), "/there")).take("/there/attempts/a", [("out", True)])
         assert liar.told < 2 << 20
 
     asyncio.run(check())
@@ -680,12 +681,12 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path, mon
         entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
         liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
         with pytest.raises(Corrupt, match="is not what it was"):
-            await Depot(cast(Any, liar), "/there").fetch("/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home"))
+            await Depot(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home"))
         assert not (tmp_path / "home").exists()
         assert liar.told < 100_000
         with pytest.raises(Corrupt, match="is no name of a file"):
             outside = (Entry("../outside", "f", 3, "0" * 64),)
-            await Depot(cast(Any, liar), "/there").fetch("/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home"))
+            await Depot(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home"))
         assert not (tmp_path / "outside").exists()
 
     asyncio.run(check())
@@ -693,7 +694,7 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path, mon
 
 def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Path) -> None:
     async def check() -> None:
-        class Noisy(Wire):
+        class Noisy(Counted):
             async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
                 yield b"Welcome!\n\nrecipe 1234\n\0"
                 async for block in super().call(argv, stdin):
@@ -717,13 +718,15 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
 
 KILLED = """
 import asyncio, os, signal, sys
+from pathlib import Path
 from drivers.local import LocalHost
 from runner.hosts.transfer import Depot
+from runner.hosts.wire import Wire
 from runner.storage import files
 
 class Fragile:
     def __init__(self, host):
-        self.host, self.sent = host, 0
+        self.host, self.sent, self.python = host, 0, host.python
 
     def call(self, argv, stdin):
         async def counted():
@@ -735,7 +738,7 @@ class Fragile:
         return self.host.call(argv, counted())
 
 async def send():
-    depot = Depot(Fragile(LocalHost(sys.argv[1] + "/supervisor")), sys.argv[1] + "/there")
+    depot = Depot(Wire(Fragile(LocalHost(Path(sys.argv[1], "supervisor"))), sys.argv[1] + "/there"))
     depot.chunk = 64 << 10
     await depot.open()
     await depot.send({files.scan(sys.argv[2]): sys.argv[2]})

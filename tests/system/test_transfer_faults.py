@@ -24,6 +24,7 @@ from runner.agent.frames import Frames
 from runner.hosts import manifests
 from runner.hosts.download import Taken
 from runner.hosts.transfer import Depot
+from runner.hosts.wire import Wire
 from runner.storage import files
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd
@@ -39,6 +40,7 @@ class Weather:
 
     def __init__(self, host: LocalHost, fault: str = "", way: str = "into", at: int = -1) -> None:
         self.host, self.fault, self.way, self.at = host, fault, way, at
+        self.python = host.python
         self.passed = {"into": 0, "out": 0}
         self.data = 0  # bytes of files sent
         self.struck = False
@@ -98,7 +100,7 @@ def dataset(top: Path) -> Path:
 
 
 async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
-    depot = Depot(cast(Any, weather), str(place))
+    depot = Depot(Wire(cast(Any, weather), str(place)))
     depot.chunk = CHUNK
     await depot.open()
     await depot.send(sources)
@@ -150,7 +152,7 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
     taken = Taken(content, manifest, sum(entry.size for entry in manifest if entry.kind in "fx"))
 
     async def fetch(weather: Weather, target: Path) -> None:
-        depot = Depot(cast(Any, weather), str(tmp_path / "there"))
+        depot = Depot(Wire(cast(Any, weather), str(tmp_path / "there")))
         depot.chunk = CHUNK
         await depot.fetch(str(top), taken, str(target))
         assert files.scan(target) == content, f"{fault} at {weather.at}: bad bytes were accepted"
@@ -160,7 +162,7 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
     async def sweep() -> None:
         host = LocalHost(tmp_path / "supervisor")
         calm = Weather(host)
-        opened = Depot(cast(Any, calm), str(tmp_path / "there"))
+        opened = Depot(Wire(cast(Any, calm), str(tmp_path / "there")))
         await opened.open()
         await opened.aclose()
         calm.passed["out"] = 0
@@ -188,7 +190,7 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
         driver = Ssh(**settings)
         lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
         host = (await driver.hosts(lease) or [])[0]
-        depot = Depot(host, ".recipe-host")
+        depot = Depot(Wire(host, ".recipe-host"))
         depot.chunk = CHUNK
         await depot.open()
         await depot.send({content: str(top)})

@@ -13,7 +13,6 @@ import pytest
 
 from drivers import calls
 from drivers.base import NOTHING, Argv, Exit, Rejected
-from drivers.local import LocalHost
 from runner.errors import CannotRun
 from runner.execution.session import _uneven
 from runner.hosts.group import _first
@@ -21,11 +20,8 @@ from runner.hosts.meeting import Meeting, Node, meet
 from runner.planning.step import ResourceSpec, StepSpec
 
 
-class Here(LocalHost):
+class Here:
     """A host that can be asked something, and no more."""
-
-    def __init__(self) -> None:
-        pass
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         return calls.call(argv, stdin, {})

@@ -80,7 +80,7 @@ async def ask(driver: Any) -> dict[str, object]:
                 failed = failed or host
                 continue
             try:
-                said = b"".join([data async for data in host.call(driven.question(str(getattr(host, "root", ".recipe-host")), SCRIPT))])
+                said = b"".join([data async for data in host.call(driven.question(host.root, SCRIPT))])
                 return facts(name, said)
             except DriverError as error:
                 failed = failed or error
