@@ -388,27 +388,27 @@ def _environment(home: Path) -> dict[str, str]:
 def _end_all(home: Path) -> None:
     """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
     marks = [f"\0HOME={home}\0".encode()]
+    agent = f"\0{home / ROOT / 'agent'}\0".encode()
     with suppress(FileNotFoundError):
-        agent = (home / ROOT / "agent").stat()
-        marks.append(f"@{agent.st_dev}-{agent.st_ino}\0".encode())  # which its jobs bear, wherever they are
+        root = (home / ROOT / "agent").stat()
+        marks.append(f"@{root.st_dev}-{root.st_ino}\0".encode())  # which its jobs bear, wherever they are
     while True:
         found: list[int] = []
-        agents: list[int] = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             with suppress(OSError):
                 at = os.readlink(entry / "cwd").removesuffix(" (deleted)")
                 environ = b"\0" + (entry / "environ").read_bytes() + b"\0"
-                if f"\0{home / ROOT / 'agent'}\0".encode() in (entry / "cmdline").read_bytes():
-                    agents.append(int(entry.name))
-                if at == str(home) or at.startswith(f"{home}/") or any(mark in environ for mark in marks):
+                there = at == str(home) or at.startswith(f"{home}/") or any(mark in environ for mark in marks)
+                if there or agent in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
-        if not found and not agents:
+        if not found:
             return
-        for pid in (*agents, *found):  # an agent would write down that its jobs were killed
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: the agent may not see how its jobs ended
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
         time.sleep(0.01)
 
 

@@ -71,6 +71,7 @@ class Link:
     def __init__(self, route: Route) -> None:
         self.route = route
         self._through = Link(route.jump) if route.jump else None
+        self._beside: Link | None = None  # for what this connection has no room for: some servers let one have few channels
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
@@ -81,7 +82,13 @@ class Link:
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         """Run `argv` there and stream its output.  Raises Rejected with its stderr when it fails, Unreachable when the connection breaks."""
         mark, command = _framed(argv)
-        session = await self._session(command)
+        try:
+            session = await self._session(command)
+        except _Full:
+            self._beside = self._beside or Link(self.route)
+            async for data in self._beside.call(argv, stdin):
+                yield data
+            return
         noise = b""
         try:
             session.feed(stdin)
@@ -119,12 +126,9 @@ class Link:
             with suppress(asyncssh.Error, OSError, TimeoutError):
                 async with asyncio.timeout(1):
                     await connection.wait_closed()
-        if self._through is not None:
-            await self._through.aclose()
-
-    def has_plenty(self) -> bool:
-        """Whether a channel that only waits would stand in nobody's way."""
-        return self._room.limit >= CHANNELS and self._room.taken < CHANNELS // 2
+        for other in (self._through, self._beside):
+            if other is not None:
+                await other.aclose()
 
     # --- connecting
 
@@ -229,16 +233,21 @@ class Link:
                 if connection.is_closed():
                     raise Unreachable(f"{self.route} broke the connection") from error
                 room.refuse()
-                if not room.taken:
-                    refused += 1
-                    if refused > REFUSALS:
-                        raise Denied(f"{self.route} lets nobody run commands: {error}") from error
-                    await asyncio.sleep(0.02 * refused)
+                if room.taken:
+                    raise _Full from error
+                refused += 1
+                if refused > REFUSALS:
+                    raise Denied(f"{self.route} lets nobody run commands: {error}") from error
+                await asyncio.sleep(0.02 * refused)
             except (asyncssh.Error, OSError, ValueError) as error:
                 session.give_room()
                 raise _foreign(error, self.route) from error
             else:
                 return session
+
+
+class _Full(Exception):
+    """The server lets this connection have no more channels now."""
 
 
 class _Room:

@@ -8,8 +8,7 @@ It outlives the worker that started it and serves whoever connects to its root n
     slots/    a locked file for each job that lives: see `slots`
     logs/     what jobs print, straight from their own file descriptors
 
-A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`;
-`begin` is a start that is answered) and reads lines: a
+A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`) and reads lines: a
 greeting, then the JSON line of every job that ends.  Every client hears of every end.
 
 A job may have locks: see `locks`.  They are taken before it begins and held until it is over.  Where another job holds one, this one does not begin:
@@ -61,7 +60,7 @@ class _Job:
     """One job that is not over yet."""
 
     __slots__ = (
-        *("code", "cpu", "deadline", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
+        *("code", "cpu", "deadline", "detail", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
         *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed"),
     )
 
@@ -82,6 +81,7 @@ class _Job:
         self.kill_at: float | None = None
         self.killed = False  # no patience left: whatever appears now gets SIGKILL
         self.reason = b""
+        self.detail = b""
         self.code: int | None = None
         self.signal: int | None = None
         self.cpu = 0.0
@@ -186,6 +186,7 @@ class Agent:
             self._alone_since = now
         elif now - self._alone_since >= patience:
             for job in list(self._jobs.values()):
+                job.detail = b"nobody asked after it for %d seconds" % patience
                 self._end(job, b"stopped", GRACE)
 
     # --- clients
@@ -257,7 +258,7 @@ class Agent:
                 break
             fields = bytes(buffer[begin + 4 : end]).split(b"\0")
             begin = end
-            if fields[0] in (b"start", b"begin"):
+            if fields[0] == b"start":
                 starts.append(fields)
                 continue
             self._begin(starts, fd)
@@ -308,7 +309,7 @@ class Agent:
         if fresh:
             self._launch(fresh)
         for fields in starts:
-            if fields[0] == b"begin" and fields[1] in self._jobs:
+            if fields[1] in self._jobs:
                 self._tell(fd, b'{"job": "%s", "going": true}\n' % fields[1])
 
     def _holds(self, job: _Job, locks: list[str]) -> bool:
@@ -646,7 +647,7 @@ class Agent:
             printed = os.stat(job.log).st_size if job.log else -1
         except OSError:
             printed = -1
-        end = line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays), printed=printed)
+        end = line(job.name, job.code, job.signal, job.reason, job.started, job.ended, job.cpu, job.peak, len(job.strays), job.detail, printed)
         self._settle(job.name, end)
 
     def _drop(self, job: _Job) -> None:

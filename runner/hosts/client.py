@@ -33,7 +33,7 @@ FOREVER = 1e8  # seconds; a longer patience needs no alarm
 ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
 SIGN = 5.0  # seconds between signs of life on a stream
-FAREWELL = 2.0  # seconds in which what was asked for last must have been sent
+FAREWELL = 10.0  # seconds in which what was asked for last must have been sent
 SILENCE = 20.0  # seconds without an answer to any after which it is taken for broken
 
 
@@ -44,8 +44,6 @@ class Line(Protocol):
     """Seconds in which an agent must be reached before whoever waits is told that none is."""
     pauses: Sequence[float]
     """Seconds between tries; the last one again and again."""
-    sure: bool
-    """Whether what is written has arrived, even if we die now."""
     deadman: float | None
     """Seconds without any client after which the agent is to end all jobs."""
 
@@ -108,6 +106,7 @@ class Client:
 
     async def start(self, command: Command, key: str) -> Job:
         """Begin `command`.  The same key finds the same job; a start never queues, nor does it wait for a lock."""
+        self._enter()
         name = file_name(key)
         job = Job(key, {"log": await self._line.place(command.log, name)})
         if name not in self._over or self._over[name].reason == "busy":
@@ -115,15 +114,9 @@ class Client:
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
             env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
             how = (" ".join(command.locks), "1" if command.outlives else "", f"{len(command.argv)}")
-            self._starts[name] = _frame(
-                "start" if self._line.sure else "begin", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env
-            )
+            self._starts[name] = _frame("start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env)
             try:
-                if self._line.sure:
-                    self._send(self._starts[name])
-                    self._going.add(name)
-                else:
-                    self._ask(name)
+                self._ask(name)
             except DriverError:
                 del self._starts[name]  # whoever asked hears of it: it may not begin later
                 raise
@@ -131,6 +124,7 @@ class Client:
 
     async def free(self, locks: Sequence[str]) -> Sequence[str]:
         """Those of these locks that no job of this login on that machine holds.  Raises Denied where none can be held, and Unreachable."""
+        self._enter()
         number = self._questions = self._questions + 1
         told: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._asked[number] = told
@@ -144,21 +138,22 @@ class Client:
         return found["locks"].split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """The job's end, at once when it is over; None when `patience` passed and it is still going.  Raises Unreachable, HostLost."""
+        """The job's end, at once when it is over; None when `patience` passed and its agent says that it goes on.  Raises Unreachable, HostLost."""
+        self._enter()
         name = file_name(job.key)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + min(patience.total_seconds(), FOREVER)
         while (over := self._over.get(name)) is None:
-            known = name in self._going
-            if not known:
-                if name not in self._pending:
-                    self._ask(name)
-            elif loop.time() >= give_up_at:
-                return None
+            now = loop.time()
+            if name in self._going:
+                if now >= give_up_at:
+                    return None
+            elif name not in self._pending:
+                self._ask(name)
             told: asyncio.Future[None] = loop.create_future()
             waiter = (told, give_up_at)
             self._waiting.setdefault(name, []).append(waiter)
-            alarm = loop.call_at(give_up_at, _resolve, told) if known and patience.total_seconds() < FOREVER else None
+            alarm = loop.call_at(give_up_at, _resolve, told) if now < give_up_at < now + FOREVER else None
             try:
                 await told
             finally:
@@ -180,6 +175,7 @@ class Client:
 
     async def stop(self, job: Job, grace: timedelta) -> None:
         """SIGTERM to the whole group, SIGKILL after `grace`.  Idempotent; `wait` then reports an Exit."""
+        self._enter()
         name = file_name(job.key)
         if name not in self._over:
             self._stops[name] = _frame("stop", name, f"{grace.total_seconds()}")
@@ -206,12 +202,15 @@ class Client:
         self._send(self._starts.get(name) or _frame("wait", name))
         self._pending.add(name)
 
-    def _send(self, frame: bytes) -> None:
+    def _enter(self) -> None:
+        """What another event loop began is not known in this one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._disconnect()
             self._forget()
             self._loop = loop
+
+    def _send(self, frame: bytes) -> None:
         if not self._connected and self._retry is None:
             self._failing_since, self._tries = None, 0
             self._connect()
@@ -230,7 +229,10 @@ class Client:
             raise
         if not self._connected:
             self._again(None)
-        elif self._until_greeted:
+            return
+        if self._line.deadman is not None:
+            self._line.write(_frame("arm", f"{self._line.deadman}"))
+        if self._until_greeted:
             self._line.write(bytes(self._until_greeted))
 
     def _again(self, error: DriverError | None) -> None:
@@ -312,8 +314,6 @@ class Client:
                 self._greeted = True
                 self._failing_since, self._tries = None, 0
                 self._until_greeted.clear()
-                if self._line.deadman is not None:
-                    self._line.write(_frame("arm", f"{self._line.deadman}"))
             else:
                 self._disconnect()
                 self._fail(Unreachable(f"{self.root} is served by an agent of another version; wait for its jobs to end"), None)
@@ -339,17 +339,19 @@ class Client:
                 oldest = next(iter(self._over))
                 del self._over[oldest]
                 self._printed.pop(oldest, None)
+            for waiting, _ in self._waiting.pop(name, ()):
+                _resolve(waiting)
         else:
             self._going.add(name)
-        for waiting, _ in self._waiting.pop(name, ()):
-            _resolve(waiting)
+            for waiting, give_up_at in self._waiting.get(name, ()):
+                if self._loop is None or give_up_at <= self._loop.time():
+                    _resolve(waiting)
 
 
 class Socket:
     """The line to the agent of a root on this machine, which is begun when there is none."""
 
     patience = 10.0
-    sure = True
     pauses: Sequence[float] = (0.01,)
     deadman: float | None = None
 
@@ -458,7 +460,6 @@ class Streamed:
     """The line to the agent of another machine, whose files are asked about over `wire`."""
 
     patience = 60.0
-    sure = False
     pauses: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
 
     def __init__(self, wire: Wire) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -84,7 +85,9 @@ class Wire:
         """Who we are among those who send to that host."""
         self._progress = progress
         self._idle: list[Stream] = []
-        self._turns = asyncio.Semaphore(STREAMS)
+        self._wanting: deque[asyncio.Future[Stream]] = deque()
+        self._opening: set[asyncio.Task[Stream]] = set()
+        self._count = 0  # streams that are open, or about to be
 
     async def open(self) -> None:
         """Make the folders there, and find out where they are."""
@@ -97,7 +100,10 @@ class Wire:
 
     async def aclose(self) -> None:
         """End what answers us there."""
+        for opening in list(self._opening):
+            opening.cancel()
         idle, self._idle = self._idle, []
+        self._count -= len(idle)
         await asyncio.gather(*(stream.aclose() for stream in idle))
 
     async def ask(self, function: str, *arguments: object, read: Callable[[Any], _T]) -> _T:
@@ -159,18 +165,61 @@ class Wire:
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[Stream]:
         """A stream that nobody else uses meanwhile.  One on which something went wrong is not used again."""
-        async with self._turns:
-            stream = self._idle.pop() if self._idle else await Stream.open(self.host, self.root, "files")
-            self.root = stream.root
-            try:
-                yield stream
-            except (Gone, Infrastructure):
-                self._idle.append(stream)  # it was answered
-                raise
-            except BaseException:
-                await stream.aclose()
-                raise
-            self._idle.append(stream)
+        stream = self._idle.pop() if self._idle else await self._another()
+        try:
+            yield stream
+        except (Gone, Infrastructure):
+            self._offer(stream)  # it was answered
+            raise
+        except BaseException:
+            self._count -= 1
+            self._more()
+            await stream.aclose()
+            raise
+        self._offer(stream)
+
+    async def _another(self) -> Stream:
+        """A stream: a new one, or one that somebody is done with before that is there.  Some servers let nobody have many."""
+        turn: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        self._wanting.append(turn)
+        self._more()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._offer(turn.result())
+            raise
+
+    def _offer(self, stream: Stream) -> None:
+        """To who wants one, else to who will."""
+        while self._wanting:
+            turn = self._wanting.popleft()
+            if not turn.done():
+                turn.set_result(stream)
+                return
+        self._idle.append(stream)
+
+    def _more(self) -> None:
+        if self._wanting and self._count < STREAMS:
+            self._count += 1
+            opening = asyncio.get_running_loop().create_task(Stream.open(self.host, self.root, "files"))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[Stream]) -> None:
+        self._opening.discard(opening)
+        error = Unreachable("the connection was closed from here") if opening.cancelled() else opening.exception()
+        if error is None:
+            self.root = opening.result().root
+            self._offer(opening.result())
+            return
+        self._count -= 1
+        while self._wanting:  # one of those who want it hears why; the others try themselves
+            turn = self._wanting.popleft()
+            if not turn.done():
+                turn.set_exception(error)
+                break
+        self._more()
 
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""

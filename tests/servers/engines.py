@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers.local import LocalHost
 from runner.hosts import containers
+from runner.hosts.client import here
 from runner.hosts.containers import Engine
 from tests.support import until
 from tests.tools import needs
@@ -47,7 +47,7 @@ class Machine:
     @functools.cached_property
     def engine(self) -> Engine:
         async def detected() -> Engine:
-            host = LocalHost(Path(tempfile.mkdtemp()))
+            host = here(Path(tempfile.mkdtemp()))
             try:
                 return await containers.detect(host, engine=self.kind, flags=self.flags, args=self.args, environ=self.environ)
             finally:

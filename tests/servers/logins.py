@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drivers.base import Command, Offer, Order, Wish
-from drivers.ssh import Ssh, SshHost
+from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
+from runner.hosts.client import Client, there
+from runner.hosts.wire import Wire
 
 from .proxy import Proxy
 from .sshd import Sshd
@@ -57,20 +59,24 @@ async def linked(way: Route) -> AsyncIterator[Link]:
 
 
 @asynccontextmanager
-async def hosted(settings: dict[str, Any], key: str = "key") -> AsyncIterator[SshHost]:
+async def hosted(settings: dict[str, Any], key: str = "key") -> AsyncIterator[Client]:
     """A host that was leased under `key`."""
     driver = Ssh(**settings)
+    host: Client | None = None
     try:
-        yield await leased(driver, key)
+        host = await leased(driver, key)
+        yield host
     finally:
+        if host is not None:
+            await host.aclose()
         await driver.aclose()
 
 
-async def leased(driver: Ssh, key: str) -> SshHost:
+async def leased(driver: Ssh, key: str) -> Client:
     lease = await driver.acquire(order(await driver.offers(Wish()), key))
     hosts = await driver.hosts(lease)
     assert hosts is not None
-    return hosts[0]
+    return there(Wire(hosts[0], hosts[0].root))
 
 
 def order(offers: Sequence[Offer], key: str, hours: float = 1) -> Order:
@@ -82,5 +88,5 @@ def script(text: str, place: Path, **others: Any) -> Command:
     return Command(("/bin/sh", "-euc", text), cwd=str(place), env={"PATH": os.environ["PATH"]}, **others)
 
 
-async def said(by: Link | SshHost, *argv: str) -> str:
+async def said(by: Link | Client, *argv: str) -> str:
     return b"".join([data async for data in by.call(argv)]).decode()

@@ -59,11 +59,12 @@ def end(only):
         victims = [pid for pid, (name, _, state) in below().items() if state != b"Z" and (only is None or name == only)]
         if not victims:
             break
-        for pid in victims:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: nobody may see how another ended
+            for pid in victims:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
         time.sleep(0.002)
 def reap(*_):
     try:

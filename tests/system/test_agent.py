@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Command, Denied, Exit, Job, Rejected
-from drivers.local import LocalHost
 from runner.agent import journal, locks
+from runner.hosts import client
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -27,9 +27,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def on(root: Path, act: Callable[[LocalHost], Coroutine[None, None, None]]) -> None:
+def on(root: Path, act: Callable[[client.Client], Coroutine[None, None, None]]) -> None:
     async def acting() -> None:
-        host = LocalHost(root)
+        host = client.here(root)
         try:
             async with asyncio.timeout(60):
                 await act(host)
@@ -39,17 +39,17 @@ def on(root: Path, act: Callable[[LocalHost], Coroutine[None, None, None]]) -> N
     asyncio.run(acting())
 
 
-async def begin(host: LocalHost, root: Path, script: str, key: str = "job", *, outlives: bool = False, limit: float | None = None) -> Job:
+async def begin(host: client.Client, root: Path, script: str, key: str = "job", *, outlives: bool = False, limit: float | None = None) -> Job:
     return await host.start(Command(("/bin/sh", "-euc", script), str(root.parent), ENV, timeout=limit, outlives=outlives), key)
 
 
-async def over(host: LocalHost, job: Job) -> Exit:
+async def over(host: client.Client, job: Job) -> Exit:
     end = await host.wait(job, LONG)
     assert end is not None, f"{job.key} is still going"
     return end
 
 
-async def said(host: LocalHost, job: Job) -> int:
+async def said(host: client.Client, job: Job) -> int:
     """The number that a job prints when it has begun."""
     while not (text := await host.log(job, 0)).endswith(b"\n"):  # noqa: ASYNC110  # a host is asked again, it does not call
         await asyncio.sleep(0.01)
@@ -101,7 +101,7 @@ def told(fifo: Path) -> int:
     ids=["background", "own session", "double fork", "no environment, deaf"],
 )
 def test_what_a_job_leaves_behind_is_ended_and_counted(root: Path, script: str) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         job = await begin(host, root, "wait_for() { until [ -s $1 ]; do :; done; }; " + script)
         end = await over(host, job)
         assert end.code == 0
@@ -114,7 +114,7 @@ def test_what_a_job_leaves_behind_is_ended_and_counted(root: Path, script: str) 
 def test_a_daemon_of_a_running_job_is_left_alone_when_another_job_ends(root: Path) -> None:
     os.mkfifo(root.parent / "said")
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         slow = await begin(host, root, "(setsid sleep 1000 & echo $! > said) ; read line < gate", "slow")
         daemon = told(root.parent / "said")
         for number in range(3):
@@ -131,7 +131,7 @@ def test_a_daemon_of_a_running_job_is_left_alone_when_another_job_ends(root: Pat
 
 
 def test_a_stopped_job_whose_shell_is_gone_keeps_its_grace(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         saver = "trap 'sleep 1.3; echo saved > result; exit' TERM; echo $$ > gate; while :; do sleep 0.05; done"
         job = await begin(host, root, f"sh -c '{saver.replace(chr(39), chr(34))}' & wait")
         told(root.parent / "gate")
@@ -143,7 +143,7 @@ def test_a_stopped_job_whose_shell_is_gone_keeps_its_grace(root: Path) -> None:
 
 
 def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_and_never_run_again(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         done = await begin(host, root, "exit 4", "done")
         assert (await over(host, done)).code == 4
         script = "echo ran >> count; echo $$ > gate; exec sleep 1000"
@@ -156,7 +156,7 @@ def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_a
         end = await waiting
         assert (end.code, end.reason) == (None, "lost")
         assert ended(pid, 0)
-        other = LocalHost(root)
+        other = client.here(root)
         assert (await over(other, await begin(other, root, script))).reason == "lost"
         assert (await over(other, done)).code == 4
         assert (root.parent / "count").read_text() == "ran\n"
@@ -166,7 +166,7 @@ def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_a
 
 
 def test_a_job_outlives_its_agent_and_the_next_one_tells_its_end(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         script = "echo ran >> count; echo $$; read go < gate; (exec sleep 600) & exit 7"
         job = await begin(host, root, script, outlives=True)
         await said(host, job)
@@ -190,7 +190,7 @@ def test_a_job_outlives_its_agent_and_the_next_one_tells_its_end(root: Path) -> 
 
 @pytest.mark.parametrize(("last", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9)])
 def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(root: Path, last: str, code: int, number: int | None) -> None:
-    async def leave(host: LocalHost) -> None:
+    async def leave(host: client.Client) -> None:
         shell = await said(host, await begin(host, root, f"echo $PPID; read go < gate; {last}", outlives=True))
         (agent,) = agents(root)
         await host.aclose()
@@ -198,7 +198,7 @@ def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(root: Pat
         await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
         assert await asyncio.to_thread(ended, shell, 10)
 
-    async def come_back(host: LocalHost) -> None:
+    async def come_back(host: client.Client) -> None:
         end = await over(host, Job("job"))
         assert (end.code, end.signal, end.reason) == (code, number, "signal" if number else "exit")
         assert end.ended >= end.started > 0
@@ -209,7 +209,7 @@ def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(root: Pat
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_job_below_a_shell_saves_before_it_ends_when_it_is_stopped(root: Path, killed: bool) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         job = await begin(host, root, "trap 'echo saved > saved; exit 3' TERM; echo $$; while :; do sleep 0.02; done", outlives=True)
         await said(host, job)
         if killed:
@@ -223,7 +223,7 @@ def test_a_job_below_a_shell_saves_before_it_ends_when_it_is_stopped(root: Path,
 
 
 def test_a_job_that_outlives_its_agent_keeps_its_limit_and_one_that_ignores_it_is_killed(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         limited = await begin(host, root, "trap 'exit 4' TERM; echo $$; while :; do sleep 0.02; done", outlives=True, limit=1.0)
         await said(host, limited)
         deaf = await begin(host, root, "trap '' TERM; echo $$; while :; do sleep 0.02; done", "deaf", outlives=True)
@@ -239,7 +239,7 @@ def test_a_job_that_outlives_its_agent_keeps_its_limit_and_one_that_ignores_it_i
 
 
 def test_slots_are_used_again_and_never_while_something_of_their_job_lives(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         for number in range(5):
             await over(host, await begin(host, root, "exit 0", f"job-{number}", outlives=True))
         assert os.listdir(root / "slots") == ["0"]
@@ -254,13 +254,13 @@ def test_slots_are_used_again_and_never_while_something_of_their_job_lives(root:
 
 
 def test_an_agent_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         job = await begin(host, root, "exit 6")
         assert (await over(host, job)).code == 6
         (first,) = agents(root)
         await host.aclose()
         assert await asyncio.to_thread(ended, first, 60)
-        assert (await over(LocalHost(root), job)).code == 6
+        assert (await over(client.here(root), job)).code == 6
         again = await begin(host, root, "exit 8", "again")
         assert (await over(host, again)).code == 8
 
@@ -268,8 +268,8 @@ def test_an_agent_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None
 
 
 def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
-        hosts = [LocalHost(root) for _ in range(8)]
+    async def act(host: client.Client) -> None:
+        hosts = [client.here(root) for _ in range(8)]
         jobs = await asyncio.gather(*(begin(each, root, "echo ran >> count; exit 5") for each in hosts))
         assert {end.code for end in await asyncio.gather(*map(over, hosts, jobs))} == {5}
         assert (root.parent / "count").read_text() == "ran\n"
@@ -284,7 +284,7 @@ def test_a_torn_journal_line_is_ignored(root: Path) -> None:
     (root / "logs").mkdir(parents=True)
     (root / "journal").write_text('{"job": "old", "began": 1}\n{"job": "old", "code": 3, "reason": "exit"}\n{"job": "torn", "co')
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         assert (await over(host, Job("old"))).code == 3
         assert (await over(host, await begin(host, root, "exit 2", "torn"))).code == 2
 
@@ -313,7 +313,7 @@ def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(root: Path, monkeypa
 def test_a_root_with_a_long_path_works(tmp_path: Path) -> None:
     root = tmp_path / ("d" * 100) / ("e" * 100) / "root"
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         assert (await over(host, await begin(host, tmp_path / "x", "exit 1"))).code == 1
 
     on(root, act)
@@ -322,7 +322,7 @@ def test_a_root_with_a_long_path_works(tmp_path: Path) -> None:
 def test_a_root_that_cannot_be_made_is_denied(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         with pytest.raises(Denied, match="file"):
             await begin(host, tmp_path / "x", "exit 1")
 
@@ -345,7 +345,7 @@ def test_a_command_that_cannot_begin_says_which_part_failed(root: Path, argv: tu
         (root.parent / name).write_text(text)
         (root.parent / name).chmod(mode)
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         end = await over(host, await host.start(Command(argv, **{"cwd": str(root.parent), "env": ENV, **change}), "bad"))
         assert end.code == code
         assert words in end.detail
@@ -357,7 +357,7 @@ def test_nothing_that_the_worker_holds_open_is_held_by_the_agent(root: Path) -> 
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         job = await begin(host, root, "ls /proc/self/fd | wc -l")
         await over(host, job)
         os.close(writing)
@@ -370,7 +370,7 @@ def test_nothing_that_the_worker_holds_open_is_held_by_the_agent(root: Path) -> 
 
 
 def test_a_nul_in_a_command_is_rejected(root: Path) -> None:
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         with pytest.raises(Rejected, match="NUL"):
             await begin(host, root, "echo a\0b")
 
@@ -380,7 +380,7 @@ def test_a_nul_in_a_command_is_rejected(root: Path) -> None:
 def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
     lock = f"test-{os.urandom(8).hex()}"
 
-    async def act(host: LocalHost) -> None:
+    async def act(host: client.Client) -> None:
         script = "echo $$; trap '' TERM; read go < gate; read go < gate"
         job = await host.start(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV, locks=(lock,)), "job")
         while not (said := await host.log(job, 0)):  # noqa: ASYNC110  # a host is asked again, it does not call

@@ -29,10 +29,10 @@ from hypothesis import strategies as st
 
 from drivers.base import Command, Exit, Job, Order, Wish
 from drivers.devices import Device
-from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.errors import CannotRun
 from runner.hosts import containers
+from runner.hosts.client import Client, here
 from runner.hosts.containers import Engine, Image, Mount
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
@@ -48,7 +48,7 @@ class Room:
 
     root: Path
     machine: Machine
-    host: LocalHost
+    host: Client
     engine: Engine
     loop: asyncio.Runner
     attempts: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ def room(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> It
         lacks("catatonit" if machine.kind == "podman" else "docker-init")
     engine = replace(machine.engine, init=False) if wanted == "no-init" else machine.engine
     with asyncio.Runner() as loop:
-        host = LocalHost(tmp_path / "supervisor")
+        host = here(tmp_path / "agent")
         room = Room(tmp_path, machine, host, engine, loop)
         try:
             yield room
@@ -554,7 +554,7 @@ def _found(tmp_path: Path, docker: str = "", podman: str = "", files: str = "") 
             (folder / name).chmod(0o755)
 
     async def detected() -> Engine:
-        host = LocalHost(tmp_path / "supervisor")
+        host = here(tmp_path / "agent")
         try:
             return await containers.detect(host, environ={"PATH": str(folder), "HTTPS_PROXY": "http://user:hunter2@proxy"})
         finally:

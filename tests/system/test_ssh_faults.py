@@ -299,12 +299,12 @@ def test_more_jobs_than_channels_run_at_once(tmp_path: Path, sessions: int, gate
 
 
 def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_jobs_there(server: Sshd, tmp_path: Path) -> None:
-    end = server.home / ".recipe-host/jobs/alone/over"
+    journal = server.home / ".recipe-host/agent/journal"
 
     async def meet() -> None:
         async with hosted(server.settings(deadman=1)) as host:
             job = await host.start(script("exec sleep 1000", tmp_path), "alone")
-        await asyncio.to_thread(until, end.exists)
+        await asyncio.to_thread(until, lambda: journal.exists() and b'"reason": "stopped"' in journal.read_bytes())
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
         assert exit is not None

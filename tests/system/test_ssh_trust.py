@@ -352,8 +352,8 @@ def test_the_configuration_gives_name_user_port_key_and_way_when_asked(server: S
 
     async def meet(**others: Any) -> str:
         async with hosted({**settings, **others}) as host:
-            assert str(host.machine.route) == server.address
-            assert host.machine.route.jump is not None
+            assert str(host._line.host().machine.route) == server.address
+            assert host._line.host().machine.route.jump is not None
             return await said(host, "echo", "in")
 
     assert run(meet(use_config=True)) == "in\n"
