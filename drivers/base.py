@@ -282,6 +282,14 @@ def file_name(key: str) -> str:
     return f"_{sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
+@runtime_checkable
+class Addressed(Host, Protocol):
+    """A host that others can be told of: without it there is no step of several nodes."""
+
+    address: str
+    """What other nodes dial."""
+
+
 class DriverError(Exception):
     """Each class says what to do next; one that may have cost money carries its lease."""
 

@@ -171,7 +171,7 @@ def host(
     user, name, port = address
     trust = public(installation.host_key(lease.key))
     route = Route(user, name, port, host_key=trust, login=installation.login(lease.key))
-    return SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, Login(route, failed)), lease.data.get("root", ROOT), closed)
+    return SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=Login(route, failed)), lease.data.get("root", ROOT), closed)
 
 
 # --- filters

@@ -97,6 +97,8 @@ class Faults:
 class Loopback:
     """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
+    `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
+
     With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
     sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
     """
@@ -113,6 +115,7 @@ class Loopback:
         price: float = 0.0,
         boots: float = 0.0,
         gpus: int = 0,
+        addresses: Sequence[str] = (),
         faults: Faults | str | Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(hosts, int):
@@ -123,6 +126,7 @@ class Loopback:
             self.traits = self.traits._replace(priced=True, settles=short, poll=short, ends="provider", hosts_at_once=hosts)
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
+        self._addresses = dict(zip(self._names, addresses, strict=False))
         self._slots = slots
         self._python = python
         self._agent_python = sys.executable if python == "python3" else python  # the system of this machine need not have one
@@ -189,7 +193,9 @@ class Loopback:
             self._lose(lease)
             raise HostLost(f"{lease.data['host']} is gone")
         if lease.id not in self._made:
-            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), str(self._root / lease.data["host"] / ROOT), self._agent_python)
+            address = self._addresses.get(lease.data["host"], "127.0.0.1")
+            root = str(self._root / lease.data["host"] / ROOT)
+            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), root, self._agent_python, address)
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
@@ -217,7 +223,7 @@ class Loopback:
             home = self._root / name
             with _translated():
                 home.mkdir(parents=True, exist_ok=True)
-            yield name, LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python)
+            yield name, LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python, self._addresses.get(name, "127.0.0.1"))
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: nobody gives back what a killed worker had."""
@@ -342,8 +348,8 @@ class Loopback:
 class LoopbackHost:
     """A machine: a directory, and what is called in it."""
 
-    def __init__(self, call: Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]], root: str, python: str) -> None:
-        self.root, self.python = root, python
+    def __init__(self, call: Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]], root: str, python: str, address: str) -> None:
+        self.root, self.python, self.address = root, python, address
         self.deadman: float | None = None
         self._call = call
 

@@ -89,7 +89,8 @@ esac
 
 
 class Ssh:
-    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python` and `host_key`.
+    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `host_key`
+    and `address`: what the other nodes of a step dial, by default the name on the way from here.
 
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
     """
@@ -123,7 +124,13 @@ class Ssh:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
             route = _route(str(own.get("host", "")), pattern, jump, config)
             route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
-            self._machines[str(route)] = Machine(route, str(own.get("root", root)), str(own.get("python", python)), int(own.get("slots", slots)))
+            self._machines[str(route)] = Machine(
+                route,
+                str(own.get("root", root)),
+                str(own.get("python", python)),
+                int(own.get("slots", slots)),
+                str(own.get("address", route.host)),
+            )
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
         self.left_out: Mapping[str, str] = {}
@@ -235,7 +242,7 @@ class SshHost:
 
     def __init__(self, machine: Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: float | None = None) -> None:
         self.machine, self.root, self.deadman = machine, root, deadman
-        self.python = machine.python
+        self.python, self.address = machine.python, machine.address
         self._when_closed = when_closed
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
@@ -248,8 +255,8 @@ class SshHost:
 class Machine:
     """A server, the connection to it, and what it last said it has."""
 
-    def __init__(self, route: Route, root: str, python: str, slots: int, link: Link | None = None) -> None:
-        self.route, self.python, self.slots = route, python, slots
+    def __init__(self, route: Route, root: str, python: str, slots: int, address: str = "", link: Link | None = None) -> None:
+        self.route, self.python, self.slots, self.address = route, python, slots, address
         self.link = link or Link(route)
         self._root = root
         self._told: machine.Facts | None = None

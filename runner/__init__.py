@@ -47,12 +47,13 @@ def plan(
     python: str | None = None,
     choice: Choice | None = None,
     store: str | None = None,
+    nodes: int = 0,
 ) -> Survey:
     """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
 
     `inputs` are typed values, or text as on the command line.  `python` is the interpreter of steps without a lock; `"current"` is the caller's, with
     its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
-    Raises errors.RecipeError.
+    `nodes` is on how many nodes `accelerate` steps run that do not say it.  Raises errors.RecipeError.
     """
     from .execution.session import look
     from .execution.terms import Choice
@@ -61,7 +62,7 @@ def plan(
     standing = _standing(workspace, recipe)
     with Workspace.open(standing.root) as ws:
         ws.share(store)
-        found = look(ws, _request(standing, recipe, inputs, preset, out, python), choice or Choice())
+        found = look(ws, _request(standing, recipe, inputs, preset, out, python, nodes), choice or Choice())
         found.plan.specs()  # read while the workspace is open
         return found
 
@@ -78,6 +79,7 @@ def run(
     settings: Settings | None = None,
     store: str | None = None,
     on_event: Callable[[Event], object] | None = None,
+    nodes: int = 0,
 ) -> Summary:
     """Run what is not fresh, and say how it ended: `summary.state` is COMPLETED, FAILED or CANCELLED, `summary.failed` has each failure with its log.
 
@@ -92,7 +94,7 @@ def run(
     standing = _standing(workspace, recipe)
     with Workspace.open(standing.root) as ws:
         ws.share(store)
-        request = _request(standing, recipe, inputs, preset, out, python)
+        request = _request(standing, recipe, inputs, preset, out, python, nodes)
         how = settings or Settings()
         if python and not request.current_python:
             how = replace(how, python=python)
@@ -130,7 +132,13 @@ def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:
 
 
 def _request(
-    standing: Standing, recipe: str | Path, inputs: Mapping[str, Any] | None, preset: str | None, out: str | Path | None, python: str | None
+    standing: Standing,
+    recipe: str | Path,
+    inputs: Mapping[str, Any] | None,
+    preset: str | None,
+    out: str | Path | None,
+    python: str | None,
+    nodes: int,
 ) -> Request:
     from .language.library import meant
     from .storage.workspace import local_folder
@@ -138,7 +146,7 @@ def _request(
 
     below = None if out is None else Path(standing.typed(str(local_folder(out))))
     given = dict(inputs or {})
-    return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given))
+    return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given), nodes=nodes)
 
 
 class _Calls:

@@ -227,9 +227,11 @@ class Keeper(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._ending.saved()
         together()
+        made = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if first():
-            made = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             _settle(made, self._options.checkpoints, state.global_step, self._settings, self.telemetry.history)
+        elif args.local_process_index == 0 and made.exists():
+            appear(made, self._options.checkpoints / made.name)  # on a disk of its own: what the processes of this node saved
         together()
         self._turn("data")
 

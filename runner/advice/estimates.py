@@ -191,7 +191,7 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Ste
     def place(name: str) -> tuple[str, str]:
         return takes.get(str(inputs.get(name)), ("", ""))
 
-    devices = int(wants.gpus or 1) * (spec.nodes if isinstance(spec.nodes, int) else 1)
+    devices = int(wants.gpus or 1) * spec.node_count
     found = _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
     prices = _prices(ws)
     if gpu is not None:

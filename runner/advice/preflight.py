@@ -147,7 +147,7 @@ class _Looks:
         launcher = program.launcher(line, tools)
         gpus = wants.gpus
         block = spec.accelerate or {}
-        processes: object = (gpus or 1) * (spec.nodes if isinstance(spec.nodes, int) else 1)
+        processes: object = (gpus or 1) * spec.node_count
         if isinstance(block.get("processes"), int):
             processes = block["processes"]
         given = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
@@ -164,7 +164,7 @@ class _Looks:
                 "gpu": wants.gpu,
                 "gpu_memory": wants.gpu_memory / GB if wants.gpu_memory and gpus else None,
                 "processes": processes if launcher == "accelerate" or tools else 1,
-                "nodes": spec.nodes if isinstance(spec.nodes, int) else 1,
+                "nodes": spec.node_count,
                 "state": bool(spec.state),
                 "retries": spec.retries,
                 "env": Facts({name: value for name, value in env.items()}),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Command, DriverError
 
@@ -79,6 +80,27 @@ class Running:
     stopped: bool = False  # we asked for its end
     asked: bool = False  # we asked it to save and to end by itself
 
+    @property
+    def told(self) -> str:
+        """The log that tells how it ended: of several nodes, that of the one which failed first."""
+        part = self._part
+        return f"{part.attempt.path}.log" if part is not None else self.log
+
+    @property
+    def left(self) -> Attempt:
+        """The directory that goes with it."""
+        part = self._part
+        return part.attempt if part is not None else self.attempt
+
+    @property
+    def logs(self) -> Sequence[str]:
+        """Of each node, by rank."""
+        return [f"{part.attempt.path}.log" for part in self.errand.parts] or [self.log]
+
+    @property
+    def _part(self) -> Errand | None:
+        return self.errand.parts[self.brought.node] if self.brought is not None and self.brought.node else None
+
 
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
     """Take away what an attempt that never began has on this disk."""
@@ -86,6 +108,16 @@ def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
     for path, give in ((f"{running.attempt.path}.sh", scrap.give_script), (running.log, scrap.give_log)):
         if os.path.exists(path):
             give(path)
+
+
+class _Seat(NamedTuple):
+    """One node of an attempt: its rank, where it runs, its directory, its interpreter, and what its job is called."""
+
+    rank: int
+    site: Site
+    attempt: Attempt
+    python: str
+    name: str
 
 
 class Attempts:
@@ -154,7 +186,7 @@ class Attempts:
         wanted = self.environment(node, spec)
         if wanted is None:
             return site.described(site.python)
-        made = self._pythons.get((site, wanted))
+        made = self._pythons.get((site.members[0], wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
         return site.described(made.result())
@@ -183,7 +215,7 @@ class Attempts:
         if spec.accelerate is None:
             return None
         scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": site.seen(spec.resources.gpus)}
-        return launch.processes(spec.accelerate, scope)
+        return launch.processes(spec.accelerate, scope) * len(site.members)
 
     def restored(self, spec: StepSpec, generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
         """From which checkpoint each state goes on, as far as what is here shows."""
@@ -193,9 +225,21 @@ class Attempts:
 
         return {each.name: checkpoints.newest(generation.folder(each.name), each.checkpoint, world=world) for each in spec.state}
 
-    def errand(self, running: Running, spec: StepSpec, python: str, restored: Mapping[str, checkpoints.Newest]) -> Errand:
-        """What carries an attempt out, on the host that it runs on."""
-        node, site, generation, attempt = running.node, running.site, running.state, running.attempt
+    def errand(self, running: Running, spec: StepSpec, pythons: Sequence[str], restored: Mapping[str, checkpoints.Newest]) -> Errand:
+        """What carries an attempt out, on the host that it runs on, or on several; `pythons` are the interpreters there."""
+        if len(running.site.members) == 1:
+            return self._errand(running, spec, _Seat(0, running.site, running.attempt, pythons[0], running.name), restored)
+        running.attempt.called = f"{running.name}.0"
+        parts = []
+        for rank, (site, python) in enumerate(zip(running.site.members, pythons, strict=True)):
+            name = f"{running.name}.{rank}"
+            attempt = Attempt(f"{os.path.dirname(running.attempt.path)}/{name}") if rank else running.attempt
+            parts.append(self._errand(running, spec, _Seat(rank, site, attempt, python, name), restored))
+            parts[-1].python = "" if self.image(spec) else python
+        return dataclasses.replace(parts[0], name=running.name, parts=parts)
+
+    def _errand(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> Errand:
+        node, site, generation, attempt = running.node, seat.site, running.state, seat.attempt
         states: list[StateFolder] = []
         if generation is not None:
             for name, path, pattern, every, keep in spec.state:
@@ -208,14 +252,15 @@ class Attempts:
             self.stage(node, spec, attempt, site)
             site.give_states(attempt, states)
             running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
-            return self.command(running, spec, python, found)
+            return self.command(running, spec, seat, found)
 
         say = functools.partial(self._say, node.id)
-        errand = Errand(running.name, node.outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
+        outputs = () if seat.rank else node.outputs
+        errand = Errand(seat.name, outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
         if states:
-            errand.processes = self.processes(spec, running.number, site)
-            errand.round = functools.partial(self._told, site)
-        if spec.sync:
+            errand.processes = self.processes(spec, running.number, running.site)
+            errand.round = functools.partial(self._told, running.site)
+        if spec.sync and not seat.rank:
             from ..hosts.output_sync import Synced
 
             made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
@@ -225,9 +270,11 @@ class Attempts:
     def _say(self, id: str, words: str) -> None:
         self.commits.say(f"{id}: {words}")
 
-    def command(self, running: Running, spec: StepSpec, python: str, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
-        """What is run, and the script that has to lie beside the attempt for it."""
-        node, attempt, site, gpus = running.node, running.attempt, running.site, spec.resources.gpus
+    def command(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
+        """What is run on one node, and the script that has to lie beside the attempt for it."""
+        node, gpus, (rank, site, attempt, python, _) = running.node, spec.resources.gpus, seat
+        members, devices = running.site.members, running.site.devices_of(rank, running.devices)
+        addresses = [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]
         paths = site.paths(attempt)
         attempt.prepare_outputs(node.outputs)  # after the state, below which some may lie
         scope: dict[str, object] = {}
@@ -238,8 +285,8 @@ class Attempts:
                 "state": {each.name: Place(each.path, {"latest": last[each.name]}) for each in spec.state},
                 "run": {"id": self.commits.run, "recipe": self.survey.plan.recipe},
                 "step": {"id": node.id, "key": running.key or ""},
-                "node": {"rank": 0},
-                "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
+                "node": {"rank": rank},
+                "nodes": {"count": len(addresses), "addresses": addresses},
                 "host": site.seen(gpus),
             }
         made = launch.render(spec, scope, python=python)
@@ -254,7 +301,7 @@ class Attempts:
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
             from drivers.devices import assigned
 
-            env |= assigned(running.devices, env)
+            env |= assigned(devices, env)
         if not image and python != site.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if spec.metrics is not None and spec.metrics.in_environment:
@@ -262,14 +309,19 @@ class Attempts:
         if spec.state:
             env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
         env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
+        if len(members) > 1:
+            env |= {"NODE_RANK": str(rank), "NNODES": str(len(members)), "RECIPE_NODES": ",".join(addresses)}
+            env |= {"MASTER_ADDR": addresses[0], "MASTER_PORT": launch.PORT}
         env |= made.env
         secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, self.ws.environ))}
-        locks = tuple(device.lock for device in running.devices)
+        locks = tuple(device.lock for device in devices)
         short = self.commits.expected.get(node.id, LONG) < LONG
-        command = Command(argv, paths.cwd, env, secrets, spec.timeout, spec.idle_timeout, paths.log, locks, outlives=not short)
+        # Of several nodes the first one's silence counts: as a rule it alone prints.
+        idle = None if rank else spec.idle_timeout
+        command = Command(argv, paths.cwd, env, secrets, spec.timeout, idle, paths.log, locks, outlives=not short)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.login
-            held = running.devices if gpus is not None else site.devices if limited else None
+            held = devices if gpus is not None else site.devices if limited else None
             mounts = site.mounts(attempt, command, running.errand.states)
             command = self.containers_of(site).wrap(command, image, mounts, held, needed=bool(gpus))
         return command, script

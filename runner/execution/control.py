@@ -155,7 +155,7 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
             running.asked = True
             if (await asyncio.wait({running.task}, timeout=STEP.total_seconds()))[0]:
                 return
-        await running.site.host.stop(job, grace)
+        await running.site.stop(job, grace)
 
 
 def _stop_all(work: Work, grace: timedelta = GRACE, *, may_save: bool = False) -> None:

@@ -58,10 +58,12 @@ async def end(work: Work, id: str, end: End) -> None:
     image = work.attempts.image(spec)
     try:
         if image and isinstance(end, Exit):
-            with contextlib.suppress(DriverError):
-                await work.attempts.containers_of(running.site).over(running.site.paths(running.attempt).cwd, end)
+            for each, part in zip(running.site.members, running.errand.parts or [running.errand], strict=True):
+                with contextlib.suppress(DriverError):
+                    await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
-            _lose(work, running.site, str(end))
+            for site, reason in (running.site.gone or {running.site: str(end)}).items():
+                _lose(work, site, reason)
         if isinstance(end, Exit) and end.reason == BUSY:
             _discard(work, running)
             wait_again(work, id)
@@ -117,9 +119,12 @@ def _not_taken(running: Running) -> _Why | None:
 
 async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
     """What a bad exit means, by what the step printed and by where it ran."""
-    tail, image = attempt_result.tail(running.log, work.commits.masker), work.attempts.image(spec)
+    tail, image = attempt_result.tail(running.told, work.commits.masker), work.attempts.image(spec)
     reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
-    where = running.site.elsewhere
+    node = running.brought.node if running.brought is not None else 0
+    where = running.site.members[node].elsewhere
+    if len(running.site.members) > 1:
+        words += f" on node {node} ({where})"
     if exit.reason == "lost" and where:
         words += f" ({where} was restarted, or it was killed there)"
     elif exit.reason == "lost":
@@ -130,7 +135,7 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
     if reason == "exit":
         if where and exit.code == 127 and not image:
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
-        if full := attempt_result.full(tail, await running.site.room(), where):
+        if full := attempt_result.full(tail, await running.site.members[node].room(), where):
             return _Why("disk", f"{words}: {full}")
     if exit.signal == signal.SIGTERM and where and work.host_pool.preemptible and not running.stopped:
         return _Why("preempted", f"{words}: {where} is being taken away")
@@ -188,7 +193,7 @@ def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
     if running.site.elsewhere:
         found["host"] = running.site.elsewhere
     if image:
-        found["image"] = work.attempts.containers_of(running.site).digest(image)
+        found["image"] = work.attempts.containers_of(running.site.members[0]).digest(image)
     if python := work.attempts.interpreter(running.node, work.spec(running.node.id), running.site):
         found["python"] = python
     if running.goes_on is not None:
@@ -199,7 +204,7 @@ def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
 def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words, hint) = running.attempt, why
-    tail = attempt_result.tail(running.log, work.commits.masker)
+    tail = attempt_result.tail(running.told, work.commits.masker)
     if reason == "disk":
         delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
     try:

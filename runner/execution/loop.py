@@ -141,7 +141,7 @@ def _looks(work: Work) -> Iterator[None]:
 
 async def _end_sick(work: Work, site: Site) -> None:
     """Stop what runs on a host whose health check failed."""
-    there = [running for running in work.running.values() if running.site is site]
+    there = [running for running in work.running.values() if site in running.site.members]
     work.sick |= {running.node.id for running in there}
     for running in there:
         await stop(running)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from datetime import timedelta
+from glob import glob
 from pathlib import Path
 
 from drivers.base import Job
@@ -21,7 +22,7 @@ from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
 GRACE = timedelta(seconds=10)
-_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|(?:[a-z]+-)?\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\w+)?")
+_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|(?:[a-z]+-)?\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?")
 """What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
 _FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
@@ -65,7 +66,7 @@ class Orphans:
             return None
         paths = site.paths(Attempt(path))
         job = Job(name, {"log": paths.log})
-        exit = await site.host.wait(job, timedelta(0))
+        exit = await site.wait(job, timedelta(0))
         if exit is None:
             return job, site
         if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
@@ -79,8 +80,8 @@ class Orphans:
     async def end(self, node: Node, job: Job, site: Site) -> None:
         """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
         self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
-        await site.host.stop(job, GRACE)
-        await site.host.wait(job, 2 * GRACE)
+        await site.stop(job, GRACE)
+        await site.wait(job, 2 * GRACE)
         await self._clear(site, f"{self._attempts}/{job.key}")
 
     async def _clear(self, site: Site, path: str) -> None:
@@ -92,7 +93,7 @@ class Orphans:
         site = self.site_of(name)
         if site is None:
             return False
-        over = await site.host.wait(Job(name), timedelta(0))
+        over = await site.wait(Job(name), timedelta(0))
         if over is not None:
             await site.clear(Paths.at(f"{site.root}/attempts/{name}"))
         return over is None
@@ -104,7 +105,7 @@ class Orphans:
                 called = file.read()
         except FileNotFoundError:
             return self.host_pool.here
-        return next((site for site in self.host_pool.sites if site.name == called and not site.lost), None)
+        return self.host_pool.named(called.split("\n"))
 
     async def sweep(self) -> None:
         """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
@@ -152,15 +153,16 @@ def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
         if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run[-6:]:
             continue
         try:
-            elsewhere[name] = Path(folder, f"{name}.site").read_text(encoding="utf-8")
+            elsewhere[name] = Path(folder, f"{name}.site").read_text(encoding="utf-8").replace("\n", ", ")
         except FileNotFoundError:
             here.append(name)
     return here, elsewhere
 
 
 def clear(path: str) -> None:
-    """Delete all that there is of an attempt."""
-    delete_whole(Path(path))
+    """Delete all that there is of an attempt, on whatever number of nodes."""
+    for each in (path, *glob(f"{path}.[0-9]*")):
+        delete_whole(Path(each))
     for suffix in (".log", ".sh", ".metrics", ".taken", ".site"):
         with contextlib.suppress(OSError):
             os.unlink(path + suffix)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import CannotRun
+from ..errors import CannotRun, Invalid, Problem
 from ..paths import shipped
 from ..planning.judge import RESTORE
 from ..planning.step import StepSpec
@@ -33,9 +33,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
         spec, id = specs[n], found.plan.nodes[n].id
         gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
-        nodes = _nodes(spec)
-        if nodes not in (1, "1"):
-            wrong.append(f"{id} needs {nodes} nodes; the driver {settings.driver} gives one")
+        if isinstance(spec.nodes, str):
+            wrong.append(f"{id} has as many nodes as `{spec.nodes}` says, which is not known before the run: `nodes` may read inputs and the matrix")
+        elif spec.node_count > 1 and settings.driver == "local":
+            wrong.append(f"{id} needs {spec.nodes} nodes; the driver local gives one")
+        wrong += _kept_apart(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
     clashes = [] if settings.overwrite else found.conflicts
@@ -107,11 +109,11 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
 
 
 def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
-    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun."""
+    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun, Invalid."""
     from ..language.units import about
     from ..planning.plan import LOCAL
 
-    wrong = []
+    wrong, uneven = [], list[Problem]()
     specs = found.plan.specs()
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
@@ -123,12 +125,16 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
                 wrong.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now")
             continue
-        sites = [host_pool.here] if near else host_pool.sites
+        sites, count = [host_pool.here] if near else host_pool.sites, specs[n].node_count
+        if count > 1:
+            uneven += _uneven(node.id, specs[n], host_pool)
+            wrong += _few(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
                 continue
-            most = settings.pools[name] if name in settings.pools else max(site.has(name) for site in sites)
+            sizes = sorted((site.has(name) for site in sites), reverse=True)
+            most = settings.pools[name] if name in settings.pools else sizes[min(count, len(sizes)) - 1]
             if asked > most:
                 whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
                 need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
@@ -136,15 +142,40 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
+    if uneven:
+        raise Invalid(uneven)
 
 
-def _nodes(spec: StepSpec) -> Any:
-    """How many nodes a step asks for; the expression itself where only an earlier step's metrics can tell."""
-    if not isinstance(spec.nodes, str):
-        return spec.nodes
-    from ..language.template import TemplateError, evaluate
+def _kept_apart(found: Survey, n: int) -> list[str]:
+    """What a step on several nodes takes that stays on one host."""
+    if found.plan.specs()[n].node_count == 1:
+        return []
+    from ..planning.step import TEMPORARY
 
-    try:
-        return evaluate(spec.nodes, {"inputs": spec.names.inputs, "matrix": spec.names.matrix})
-    except TemplateError:
-        return spec.nodes
+    nodes, wrong = found.plan.nodes, []
+    for each in nodes[n].upstream:
+        if any(name == each.output and flags & TEMPORARY for name, _, flags in nodes[each.producer].outputs):
+            wrong.append(
+                f"{nodes[n].id} runs on several nodes and takes {nodes[each.producer].id}'s {each.output}, which is `temporary`: it stays on one"
+            )
+    return wrong
+
+
+def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
+    """Words for a step that has more nodes than there are hosts."""
+    if host_pool.priced:
+        return [f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines"]
+    have = sum(bool(site.address) for site in host_pool.sites)
+    return [f"{id} needs {spec.nodes} nodes; {host_pool.name} has {have} host(s) free"] if have < spec.node_count else []
+
+
+def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
+    """Words for hosts that would not be given the same work: a launcher starts as many processes on each node."""
+    if spec.resources.gpus is not None:
+        return []
+    gpus = {site.name: int(site.has("gpus")) for site in host_pool.sites}
+    if len(set(gpus.values())) <= 1:
+        return []
+    counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())
+    message = f"{id} runs on {spec.nodes} nodes, and the hosts have different numbers of GPUs ({counts})"
+    return [Problem("nodes", message, fix="say with `resources: {gpus: N}` how many each node takes")]

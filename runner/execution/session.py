@@ -112,7 +112,9 @@ def _worked(
     from . import resume
     from .worker import work
 
-    digest = resume.request_digest(ws, found, {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice)})
+    digest = resume.request_digest(
+        ws, found, {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice), "nodes": found.request.nodes}
+    )
     taken = resume.take_over(ws, found, digest, resumed)
     claimed = taken or resume.Claimed(new_id(), 0)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -93,7 +93,7 @@ async def _start(work: Work, id: str) -> bool:
     n = work.plan.index[id]
     node, spec, key = work.plan.nodes[n], work.plan.specs()[n], work.verdicts[id].key
     wants = spec.resources.room
-    site = _site_for(work, node, wants)
+    site = _site_for(work, node, spec)
     if site is None:
         work.resting[id] = time.monotonic() + NO_ROOM
         return _without_room(work, id, node)
@@ -246,20 +246,20 @@ async def _begin(work: Work, held: Held) -> Running:
         if not held.gpus:
             raise _Taken
     image = work.attempts.image(spec)
-    python = "python" if image else await work.attempts.python(node, spec, site)
-    if image:
-        await work.attempts.containers_of(site).image(image)
-    running = _running(work, held, held.name, python)
+    pythons = ["python" if image else await work.attempts.python(node, spec, each) for each in site.members]
+    for each in site.members if image else ():
+        await work.attempts.containers_of(each).image(image)
+    running = _running(work, held, held.name, pythons)
     if held.state is not None:
         from ..storage import checkpoints
 
         checkpoints.hold(held.state.path.parent, held.name)
     if site.elsewhere:
-        Path(f"{running.attempt.path}.site").write_text(site.name, encoding="utf-8")
+        Path(f"{running.attempt.path}.site").write_text("\n".join(each.name for each in site.members), encoding="utf-8")
     return running
 
 
-def _running(work: Work, held: Held, name: str, python: str, site: Site | None = None) -> Running:
+def _running(work: Work, held: Held, name: str, pythons: Sequence[str], site: Site | None = None) -> Running:
     attempt = Attempt(f"{work.folder}/{name}")
     running = Running(
         held.node,
@@ -276,7 +276,7 @@ def _running(work: Work, held: Held, name: str, python: str, site: Site | None =
         held.spec.resources.room,
         held.gpus,
     )
-    running.errand = work.attempts.errand(running, held.spec, python, held.restored)
+    running.errand = work.attempts.errand(running, held.spec, pythons, held.restored)
     return running
 
 
@@ -290,7 +290,7 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
         if found is None:
             continue
         job, site = found
-        running = _running(work, held, name, sys.executable, site)
+        running = _running(work, held, name, [sys.executable] * len(site.members), site)
         if not work.attempts.recall(held.node, running.attempt):
             await work.orphans.end(held.node, job, site)
             continue
@@ -339,16 +339,20 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 # -- places, GPUs and state
 
 
-def _site_for(work: Work, node: Node, wants: Mapping[str, float]) -> Site | None:
-    """Where a step may start now: where what it needs lies already, else where there is room."""
-    sites = work.host_pool.sites_of(work.spec(node.id).resources, local=bool(node.flags & LOCAL))
+def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
+    """Where a step may start now: where what it needs lies already, else where there is room; for several nodes that many hosts, or none."""
+    wants = spec.resources.room
+    sites = work.host_pool.sites_of(spec.resources, local=bool(node.flags & LOCAL))
     if len(sites) == 1 and not sites[0].elsewhere and not work.host_pool.priced:
         return sites[0]  # the scheduler has seen to it that there is room on this machine
     absent = _absent(work, node)
     if absent and not node.flags & LOCAL:
         sites = work.host_pool.sites
     sites = [site for site in sites if site.has_room(wants) and all(site.holds(content) for content in absent)]
-    return next((site for site in sites if not site.silent), sites[0] if sites else None)
+    sites = sorted(sites, key=lambda site: site.silent)
+    if spec.node_count > 1:
+        return work.host_pool.group(sites[: spec.node_count]) if len(sites) >= spec.node_count else None
+    return sites[0] if sites else None
 
 
 def _absent(work: Work, node: Node) -> list[str]:
@@ -367,7 +371,7 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
             work.made.pop(producer)
             work.groups.record(work.scheduler.gone(name, "its output stayed on a host that is lost"))
             return True
-    if work.replacing or work.host_pool.hopes(work.spec(id).resources):
+    if work.replacing or work.host_pool.hopes(work.spec(id).resources, work.spec(id).node_count):
         return False
     fail_unstarted(work, id, "error", f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}")
     return True
@@ -403,7 +407,7 @@ async def _open_state(work: Work, held: Held) -> bool:
     holder = checkpoints.holder(root)
     if holder and not holder.startswith(own) and (there := work.orphans.site_of(holder)) and await work.orphans.goes_on(holder):
         # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
-        await there.host.stop(Job(holder), GRACE)
+        await there.stop(Job(holder), GRACE)
         lock.release()
         return False
     held.lock = lock

@@ -18,7 +18,8 @@ def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping
         spec = specs[n]
         needs = {plan.nodes[u].id for u in plan.needs(n)} & todo
         many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
-        pools = spec.resources.room | {name: float(amount) for name, amount in spec.resources.pools.items()}
+        asked = spec.resources.room | {name: float(amount) for name, amount in spec.resources.pools.items()}
+        pools = {name: amount * spec.node_count for name, amount in asked.items()} if spec.node_count > 1 else asked
         tasks.append(Task(node.id, tuple(needs - many), tuple(many), pools, spec.retries, spec.preemptions, bool(node.flags & ALLOW_FAILURE)))
     if len(tasks) > 1 and expected:
         weights = priorities(tasks, expected) if ids == todo else {}

@@ -118,7 +118,14 @@ def asked(request: Request) -> dict[str, object]:
     """A request as it is stored with its run: what `why` and `status` ask about when nothing else is named."""
     inputs = json.loads(json.dumps(dict(request.inputs), default=str))
     out = str(request.out) if request.out is not None else None
-    return {"recipe": request.recipe, "inputs": inputs, "preset": request.preset, "out": out, "current_python": request.current_python}
+    return {
+        "recipe": request.recipe,
+        "inputs": inputs,
+        "preset": request.preset,
+        "out": out,
+        "current_python": request.current_python,
+        "nodes": request.nodes,
+    }
 
 
 def noted(choice: Choice, settings: Settings) -> dict[str, object]:
@@ -135,7 +142,7 @@ def request_of_run(row: RunRow) -> Request | None:
     if not isinstance(asked, dict):
         return None
     out = Path(asked["out"]) if asked["out"] is not None else None
-    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"])
+    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"], nodes=asked.get("nodes", 0))
 
 
 def choice_of_run(row: RunRow) -> Choice:

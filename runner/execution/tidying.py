@@ -39,7 +39,7 @@ class Tidying:
 
     def left(self, running: Running) -> str:
         """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
-        kept, staged = f"{self._attempts}/{self.failed_name(running.node.id)}", running.attempt.staged
+        kept, staged = f"{self._attempts}/{self.failed_name(running.node.id)}", running.left.staged
         for folder, _, names in os.walk(kept):
             for name in names:
                 path = f"{folder}/{name}"
@@ -71,7 +71,9 @@ class Tidying:
         if not success:
             self._failures_kept = True
             with contextlib.suppress(OSError):
-                os.rename(path, failed)
+                os.rename(running.left.path, failed)
+            if running.left is not running.attempt:
+                delete(Path(path))
 
     def _forget(self, running: Running, spec: StepSpec) -> None:
         """The trace of an attempt is stored: nothing of it is needed any more."""
@@ -84,9 +86,12 @@ class Tidying:
             delete(running.state.path)
 
     def keep_log(self, id: str, running: Running, spec: StepSpec) -> str:
-        """Keep what the attempt printed and measured: where its log is from now on, if it has one."""
+        """Keep what the attempt printed and measured: where the log that tells of its end is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
-        return attempt_result.keep(running.log, self.measured(running, spec), kept, self.commits.masker)
+        found = {running.log: attempt_result.keep(running.log, self.measured(running, spec), kept, self.commits.masker)}
+        for rank, log in enumerate(running.logs[1:], 1):
+            found[log] = attempt_result.keep(log, "", f"{kept}.{rank}", self.commits.masker)
+        return found[running.told]
 
     def measured(self, running: Running, spec: StepSpec) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""

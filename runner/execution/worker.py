@@ -65,7 +65,8 @@ def work(
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         host_pool.limit = found.plan.settings.limits.cost
         try:
-            await host_pool.open(want=settings.jobs or len(found.todo))
+            counts = [found.plan.specs()[n].node_count for n in found.todo]
+            await host_pool.open(want=settings.jobs or sum(counts), nodes=max(counts))
             needs = {host_pool.need(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:

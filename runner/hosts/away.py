@@ -31,7 +31,8 @@ from .staging import Attempt
 if TYPE_CHECKING:
     from drivers.devices import Device
 
-    from .checkpoint_sync import CheckpointSync
+    from ..storage.checkpoints import Newest
+    from .checkpoint_sync import CheckpointSync, SyncedState
     from .client import Client
     from .containers import Mount
     from .download import Taken
@@ -81,7 +82,7 @@ class Away(Site):
         self._clearing = asyncio.Lock()
 
     def paths(self, attempt: Attempt) -> Paths:
-        return Paths.at(f"{self.depot.root}/attempts/{os.path.basename(attempt.path)}")
+        return Paths.at(f"{self.depot.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
 
     def described(self, python: str) -> str:
         return f"{python} ({self._version})" if self._version and python == self.python else python
@@ -154,15 +155,28 @@ class Away(Site):
         return True
 
     async def carry(self, errand: Errand) -> Brought:
-        paths, checkpoints = self.paths(errand.attempt), self._checkpoint_sync(errand)
+        checkpoints = self._checkpoint_sync(errand)
         if errand.job is None:
             found = await self.insist(checkpoints.restore) if checkpoints is not None else {}
-            command, script = errand.compose(found)
-            await self.insist(lambda: self._put(errand, script))
-            crashpoint("attempt-carried")
-            errand.job = await self.insist(lambda: self._begin(command, errand.name))
-            crashpoint("job-started")
-        job = errand.job
+            errand.job = await self.begin(errand, await self.prepare(errand, found))
+        return await self.attend(errand, errand.job, checkpoints)
+
+    async def prepare(self, errand: Errand, found: Mapping[str, Newest]) -> Command:
+        """Put an attempt there, with all that it is given: what is to be started."""
+        command, script = errand.compose(found)
+        await self.insist(lambda: self._put(errand, script))
+        crashpoint("attempt-carried")
+        return command
+
+    async def begin(self, errand: Errand, command: Command) -> Job:
+        """Start what was prepared."""
+        job = await self.insist(lambda: self._begin(command, errand.name))
+        crashpoint("job-started")
+        return job
+
+    async def attend(self, errand: Errand, job: Job, checkpoints: CheckpointSync | None) -> Brought:
+        """Wait for the end of what was started, and take what it made."""
+        paths = self.paths(errand.attempt)
         try:
             exit = await self._watch(errand, job, paths, checkpoints)
         finally:
@@ -197,10 +211,9 @@ class Away(Site):
     def _checkpoint_sync(self, errand: Errand) -> CheckpointSync | None:
         if not errand.states:
             return None
-        from .checkpoint_sync import CheckpointSync, OverDepot, SyncedState
+        from .checkpoint_sync import CheckpointSync, OverDepot
 
-        kept = [SyncedState(each.name, each.here, f"{self.root}/{each.below}", each.pattern, each.every, each.keep) for each in errand.states]
-        return CheckpointSync(OverDepot(self.depot), kept, errand.round, world=errand.processes)
+        return CheckpointSync(OverDepot(self.depot), synced(errand.states, f"{self.root}/"), errand.round, world=errand.processes)
 
     async def _begin(self, command: Command, name: str) -> Job:
         try:
@@ -221,7 +234,7 @@ class Away(Site):
             sources, manifests = self._sources(attempt, wanted)
             await self.depot.send(sources, manifests)
             self._here |= wanted
-        await self.depot.stage(errand.name, parcel)
+        await self.depot.stage(attempt.called or os.path.basename(attempt.path), parcel)
 
     def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:
         """Where these contents lie here, and the manifests of those that are trees."""
@@ -391,6 +404,13 @@ class Away(Site):
             self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
         if now - self._silent_since > OUT_OF_SIGHT:
             raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+
+
+def synced(states: Sequence[StateFolder], root: str) -> list[SyncedState]:
+    """The states of an attempt as their checkpoints are copied; `root` is what their paths there begin with."""
+    from .checkpoint_sync import SyncedState
+
+    return [SyncedState(each.name, each.here, f"{root}{each.below}", each.pattern, each.every, each.keep) for each in states]
 
 
 def throttled(error: Exception, _tried: int) -> float | None:

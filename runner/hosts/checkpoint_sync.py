@@ -32,6 +32,7 @@ from ..storage.files import scan
 from ..storage.objects import delete, sync_one
 
 if TYPE_CHECKING:
+    from .download import Taken
     from .transfer import Depot
 
 EVERY = 300.0
@@ -65,6 +66,10 @@ class Away(Protocol):
 
     async def look(self, path: str) -> Look:
         """Everything below a folder, in one question; nothing when there is no such folder."""
+        ...
+
+    async def held(self, path: str) -> Look:
+        """What can be gone on from there: of several nodes, what each of them has."""
         ...
 
     async def bring(self, path: str, target: Path) -> int:
@@ -183,7 +188,7 @@ class CheckpointSync:
             await asyncio.to_thread(_afresh, state, None)
             if look.files:
                 await self._bring(state, doing, over=True, newer=True)
-                look = await self._away.look(state.there)
+                look = await self._away.held(state.there)
             there = _parts(look.files, state.pattern)
             found = await asyncio.to_thread(checkpoints.newest, state.here, state.pattern, world=self._world)
             here = await asyncio.to_thread(_listings, state.here, state.pattern)
@@ -197,7 +202,7 @@ class CheckpointSync:
             for name in wrong:
                 doing.size += await self._away.put(_below(state.here, name), _join(state.there, name))
             if wrong:
-                there = _parts((await self._away.look(state.there)).files, state.pattern)
+                there = _parts((await self._away.held(state.there)).files, state.pattern)
                 for name in wrong:
                     await asyncio.to_thread(_date, _below(state.here, name), there.get(name, {}))
         self._tell(doing.told(time.monotonic() - began))
@@ -260,7 +265,7 @@ class CheckpointSync:
             return False
         checkpoint = _is_checkpoint(name, state.pattern)
         if checkpoint and not (name == "" and over):
-            verdict = await asyncio.to_thread(checkpoints.examine, target, thorough=True)
+            verdict = await asyncio.to_thread(checkpoints.examine, target, world=self._world, thorough=True)
             why = verdict.why or checkpoints.unlike(list(listing), list(before[1]), before[0], verdict)
             if why:
                 await asyncio.to_thread(delete, target)
@@ -311,10 +316,21 @@ class OverDepot:
         return Look(files, free, total)
 
     async def bring(self, path: str, target: Path) -> int:
-        folder, _, name = path.rpartition("/")
-        taken = (await self._depot.take(folder, ((name, False),))).outputs[name]
+        taken = await self.taken(path)
         if not taken.content:
             raise Rejected(taken.problem or f"{path} is gone")
+        return await self.fetch(path, taken, target)
+
+    async def held(self, path: str) -> Look:
+        return await self.look(path)
+
+    async def taken(self, path: str) -> Taken:
+        """What a file or folder there is, hashed there."""
+        folder, _, name = path.rpartition("/")
+        return (await self._depot.take(folder, ((name, False),))).outputs[name]
+
+    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+        """Copy what `taken` found, or a part of it.  Its bytes."""
         await self._depot.fetch(path, taken, str(target))
         await asyncio.to_thread(_ours, target)
         return taken.size

@@ -12,6 +12,8 @@ from ..language.template import TemplateError
 from ..planning.step import StepSpec
 
 SHIM = "_recipe_world.py"
+PORT = "{MASTER_PORT}"
+"""Stands in a command of several nodes for the port at which they meet: it is chosen when all of them have what they need."""
 
 # Runs inside every process that `accelerate launch` starts: a launcher that came up with fewer processes than were asked for does so silently.
 _SHIM_TEXT = """\
@@ -119,7 +121,7 @@ def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str)
             "--main_process_ip",
             address,
             "--main_process_port",
-            "29500",
+            PORT,
             "--rdzv_backend",
             "static",
             "--same_network",

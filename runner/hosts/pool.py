@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from drivers import devices, machine
 from drivers.base import (
     Accounted,
+    Addressed,
     Closing,
     DriverError,
     Host,
@@ -188,8 +189,10 @@ class HostPool:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
         return need_for(wants, self._market)
 
-    async def open(self, *, want: int) -> None:
+    async def open(self, *, want: int, nodes: int = 1) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
+
+        There are `nodes` hosts then, or all that can be had.
 
         Raises Busy when all is taken, DriverError.
         """
@@ -204,17 +207,17 @@ class HostPool:
         if self.priced:
             self.here.slots = len(os.sched_getaffinity(0))
         else:
-            await self._fill(kept, want)
+            await self._fill(kept, want, nodes)
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
         self._beside = [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
 
-    async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
-        """Take places until there are `want`; first where we have one."""
+    async def _fill(self, kept: dict[str, list[LeaseRow]], want: int, nodes: int) -> None:
+        """Take places until there are `want`, and `nodes` hosts; first where we have one."""
         for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            missing = want - sum(site.slots or 0 for site in self.sites)
+            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < nodes))
             if missing > 0 or offer.id in kept:
                 await self._take(offer, missing, Need(), kept.pop(offer.id, []))
 
@@ -273,11 +276,25 @@ class HostPool:
         self.refused[need] = why
         self.lost.append(why)
 
-    def hopes(self, wants: ResourceSpec) -> bool:
+    def hopes(self, wants: ResourceSpec, nodes: int = 1) -> bool:
         """Whether there is a place where such a step could run, or may be one yet."""
-        if any(site.could(wants.room) for site in self.sites_of(wants, local=False) if not site.lost):
+        if sum(site.could(wants.room) for site in self.sites_of(wants, local=False)) >= nodes:
             return True
         return self.priced and not self.stays(wants) and self.need(wants) not in self.refused
+
+    def group(self, sites: Sequence[Site]) -> Site:
+        """These hosts as one place, the first of them node 0."""
+        from .group import Group
+
+        return Group([site for site in sites if isinstance(site, Away)])
+
+    def named(self, names: Sequence[str]) -> Site | None:
+        """The place with these hosts, by rank; None when this run has not all of them."""
+        known = {site.name: site for site in self.sites if not site.lost}
+        found = [known[name] for name in names if name in known]
+        if len(found) < len(names):
+            return None
+        return found[0] if len(found) == 1 else self.group(found)
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
@@ -492,7 +509,7 @@ class HostPool:
                 path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
         login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
-        return Away(
+        site = Away(
             self.ws,
             name,
             jobs,
@@ -506,6 +523,8 @@ class HostPool:
             login=login,
             say=self.say,
         )
+        site.address = host.address if isinstance(host, Addressed) else ""
+        return site
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""

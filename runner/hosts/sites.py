@@ -96,6 +96,8 @@ class Site:
         """The name of a machine that is not this one."""
         self._described: dict[str, str] = {}
         self._devices = devices
+        self.address = ""
+        """What other nodes dial; empty where a host has no name for them."""
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
         self.silent = False
@@ -106,8 +108,30 @@ class Site:
         self._crowded: dict[int, float] = {}  # GPUs that could not be had at once -> the time of the next look
         self._pause = SOONEST_LOOK
 
+    @property
+    def members(self) -> Sequence[Site]:
+        """The hosts that a step here has, one for each node."""
+        return (self,)
+
+    def devices_of(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """The share of one node in the GPUs that were picked here."""
+        return tuple(devices)
+
+    @property
+    def gone(self) -> Mapping[Site, str]:
+        """Those of them that are known to be lost, and why; of one host its own steps tell."""
+        return {}
+
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(attempt.path)
+
+    async def stop(self, job: Job, grace: timedelta) -> None:
+        """SIGTERM to all that an attempt began, SIGKILL after `grace`.  Raises DriverError."""
+        await self.host.stop(job, grace)
+
+    async def wait(self, job: Job, patience: timedelta) -> Exit | None:
+        """The end of an attempt; None when `patience` passed and it is still going.  Raises DriverError."""
+        return await self.host.wait(job, patience)
 
     def env(self, own: Collection[str] = ()) -> dict[str, str]:
         """What the environment of every command there begins with.  `own` are names that it sets itself."""
@@ -331,6 +355,8 @@ class Brought:
     outputs: Mapping[str, str] = field(default_factory=dict)
     problem: Literal["", "input", "output", "disk"] = ""
     words: str = ""
+    node: int = 0
+    """The node whose end this is: of several, the one that failed first."""
 
 
 class StateFolder(NamedTuple):
@@ -377,3 +403,7 @@ class Errand:
     """Set at once where it was begun by a worker that is gone."""
     rejoined: bool = False
     """It was."""
+    python: str = ""
+    """The interpreter of the step there, where its packages matter to other nodes; empty in an image, which has its own."""
+    parts: Sequence[Errand] = ()
+    """Of an attempt on several nodes: what each of them does, in the order of their ranks."""

@@ -42,6 +42,7 @@ class Attempt:
     """One attempt directory and what was put there."""
 
     path: str
+    called: str = ""  # its name on the host that it runs on, where that is another
     staged: dict[str, _Mark] = field(default_factory=dict)  # name -> what the file system says of our copy
     links: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> the caller's file or tree that it is a link to, and its content
     objects: dict[str, str] = field(default_factory=dict)  # name -> the stored object that it is a link to

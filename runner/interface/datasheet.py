@@ -280,7 +280,7 @@ def _machine(recipe: Recipe, preset: Preset | None) -> str:
         card += f" of {size_text(wants.gpu_memory)}" if wants.gpu_memory else ""
     else:
         card = ""
-    nodes = {str(step.nodes) for step in recipe.steps.values() if step.nodes != 1}
+    nodes = {str(step.nodes) for step in recipe.steps.values() if step.nodes not in (None, 1)}
     parts = [
         card,
         f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}" if wants.cpus else "",

@@ -99,6 +99,7 @@ class Part:
     secrets: tuple[str, ...]
     env_files: tuple[str, ...] = ()
     ended: bool = False
+    node: int = 0
 
     def known(self, root: Path, environ: Mapping[str, str]) -> list[Secret]:
         """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
@@ -107,16 +108,16 @@ class Part:
         return [*found, *passwords(values), *(Secret(name, environ[name]) for name in self.secrets)]
 
 
-def parts(events: Iterable[Event]) -> list[Part]:
-    """The attempts of a run, in the order in which they began."""
+def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
+    """The attempts of a run, in the order in which they began: what they printed on one of their nodes."""
     found: list[Part] = []
     going: dict[str, Part] = {}
     for event in events:
-        _hear(event, found, going)
+        _hear(event, found, going, node)
     return found
 
 
-def _hear(event: Event, found: list[Part], going: dict[str, Part]) -> None:
+def _hear(event: Event, found: list[Part], going: dict[str, Part], node: int) -> None:
     if event.subject != "step":
         return
     if event.after == "RUNNING" and "log" in event.data:
@@ -124,7 +125,8 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part]) -> None:
         names = tuple(str(name) for name in secrets) if isinstance(secrets, list) else ()
         files = event.data.get("env_files", ())
         paths = tuple(map(str, files)) if isinstance(files, list) else ()
-        part = Part(event.id, number if isinstance(number, int) else 1, str(event.data["log"]), names, paths)
+        raw = str(event.data["log"])
+        part = Part(event.id, number if isinstance(number, int) else 1, f"{raw[:-4]}.{node}.log" if node else raw, names, paths, node=node)
         found.append(part)
         going[event.id] = part
     elif event.before == "RUNNING" and event.id in going:
@@ -133,7 +135,7 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part]) -> None:
 
 def kept(home: Path, run: str, part: Part) -> Path:
     """Where the log of an attempt is when it is over."""
-    return home / "runs" / run / f"{part.step.replace('/', '%2F')}.{part.number}.log"
+    return home / "runs" / run / f"{part.step.replace('/', '%2F')}.{part.number}{f'.{part.node}' if part.node else ''}.log"
 
 
 class Tail:
@@ -182,7 +184,8 @@ def _raw(path: str) -> str:
     """The log that a running attempt writes.  One taken over from a worker that died writes on where it began: same key, another name."""
     folder, name = os.path.split(path)
     if not os.path.lexists(path) and _NAMED_BY_KEY.match(name):
-        others = [f"{folder}/{other}" for other in os.listdir(folder) if other.startswith(name[:25]) and other.endswith(".log")]
+        ending = "".join(Path(name).suffixes)  # `.log`, or `.1.log` of another node
+        others = [f"{folder}/{other}" for other in os.listdir(folder) if other.startswith(name[:25]) and "".join(Path(other).suffixes) == ending]
         if others:
             return max(others, key=os.path.getmtime)
     return path
@@ -209,7 +212,10 @@ def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say:
 class Follower:
     """Follows the attempts of a run until it is over, or one step of it."""
 
-    def __init__(self, ws: Workspace, run: str, wanted: Callable[[str], bool], writer: Writer, say: Callable[[str], None], *, heads: bool) -> None:
+    def __init__(
+        self, ws: Workspace, run: str, wanted: Callable[[str], bool], writer: Writer, say: Callable[[str], None], *, heads: bool, node: int = 0
+    ) -> None:
+        self._node = node
         self._ws, self._run, self._wanted, self._writer, self._say, self._heads = ws, run, wanted, writer, say, heads
         self._found: list[Part] = []
         self._running: dict[str, Part] = {}
@@ -243,7 +249,7 @@ class Follower:
         before = len(self._found)
         for event in self._ws.store.runs.events(self._run, self._seen):
             self._seen = event.seq
-            _hear(event, self._found, self._running)
+            _hear(event, self._found, self._running, self._node)
             if event.subject == "step":
                 self._states[event.id] = event.after
         self._waiting += [part for part in self._found[before:] if self._wanted(part.step)]

@@ -375,7 +375,7 @@ class _Reader:
         self._check_kind(id, raw, path)
         retries = raw.get("retries", 0)
         failure, preemption = (retries.get("failure", 0), retries.get("preemption", 10)) if isinstance(retries, dict) else (retries, 10)
-        nodes = raw.get("nodes", 1)
+        nodes = raw.get("nodes")
         return Step(
             id=id,
             origin=path,
@@ -397,7 +397,7 @@ class _Reader:
             image=raw.get("image"),
             python=self._python(raw.get("python"), (*path, "python")),
             resources=self._resources(raw.get("resources", {}), (*path, "resources")),
-            nodes=nodes if isinstance(nodes, str) else int(nodes),
+            nodes=int(nodes) if isinstance(nodes, float) else nodes,
             matrix=raw.get("matrix"),
             allow_failure=raw.get("allow_failure", False),
             when=raw.get("when"),

@@ -172,7 +172,7 @@ class Step:
     image: str | None = None
     python: Python | None = None
     resources: Resources = Resources()
-    nodes: int | str = 1
+    nodes: int | str | None = None
     matrix: Mapping[str, Tree] | None = None  # axis -> list | template | {"glob": pattern, "exclude": [patterns]}
     allow_failure: bool = False
     when: Leaf = None

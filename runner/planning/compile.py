@@ -385,7 +385,7 @@ class _Compiler:
             asks=mentioned.metrics or NOTHING,
             metrics=metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
-            nodes=step.nodes,
+            nodes=self._nodes(scope, draft, names) if known else step.nodes,
             python=python.version if python else "",
         )
 
@@ -608,6 +608,26 @@ class _Compiler:
             return
         if self.sketch.condition(scope, step, names) is False:
             draft.flags |= SKIP
+
+    def _nodes(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
+        """On how many machines a step runs; its expression where that reads metrics, None where it does not say."""
+        step, where = draft.step, (*draft.step.origin, "nodes")
+        value: Any = step.nodes
+        if isinstance(value, str):
+            if any(ref.path[0] == "steps" for ref in self.sketch.references(scope, value, where)):
+                return value
+            value = self.sketch.evaluate(scope, value, names, where)
+        if isinstance(value, str) and value.isascii() and value.isdecimal():
+            value = int(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self.sketch.problem(scope.recipe, "nodes", f"a step runs on a whole number of nodes from 1 on, not on {value!r}", where)
+            return None
+        if value > 1 and step.local:
+            fix = "take away one of the two"
+            self.sketch.problem(scope.recipe, "nodes", f"{step.id} asks for {value} nodes, and `where: local` is one", where, fix=fix)
+        return value
 
     def _unkeyed(self, recipe: Recipe, name: str) -> bool:
         root, _, rest = name.partition(".")

@@ -85,6 +85,19 @@ class Plan:
             self._index = {node.id: n for n, node in enumerate(self.nodes)}
         return self._index
 
+    def spread(self, count: int) -> None:
+        """Have `accelerate` steps that do not say it run on so many nodes."""
+        written, cell = self.specs, list[list[StepSpec]]()
+
+        def specs() -> list[StepSpec]:
+            if not cell:
+                pairs = zip(self.nodes, written(), strict=True)
+                asks = ((spec, spec.accelerate is not None and spec.nodes is None and not node.flags & LOCAL) for node, spec in pairs)
+                cell.append([spec._replace(nodes=count) if spreads else spec for spec, spreads in asks])
+            return cell[0]
+
+        self.specs = specs
+
     def needs(self, n: int) -> set[int]:
         """The nodes that must be final before node `n` can be judged."""
         node = self.nodes[n]

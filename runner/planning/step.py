@@ -246,8 +246,13 @@ class StepSpec(NamedTuple):
     asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # by step: metrics that its templates read
     metrics: MetricsSpec | None = None
     when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
-    nodes: int | str = 1
+    nodes: int | str | None = None  # an expression where only an earlier step's metrics can tell; None: it does not say
     python: str = ""  # a version such as 3.12; empty: any
+
+    @property
+    def node_count(self) -> int:
+        """On how many machines it runs."""
+        return self.nodes if isinstance(self.nodes, int) else 1
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> StepSpec:

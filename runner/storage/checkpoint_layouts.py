@@ -24,6 +24,7 @@ WEIGHTS = re.compile(
     r"|^pytorch_model_fsdp(?:_\d+)?(?:\.bin$|/)"
 )
 OPTIMIZER = re.compile(r"^(?:optimizer(?:_\d+)?\.(?:pt|bin)$|optimizer_\d+/|rank\d+-of-\d+-optimizer\.pt$)")
+OPTIMIZER_SHARD = re.compile(r"^rank(\d+)-of-(\d+)-optimizer\.pt$")
 OF_TRANSFORMERS = {"trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
 OF_ACCELERATE = {"optimizer.bin", "scheduler.bin", "sampler.bin"}
 
@@ -47,6 +48,9 @@ def layout(names: Collection[str], *, folder: str = "") -> Layout:
     world = len(ranks) or ("rng_state.pth" in names and 1) or (max(shards) + 1 if shards else None)
     if any(ZERO.search(name) for name in names) and shards != set(range(max(shards) + 1)):
         missing.append(f"the optimizer shard of rank {min(set(range(max(shards) + 1)) - shards)}")
+    if parts := [(int(match[1]), int(match[2])) for name in names if (match := OPTIMIZER_SHARD.match(name))]:
+        world = max(of for _, of in parts)
+        missing += [f"rank{rank}-of-{world}-optimizer.pt" for rank in range(world) if (rank, world) not in parts]
     if OF_TRANSFORMERS & set(names) or any(name.startswith("rng_state_") for name in names):
         # rng_state_0.pth alone: with one process the file would have no number.
         if ranks == {0} and any(name.startswith("rng_state_") for name in names):

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..digest import of_bytes
@@ -48,10 +49,10 @@ def is_current(path: Path) -> bool:
         return not path.exists()
 
 
-def make(path: Path, *, python: str = "", upgrade: bool = False) -> Path:
+def make(path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: bool = False) -> Path:
     """Write the lock for requirements or a pyproject.toml, with the pins that it has as far as they do.  Raises CannotRun.
 
-    `python` is the lowest version that it is for, that of this program unless said; `upgrade` takes the newest of all.
+    `environ` is that of uv; `python` is the lowest version that it is for, that of this program unless said; `upgrade` takes the newest of all.
     """
     from ..hosts import uv
     from ..hosts._builder import of_pip
@@ -67,7 +68,7 @@ def make(path: Path, *, python: str = "", upgrade: bool = False) -> Path:
             shutil.copy(lock, made)
         words = ("--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", version)
         argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
-        env = {**of_pip(os.environ), **os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}
+        env = {**of_pip(environ), **environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}
         done = subprocess.run(argv, cwd=path.parent, env=env, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             said = " ".join(done.stderr.split()).removeprefix("error: ")

@@ -56,6 +56,7 @@ class Request:
     update: bool = False
     typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
     origins: Mapping[str, str] = field(default_factory=dict)  # the files that inputs were read from, for messages
+    nodes: int = 0  # for `accelerate` steps that do not say on how many they run; 0: on one
 
 
 @dataclass(slots=True)
@@ -151,7 +152,14 @@ def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str,
 
 
 def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
-    """The plan, from where it is kept if what it was made from is unchanged."""
+    """The plan of a request, from where it is kept if what it was made from is unchanged."""
+    plan = _compiled(ws, source, request, known)
+    if request.nodes:
+        plan.spread(request.nodes)
+    return plan
+
+
+def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
     try:
         text = whole(source)
     except OSError as error:
@@ -502,7 +510,7 @@ def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, up
 def _lock(ws: Workspace, path: Path) -> Content | None:
     """The content of the lock for what a recipe names, which is made first where that pins nothing; None where it is not there.  Raises CannotRun."""
     if not locks.is_current(path) and not ws.read_only:
-        locks.make(path)
+        locks.make(path, ws.environ)
     path = locks.file_of(path)
     try:
         wrong = unfit(path.stat())

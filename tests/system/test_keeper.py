@@ -42,6 +42,8 @@ class Elsewhere:
             raise self.fails.pop(0)
         return Look(self._known(Path(path)), self.free, self.total)
 
+    held = look
+
     async def bring(self, path: str, target: Path) -> int:
         self.during(path, target)
         return self._copy(Path(path), target)

@@ -256,3 +256,11 @@ def test_a_generation_of_an_older_version_is_read(tmp_path: Path) -> None:
 )
 def test_a_training_that_goes_on_tells_no_step_before_its_checkpoint(restored: int | None, first: int | None, back: bool) -> None:
     assert bool(went_back(restored, first)) is back
+
+
+def test_an_optimizer_in_shards_needs_that_of_every_rank() -> None:
+    shards = [f"rank{rank}-of-3-optimizer.pt" for rank in range(3)]
+    rest = ["trainer_state.json", "training_args.bin", "scheduler.pt", "model.safetensors", *(f"rng_state_{rank}.pth" for rank in range(3))]
+    assert layout([*shards, *rest]) == Layout("transformers", 3)
+    assert layout([shards[0], shards[2], *rest]).missing == ("rank1-of-3-optimizer.pt",)
+    assert layout([*shards[:2], *rest]).missing == ("rank2-of-3-optimizer.pt",)

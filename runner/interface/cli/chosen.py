@@ -77,7 +77,9 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
         return [Request(name, given, args.preset, out, current, typed_in=folders, origins=origins) for name in dict.fromkeys(names)]
     last = _last(ws) or Request(library.meant(args.standing, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
-    return [Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins)]
+    return [
+        Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins, nodes=last.nodes)
+    ]
 
 
 def one_request(ws: Workspace, args: argparse.Namespace) -> Request:

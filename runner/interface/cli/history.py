@@ -49,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument("-f", "--follow", action="store_true", help="go on as more is printed, until the run or the step is over")
         parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
+        parser.add_argument("--node", type=_rank, default=0, metavar="N", help="of a step on several nodes: what it printed on this one (default: 0)")
         parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
     else:
         parser.add_argument(
@@ -189,8 +190,8 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     if sys.stdout.isatty():
         writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
     if args.follow and args.attempt is None:
-        return _follow(ws, row, step, writer)
-    found = parts(ws.store.runs.events(row.id))
+        return _follow(ws, row, step, writer, args.node)
+    found = parts(ws.store.runs.events(row.id), args.node)
     chosen = [part for part in found if step is None or step in names(part.step)]
     if step is not None and not chosen:
         return _logs_of_makers(ws, args, row, step, writer)
@@ -219,7 +220,7 @@ def _logs_of_makers(ws: Workspace, args: argparse.Namespace, row: RunRow, step: 
     for run in dict.fromkeys(attempt.run for attempt in made):
         mine = {(attempt.step, attempt.n): attempt.ended or 0.0 for attempt in made if attempt.run == run}
         _say(earlier(max(mine.values()), run))
-        begun = {(part.step, part.number): part for part in parts(ws.store.runs.events(run))}
+        begun = {(part.step, part.number): part for part in parts(ws.store.runs.events(run), args.node)}
         chosen = [begun[each] for each in mine if each in begun]  # in the plan's order
         any_shown |= show(ws, run, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
@@ -249,13 +250,13 @@ def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
         raise NotFound(str(error), fix=near or error.fix) from error
 
 
-def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer) -> int:
+def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer, node: int) -> int:
     known = ws.store.runs.steps(row.id)
     if step is not None and not any(step in names(id) for id in known) and not ws.store.runs.live(row.id):
         raise _did_not_run(ws, row, step, list(known))
     # Of a step by its whole name the end is known; of a matrix only that of the run, for more instances may follow.
     alone = step if step is not None and step in known else None
-    follower = Follower(ws, row.id, lambda id: step is None or step in names(id), writer, _say, heads=step is None or alone is None)
+    follower = Follower(ws, row.id, lambda id: step is None or step in names(id), writer, _say, heads=step is None or alone is None, node=node)
     if not follower.follow(step):
         _say(f"run {row.id} died: its worker is gone; `recipe run` goes on where it stopped")
     return 0
@@ -361,6 +362,12 @@ def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
             attempt.exit,
         )
     return found
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError("must be a number from 0 on")
+    return int(text)
 
 
 def _positive(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise CannotRun(f"{names[0]} is a lock already", fix=f"write `python: {{lock: {names[0]}}}` in the recipe")
     if lock.name == "uv.lock":
         raise CannotRun(f"uv.lock beside {names[0]} is its lock", fix="`uv lock` makes it again; write `python: {lock: uv.lock}` in the recipe")
-    made = locks.make(path, python=args.python, upgrade=args.upgrade)
+    made = locks.make(path, os.environ, python=args.python, upgrade=args.upgrade)
     many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))
     print(f"{Path(names[0]).with_name(made.name)}: {many} package{'' if many == 1 else 's'}")
     return 0

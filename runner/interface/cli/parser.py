@@ -216,7 +216,7 @@ def request_of(args: argparse.Namespace) -> Any:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
     given, origins = values_of(args, dict(word.split("=", 1) for word in words))
     out, folders = published_below(args), args.standing.folders(given)
-    return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins)
+    return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins, getattr(args, "nodes", 0))
 
 
 def add_values(parser: argparse.ArgumentParser) -> None:

@@ -48,6 +48,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[], help="go on though this rule of `recipe check` fires; `all`: ask none"
     )
+    parser.add_argument(
+        "--nodes", type=positive, default=0, metavar="N", help="run `accelerate` steps that do not say on how many nodes on N; no part of any key"
+    )
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
     if verb in ("run", "submit"):
@@ -203,6 +206,8 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
+            lines.append(f"{'':9}on {count} nodes")
         if verdict.answer == "run" and (words := resumes(ws, found, n)):
             lines.append(f"{'':9}{named(words)}")
         if n in reckoned:
@@ -269,6 +274,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "expected_seconds": expected.get(node.id) if n not in reckoned else None,
                 "conflicts": list(verdict.conflicts),
                 "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
+                "nodes": found.plan.specs()[n].node_count,
                 "memory": reckoned[n].as_json() if n in reckoned else None,
             }
         )

@@ -1,0 +1,95 @@
+"""The same training on one node with two processes and on two nodes with one each: the same bits, also when a node is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.support import Space, until
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = bool(os.environ.get("RECIPE_NODES_ALL"))
+"""Try all trainers, killed and not: minutes."""
+STEPS = 4
+ENV = {"OMP_NUM_THREADS": "1"}  # as many threads in each process, on however many nodes they are
+
+pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.slow]
+
+
+def workspace(root: Path, recipe: str, processes: int) -> Space:
+    """A recipe of the library with so many processes on a node, whose checkpoints come home every second."""
+    space = Space(root)
+    shutil.copytree(ROOT / "recipes" / "trainers", root / "trainers", ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "recipes" / f"{recipe}.yaml").read_text()
+    assert "every: 5m" in text and "    accelerate:\n" in text
+    space.write(
+        "recipe.yaml", text.replace("every: 5m", "every: 1s").replace("    accelerate:\n", f"    accelerate:\n      processes: {processes}\n")
+    )
+    space.write("recipe.toml", f"[drivers.loopback]\nhosts = 2\npython = '{sys.executable}'\n")
+    return space
+
+
+def asked(recipe: str) -> tuple[str, ...]:
+    more = ("eval_every=0",) if recipe == "sft@1" else ()
+    return ("run", "--preset", "smoke", "--python", "current", "--until", "train", f"max_steps={STEPS}", "save_every=2", *more)
+
+
+def learned(space: Space) -> dict[str, bytes]:
+    """The weights that step `train` made, as they are stored."""
+    found = (path for path in (space.root / ".recipe" / "objects").glob("*/*.t/*.safetensors"))
+    return {path.name: path.read_bytes() for path in found if "base" not in path.name}
+
+
+def ran(space: Space, *words: str) -> None:
+    process = space.start(*words, env=ENV)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+
+
+def killed(space: Space, *words: str) -> None:
+    """The same; when both nodes have saved, time stands still there until that has come home, and one node is killed."""
+    worker = space.start(*words, "-v", env=ENV)
+    home, there = space.root / ".recipe" / "states", space.root / ".recipe" / "loopback"
+    try:
+        until(lambda: list(there.glob("host-1/.recipe-host/states/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=200)
+        assert worker.poll() is None, worker.communicate()
+        for process in trainers(there):
+            process.send_signal(signal.SIGSTOP)
+        until(lambda: list(home.glob("*/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=60)
+        for process in trainers(there):
+            process.send_signal(signal.SIGKILL if "/host-2/" in process.cwd() else signal.SIGCONT)
+        _, said = worker.communicate(timeout=300)
+    finally:
+        worker.kill()
+    assert worker.returncode == 0, said
+    assert "goes on from " in said, said
+
+
+def trainers(folder: Path) -> list[psutil.Process]:
+    """Every process that was started in an attempt below a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd().startswith(f"{folder}/") and "/attempts/" in process.cwd():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+CASES = [("sft@1", True)] + ([("sft@1", False), ("cpt@1", True), ("dpo@1", True), ("flux-lora@1", True)] if ALL else [])
+
+
+@pytest.mark.parametrize(("recipe", "dies"), CASES)
+def test_two_nodes_learn_the_very_bits_that_two_processes_learn(recipe: str, dies: bool, tmp_path: Path) -> None:
+    one = workspace(tmp_path / "one", recipe, 2)
+    ran(one, *asked(recipe))
+    two = workspace(tmp_path / "two", recipe, 1)
+    (killed if dies else ran)(two, *asked(recipe), "--nodes", "2", "--driver", "loopback")
+    assert learned(two) == learned(one) != {}

@@ -1,0 +1,80 @@
+"""Nodes look for each other before their command begins: who cannot listen, cannot be reached or has other packages is named in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterable, AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from drivers import calls
+from drivers.base import NOTHING, Argv, Exit, Rejected
+from runner.errors import CannotRun
+from runner.execution.refusals import _uneven
+from runner.hosts.group import _first
+from runner.hosts.meeting import Meeting, Node, meet
+from runner.planning.step import ResourceSpec, StepSpec
+
+
+class Here:
+    """A host that can be asked something, and no more."""
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        return calls.call(argv, stdin, {})
+
+
+def node(name: str, python: str = sys.executable, *, compared: bool = False) -> Node:
+    return Node(name, Here(), "127.0.0.1", python, compared)
+
+
+def python(folder: Path, torch: str, cuda: str) -> str:
+    """A Python that seems to have a torch."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text("raise SystemExit('it takes seconds to import')")
+    (folder / "torch" / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda!r}\n")
+    (folder / f"torch-{torch}.dist-info").mkdir()
+    (folder / f"torch-{torch}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n")
+    (folder / "python").write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+    (folder / "python").chmod(0o755)
+    return str(folder / "python")
+
+
+def test_nodes_that_reach_each_other_have_a_port_on_the_first_that_is_free() -> None:
+    met = asyncio.run(meet([node("a"), node("b"), node("c")]))
+    assert met.ahead == [0.0, 0.0, 0.0]
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", met.port))
+
+
+def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(tmp_path: Path) -> None:
+    old, new, built = (python(tmp_path / str(n), *versions) for n, versions in enumerate([("2.4.1", "12.1"), ("2.5.0", "12.1"), ("2.4.1", "12.4")]))
+    with pytest.raises(CannotRun, match=r"different versions of torch: 2\.4\.1 on node 0 \(a\), 2\.5\.0 on node 1 \(b\)"):
+        asyncio.run(meet([node("a", old, compared=True), node("b", new, compared=True)]))
+    with pytest.raises(CannotRun, match=r"CUDA for torch: 12\.1 on node 0 \(a\), 12\.4 on node 1"):
+        asyncio.run(meet([node("a", old, compared=True), node("b", built, compared=True)]))
+    asyncio.run(meet([node("a", old), node("b", new)]))
+
+
+def test_a_node_that_cannot_listen_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="/no/python"):
+        asyncio.run(meet([node("a"), node("b", "/no/python")]))
+    with pytest.raises(CannotRun, match="/bin/echo on b does not listen: it said b'-c"):
+        asyncio.run(meet([node("a"), node("b", "/bin/echo")]))
+
+
+def test_the_first_to_fail_is_told_by_our_clock_and_is_not_one_that_we_stopped() -> None:
+    stopped, early, late = Exit(None, reason="stopped", ended=1.0), Exit(1, ended=50.0), Exit(1, ended=60.0)
+    assert _first({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
+    assert _first({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
+
+
+def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:
+    pool = SimpleNamespace(sites=[SimpleNamespace(name=f"h{n}", has=lambda _name, n=n: float(n)) for n in (8, 4)])
+    (problem,) = _uneven("train", StepSpec("r", "s", {}, nodes=2), pool)  # type: ignore[arg-type]
+    assert problem.message == "train runs on 2 nodes, and the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
+    assert _uneven("train", StepSpec("r", "s", {}, ResourceSpec(gpus=4), nodes=2), pool) == []  # type: ignore[arg-type]

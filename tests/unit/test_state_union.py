@@ -1,0 +1,112 @@
+"""The state of several nodes is one folder: what any of them has is looked at and brought, what goes there goes to all; a lost one has nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from drivers.base import HostLost, Rejected
+from runner.hosts.checkpoint_sync import Look, OverDepot
+from runner.hosts.download import Taken
+from runner.hosts.state_union import OverNodes
+from runner.storage import files
+
+
+class Disk(OverDepot):
+    """A node whose disk is a folder."""
+
+    def __init__(self, free: int = 100) -> None:
+        self.free, self.lost = free, False
+
+    def _here(self) -> None:
+        if self.lost:
+            raise HostLost("it is gone")
+
+    async def look(self, path: str) -> Look:
+        self._here()
+        found = [each for each in sorted(Path(path).rglob("*")) if each.is_file()]  # noqa: ASYNC240
+        return Look({str(each.relative_to(path)): (each.stat().st_size, each.stat().st_mtime_ns) for each in found}, self.free, 1000)
+
+    async def taken(self, path: str) -> Taken:
+        self._here()
+        entries = tuple(files.entries(path)) if os.path.isdir(path) else ()  # noqa: ASYNC240
+        if not entries:
+            return Taken()
+        return Taken(files.tree_id(entries), entries, sum(entry.size for entry in entries))
+
+    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+        for entry in taken.entries:
+            place = target / entry.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(exist_ok=True) if entry.kind == "d" else shutil.copy2(Path(path, entry.path), place)
+        return taken.size
+
+    async def put(self, source: Path, path: str) -> int:
+        self._here()
+        shutil.copytree(source, path, dirs_exist_ok=True)
+        return 1
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        self._here()
+        for path in paths:
+            shutil.rmtree(path)
+
+
+def write(root: Path, **contents: str) -> None:
+    for name, text in contents.items():
+        path = root / "s" / "step-1" / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def nodes(tmp: Path, told: list[str]) -> tuple[OverNodes, Disk, Disk]:
+    first, second = Disk(), Disk(free=50)
+    return OverNodes([(str(tmp / "0"), first), (str(tmp / "1"), second)], told.append), first, second
+
+
+def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Path) -> None:
+    told: list[str] = []
+    over, _, _ = nodes(tmp_path, told)
+    write(tmp_path / "0", same="0", alike="x", of_0="a")
+    write(tmp_path / "1", same="1", alike="x", of_1="b", below__of_1="c")
+    look = asyncio.run(over.look("s"))
+    assert sorted(look.files) == [f"step-1/{name}" for name in ("alike", "below/of_1", "of_0", "of_1", "same")] and look.free == 50
+    assert [*asyncio.run(over.held("s")).files] == []
+    asyncio.run(over.bring("s/step-1", tmp_path / "here"))
+    here = {str(path.relative_to(tmp_path / "here")): path.read_text() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    assert here == {"same": "0", "alike": "x", "of_0": "a", "of_1": "b", "below/of_1": "c"}
+    assert told == ["step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("here.")] == []
+    with pytest.raises(Rejected):
+        asyncio.run(over.bring("s/step-2", tmp_path / "none"))
+
+
+def test_what_is_put_there_is_put_on_every_node_and_removed_from_every_node(tmp_path: Path) -> None:
+    over, _, _ = nodes(tmp_path, [])
+    write(tmp_path / "0", a="a")
+    asyncio.run(over.put(tmp_path / "0" / "s" / "step-1", "s/step-2"))
+    assert [*asyncio.run(over.held("s")).files] == ["step-2/a"]
+    (tmp_path / "1/s/step-2/a").write_text("b")  # as long as the other
+    assert [*asyncio.run(over.held("s")).files] == []
+    asyncio.run(over.put(tmp_path / "0" / "s" / "step-1", "s/step-2"))
+    assert (tmp_path / "0/s/step-2/a").read_text() == (tmp_path / "1/s/step-2/a").read_text() == "a"
+    asyncio.run(over.remove(["s/step-2"]))
+    assert not (tmp_path / "0/s/step-2").exists() and not (tmp_path / "1/s/step-2").exists()
+
+
+def test_a_lost_node_has_nothing_and_when_all_are_lost_that_is_raised(tmp_path: Path) -> None:
+    over, first, second = nodes(tmp_path, [])
+    write(tmp_path / "0", a="a")
+    write(tmp_path / "1", b="b")
+    first.lost = True
+    assert [*asyncio.run(over.look("s")).files] == ["step-1/b"]
+    asyncio.run(over.bring("s/step-1", tmp_path / "here"))
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["b"]
+    second.lost = True
+    with pytest.raises(HostLost):
+        asyncio.run(over.look("s"))
