@@ -298,14 +298,14 @@ class Loopback:
     def _lose(self, lease: Lease) -> None:
         """The machine of this lease is gone: nothing runs there any more, and nobody has a place on it."""
         home = self._root / lease.data["host"]
-        with self._alone():
+        with self._alone():  # nobody gets it again before all of it is gone
             for other in self._leases():
                 if other.data["host"] == home.name:
                     self._note("destroyed", other, "fault")
                     (self._root / "leases" / other.id).unlink()
-        _end_all(home)
-        if not self._faults.keeps_disk:
-            shutil.rmtree(home, ignore_errors=True)
+            _end_all(home)
+            if not self._faults.keeps_disk:
+                shutil.rmtree(home, ignore_errors=True)
 
     async def _carry(self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The `call` of the machine of this lease."""

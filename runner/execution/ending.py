@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from drivers.base import DriverError, Exit, HostLost
 
 from ..errors import Invalid, RecipeError
-from ..hosts.sites import Brought, Site
+from ..hosts.sites import Brought
 from ..hosts.staging import undeclared
 from ..language.imports import started
 from ..logs import Log
@@ -28,7 +28,7 @@ from ..survey import imports
 from ..survey.env_files import EnvFiles
 from . import attempt_result, hints
 from .attempts import Running, clear_up
-from .failing import fail, wait_again
+from .failing import fail, lose, wait_again
 from .groups import with_data
 from .judging import grow
 from .watches import PATIENCE
@@ -62,8 +62,7 @@ async def end(work: Work, id: str, end: End) -> None:
                 with contextlib.suppress(DriverError):
                     await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
-            for site, reason in (running.site.gone or {running.site: str(end)}).items():
-                _lose(work, site, reason)
+            lose(work, running.site, end)
         if isinstance(end, Exit) and end.reason == BUSY:
             _discard(work, running)
             wait_again(work, id)
@@ -236,26 +235,3 @@ def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
     work.beside(running.site.clear_after(running.errand, ()))
     clear_up(running, work.scrap, work.ws.objects)
-
-
-def _lose(work: Work, site: Site, why: str) -> None:
-    """A host is gone: nothing starts there any more, and another takes its place if there is one."""
-    if site.lost:
-        return
-    site.lost = why
-    work.commits.say(f"{site.name} is lost: {why}")
-    work.replacing += 1
-    work.beside(_replace(work, site))
-
-
-async def _replace(work: Work, lost: Site) -> None:
-    try:
-        found = await work.host_pool.replace(lost)
-        if found is not None:
-            await work.attempts.hooks_of(found).setup()
-            work.commits.say(f"{found.name} takes its place")
-    except RecipeError as error:
-        work.commits.say(str(error))
-    finally:
-        work.replacing -= 1
-        work.wake()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+from drivers.base import HostLost
+
 from ..digest import Digest
-from ..hosts.sites import SOONEST_LOOK
+from ..errors import RecipeError
+from ..hosts.sites import SOONEST_LOOK, Site
 from ..planning.judge import NOTHING
 from ..planning.schedule import BUSY, Outcome, State
 from .work import Failure, Work
@@ -33,8 +36,31 @@ def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "")
 
 
 def wait_again(work: Work, id: str, key: Digest | None = None) -> None:
-    """Another run took a GPU in the moment before: the step waits again, at no cost to its retries."""
+    """It did not begin, for a GPU was taken in the moment before or its host is gone: the step waits again, at no cost to its retries."""
     if key is not None:
         work.commits.release_after_flush(key)
     work.groups.record(work.scheduler.end(id, Outcome(False, BUSY)))
     work.resting[id] = time.monotonic() + SOONEST_LOOK
+
+
+def lose(work: Work, place: Site, error: HostLost) -> None:
+    """A host is gone, or some of a place with several: nothing starts there any more, and others take their place if there are any."""
+    for site, why in (place.gone or {place: str(error)}).items():
+        if not site.lost:
+            site.lost = why
+            work.commits.say(f"{site.name} is lost: {why}")
+            work.replacing += 1
+            work.beside(_replace(work, site))
+
+
+async def _replace(work: Work, lost: Site) -> None:
+    try:
+        found = await work.host_pool.replace(lost)
+        if found is not None:
+            await work.attempts.hooks_of(found).setup()
+            work.commits.say(f"{found.name} takes its place")
+    except RecipeError as error:
+        work.commits.say(str(error))
+    finally:
+        work.replacing -= 1
+        work.wake()

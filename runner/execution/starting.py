@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from drivers.base import DriverError, Exit, Job
+from drivers.base import DriverError, Exit, HostLost, Job
 
 from ..digest import Digest
 from ..errors import CannotRun, Infrastructure, RecipeError
@@ -31,7 +31,7 @@ from ..storage.locks import Lock
 from . import attempt_result
 from .attempts import Running
 from .control import GRACE, stop
-from .failing import fail, fail_unstarted, wait_again
+from .failing import fail, fail_unstarted, lose, wait_again
 from .judging import is_made
 from .work import End, Work
 
@@ -175,7 +175,9 @@ async def _launch(work: Work, id: str, held: Held) -> None:
     except (_Taken, RecipeError, OSError, DriverError) as error:
         if held.lock is not None:
             held.lock.release()
-        if isinstance(error, _Taken):
+        if isinstance(error, HostLost):
+            lose(work, held.site, error)
+        if isinstance(error, (_Taken, HostLost)):
             return wait_again(work, id, held.key)
         if held.key is not None:
             work.commits.release_after_flush(held.key)

@@ -498,7 +498,10 @@ class HostPool:
         if self._of().driver.traits.shared_disk:
             return self._near(self._python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
         depot = Depot(wire, self._recall)
-        await depot.open()
+        try:
+            await depot.open()
+        except Infrastructure as error:
+            raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
         python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
         if folder := os.path.dirname(python):
             path = f"{folder}:{path}"

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from drivers.base import Host, Unreachable
+from drivers.base import Denied, Host, Rejected, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
@@ -202,9 +202,16 @@ class Wire:
     def _more(self) -> None:
         if self._wanting and self._count < STREAMS:
             self._count += 1
-            opening = asyncio.get_running_loop().create_task(Stream.open(self.host, self.root, "files"))
+            opening = asyncio.get_running_loop().create_task(self._open())
             self._opening.add(opening)
             opening.add_done_callback(self._opened)
+
+    async def _open(self) -> Stream:
+        try:
+            return await Stream.open(self.host, self.root, "files")
+        except (Denied, Rejected) as error:
+            self.complain(str(error))
+            raise
 
     def _opened(self, opening: asyncio.Task[Stream]) -> None:
         self._opening.discard(opening)

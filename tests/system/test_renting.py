@@ -7,6 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from runner.execution.terms import Settings
 from runner.interface.cli.history import overview
 from runner.storage.ledger import LeaseRow, Ledger
@@ -70,8 +72,9 @@ def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) 
     assert "loopback has no machine left that does for it" in space.summary.failed[0].reason and provider(space) == []
 
 
-def test_a_step_whose_machine_is_lost_runs_on_another(space: Space) -> None:
-    cloud(space, faults={"lost_on_call": 4})
+@pytest.mark.parametrize("call", [4, 5])  # while its files are sent, and while it is begun
+def test_a_step_whose_machine_is_lost_runs_on_another(space: Space, call: int) -> None:
+    cloud(space, faults={"lost_on_call": call})
     space.recipe("steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2
