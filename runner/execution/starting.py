@@ -101,6 +101,9 @@ async def _start(work: Work, id: str) -> bool:
     if wants.get("gpus") and not (key is not None and key[:24] in work.orphans):  # what an earlier worker left may hold its own
         try:
             gpus = await _pick(work, id, site, int(wants["gpus"]))
+        except HostLost as error:
+            lose(work, site, error)
+            return True
         except DriverError as error:
             fail_unstarted(work, id, "error", str(error))
             return True
