@@ -15,6 +15,8 @@ from drivers import devices, machine
 from drivers.base import Accounted, Closing, Denied, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 from drivers.devices import Device
 
+from .stream import PYTHONS
+
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
 _OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
 _SHOWN: Final = 120  # characters of what a stranger says
@@ -24,14 +26,15 @@ _CLOCKS_APART: Final = 60  # seconds
 _SCRIPT: Final = r"""
 echo "system=$(uname -srm 2>/dev/null)"
 echo "login=$(id -un 2>/dev/null || id -u)"
-for tool in awk bash cat chmod cp date dd df docker env find flock git head ln mkdir mv nohup nvidia-smi openssl podman ps python3 rm rsync sed \
-    setsid sha256sum sleep sort stat sync tail tar timeout touch uv wc xargs zstd; do
+for tool in bash cat chmod date docker env git ln mkdir mv nvidia-smi podman python3 rm sed uv; do
     where=$(command -v "$tool" 2>/dev/null) && echo "tool=$tool $where"
 done
 line() { { "$@" 2>&1 || :; } | head -n 1; }
-echo "tar=$(line tar --version)"
-echo "sha256sum=$(line sha256sum --version)"
 echo "python3=$(line python3 -c 'import sys; print(".".join(map(str, sys.version_info[:3])))')"
+for python in PYTHONS; do
+    command -v "$python" >/dev/null 2>&1 || continue
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && echo "agent=$python" && break
+done
 { python3 -c 'import venv, ensurepip' || python3 -c 'import venv, pip'; } 2>/dev/null && echo venv=yes
 patiently=$(command -v timeout >/dev/null 2>&1 && echo timeout 10)
 engine() { # name, how it tells its version: it must answer, and not only be installed
@@ -60,20 +63,11 @@ rm -f "$probe" "$probe.l" 2>/dev/null
 rmdir "$root" 2>/dev/null
 echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -r /proc/self/environ ] && echo proc=yes
-"""
+""".replace("PYTHONS", " ".join(PYTHONS))
 
-_NEEDED: Final = {
-    "sha256sum": "what arrives is verified with it: install coreutils",
-    "tar": "data arrives as tar: install tar",
-    **dict.fromkeys(
-        ("awk", "cat", "chmod", "cp", "date", "dd", "df", "env", "find", "head", "ln", "mkdir", "mv", "rm", "sed", "sleep", "sort", "stat"),
-        "install it",
-    ),
-    **dict.fromkeys(("tail", "touch", "wc", "xargs"), "install it"),
-}
-"""Programs that the work there cannot do without, and what to do."""
+_NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
+"""Programs with which a place there is taken."""
 _WANTED: Final = {
-    "setsid": "install util-linux: without it a job that asks for the terminal's signals can be hit by those of its supervisor",
     "python3": "install it for steps that run Python; `python` in the settings names one elsewhere",
     "git": "install it for recipes whose `code` comes from a repository",
     "bash": "install it for steps that say `shell: bash`",
@@ -186,15 +180,13 @@ def _login(told: machine.Facts) -> Iterator[Finding]:
 def _programs(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
     lacking = [name for name in _NEEDED if name not in tools]
     if not lacking:
-        yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs ({_flavour(_one(told, 'sha256sum'))})")
+        yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
-        yield Finding("missing", name, "not found", _NEEDED[name])
-    if "tar" in tools:
-        yield Finding("ok", "tar", _flavour(_one(told, "tar")))
-    if "sha256sum" in tools and not {"openssl", "python3"} & tools.keys():
-        yield Finding("note", "hashing", "by sha256sum alone", "with openssl or python3 there it is up to four times as fast")
-    elif "sha256sum" in tools:
-        yield Finding("ok", "hashing", "openssl" if "openssl" in tools else "python3")
+        yield Finding("missing", name, "not found", "install it")
+    if agent := _one(told, "agent"):
+        yield Finding("ok", "agent", f"runs on {agent}")
+    else:
+        yield Finding("missing", "agent", "no Python 3.9 or later", "install one, or name it as `python` in the settings")
     for name, advice in _WANTED.items():
         if name not in tools:
             yield Finding("note", name, "not found", advice)
@@ -286,10 +278,3 @@ def _one(told: machine.Facts, name: str) -> str:
 def _shown(text: str) -> str:
     """A stranger's words, printable and short."""
     return "".join(character if character.isprintable() else "?" for character in text)[:_SHOWN].strip()
-
-
-def _flavour(words: str) -> str:
-    low = words.lower()
-    return (
-        "busybox" if "busybox" in low else "bsdtar" if "bsdtar" in low else words if "gnu" in low or "uutils" in low else words or "of unknown make"
-    )

@@ -188,12 +188,16 @@ class Stream:
         return self._payloads.popleft()
 
     async def aclose(self) -> None:
-        """Let the program there read what was sent, and end.  Jobs stay."""
-        with contextlib.suppress(asyncio.QueueFull, TimeoutError, DriverError):
-            self._sent.put_nowait(b"")
+        """End the program there, whatever it does.  Jobs stay."""
+        await self._call.aclose()
+
+    async def leave(self) -> None:
+        """Let the program there, which was asked nothing more, end by itself."""
+        with contextlib.suppress(TimeoutError, DriverError):
             async with asyncio.timeout(FAREWELL):
+                await self.finish()
                 async for _ in self._call:
-                    pass
+                    break  # it has nothing to say
         await self._call.aclose()
 
     def _take(self, data: bytes) -> None:

@@ -104,7 +104,7 @@ class Wire:
             opening.cancel()
         idle, self._idle = self._idle, []
         self._count -= len(idle)
-        await asyncio.gather(*(stream.aclose() for stream in idle))
+        await asyncio.gather(*(stream.leave() for stream in idle))
 
     async def ask(self, function: str, *arguments: object, read: Callable[[Any], _T]) -> _T:
         """What a function of `agent.files` answers, as `read` understands it; asked again until it comes whole.  Every function may run twice.

@@ -31,7 +31,7 @@ def test_doctor_says_what_a_host_has_and_leaves_nothing_there(server: Sshd, tmp_
     done = doctor(tmp_path, server, "--driver", "ssh", "--host", server.address)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{server.address}:\nok ")
-    for word in ("shell", "coreutils", "tar", "hashing", "setsid", "cores", "memory", "disk", "gpus"):
+    for word in ("shell", "coreutils", "agent", "cores", "memory", "disk", "gpus"):
         assert f" {word} " in done.stdout, word
     assert list(server.home.iterdir()) == []
 
@@ -42,7 +42,7 @@ def test_doctor_goes_on_where_a_host_cannot_be_asked_and_fails(server: Sshd, tmp
     assert done.returncode == 2
     assert {finding["host"] for finding in found if finding["state"] == "missing"} == {"nobody@127.0.0.1:1"}
     assert [finding["found"] for finding in found if finding["what"] == "connection"] == ["nobody@127.0.0.1:1 cannot be reached: Connection refused"]
-    assert {finding["what"] for finding in found if finding["host"] == server.address} >= {"shell", "root", "tar"}
+    assert {finding["what"] for finding in found if finding["host"] == server.address} >= {"shell", "root", "agent"}
 
 
 def test_doctor_says_what_is_missing_where_programs_are_and_where_nothing_can_be_written(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import pytest
 
-from drivers.base import NOTHING, Argv, Unreachable
+from drivers import calls
+from drivers.base import NOTHING, Argv, Denied, Unreachable
 from drivers.local import LocalHost
 from runner.agent.frames import Frames, frame
 from runner.errors import Corrupt, Infrastructure
@@ -517,6 +518,26 @@ def test_a_sweep_takes_states_that_nobody_wrote_to_and_none_while_an_attempt_is_
     go(check)
 
 
+# -- hosts that lack something
+
+
+def test_a_host_without_a_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    class Bare:
+        root, python = "there", ""
+
+        def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncGenerator[bytes, None]:
+            script = argv[2].replace("PATH=$PATH:/usr/local/bin:/usr/bin:/bin", "PATH=/nowhere")
+            named = [word for word in argv[3:] if not word.startswith("/")]
+            return calls.call(("/bin/sh", "-c", script, *named), stdin, {"PATH": "/nowhere", "HOME": str(tmp_path)}, tmp_path)
+
+    async def check() -> None:
+        with pytest.raises(Denied, match=r"no Python 3\.9 or later: install one there, or name it as `python`"):
+            await Depot(Wire(cast(Any, Bare()), "there")).open()
+        assert not (tmp_path / "there").exists()
+
+    asyncio.run(check())
+
+
 # -- full disks
 
 
@@ -610,10 +631,9 @@ class Liar:
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         yield f"\n{argv[5]} here\n".encode() + frame(b"g/there")
-        asked = aiter(stdin)
-        while True:
-            while (await anext(asked))[:12] != frame()[:12]:
-                pass
+        async for block in stdin:
+            if block != frame():
+                continue
             for _ in range(self.repeat if self.stream else 0):
                 self.told += len(self.stream)
                 yield frame(b"d", self.stream)
