@@ -68,6 +68,8 @@ def _relay(agent: int) -> None:
                     _all(agent, payload[1:])
                 else:
                     _all(1, frame(payload))  # a sign of life
+            if frames.broken:
+                return
 
 
 def _all(fd: int, data: bytes) -> None:

@@ -42,19 +42,27 @@ class Frames:
     """Payloads out of pieces of a stream."""
 
     def __init__(self) -> None:
+        self.broken = False
+        """What comes next is not what was sent."""
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are whole now.  Raises Broken."""
+        """The payloads that are whole now.  Raises Broken; where some are whole before what is broken, those are given first."""
         waiting = self._waiting
         waiting += data
-        found, at = [], 0
-        while len(waiting) - at >= HEAD:
-            head = bytes(waiting[at : at + HEAD])
-            end = at + HEAD + size_of(head)
-            if end > len(waiting):
-                break
-            found.append(checked(head, bytes(waiting[at + HEAD : end])))
-            at = end
+        found: list[bytes] = []
+        at = 0
+        try:
+            while len(waiting) - at >= HEAD:
+                head = bytes(waiting[at : at + HEAD])
+                end = at + HEAD + size_of(head)
+                if end > len(waiting):
+                    break
+                found.append(checked(head, bytes(waiting[at + HEAD : end])))
+                at = end
+        except Broken:
+            self.broken = True
+            if not found:
+                raise
         del waiting[:at]
         return found

@@ -177,6 +177,8 @@ class Stream:
     async def receive(self) -> bytes:
         """The next payload.  Raises Unreachable when the stream is over, or what comes is not what was sent, and what `Host.call` raises."""
         while not self._payloads:
+            if self._frames.broken:
+                raise Unreachable("what the agent says does not arrive whole")
             try:
                 self._take(await anext(self._call))
             except StopAsyncIteration:

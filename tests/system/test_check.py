@@ -341,7 +341,7 @@ def test_code_is_read_for_what_it_imports_and_passes(space: Space) -> None:
     rules = found(space)
     assert "trl 1.16.0 has no trl.PPOTrainer" in rules["removed-trainers"]["message"] and "rlhf@1" in rules["removed-trainers"]["fix"]
     assert "transformers 5.23.0 has no warmup_ratio" in rules["removed-arguments"]["message"]
-    space.write("lock.txt", "trl==0.11.0\ntransformers==4.46.0\n")
+    space.write("lock.txt", "trl==0.11.0 --hash=sha256:00\ntransformers==4.46.0 --hash=sha256:00\n")
     assert found(space) == {}
 
 

@@ -33,7 +33,9 @@ from drivers.loopback import Loopback
 from runner.errors import CannotRun
 from runner.hosts import containers
 from runner.hosts.client import Client, here
+from runner.hosts.client import there as there_on
 from runner.hosts.containers import Engine, Image, Mount
+from runner.hosts.wire import Wire
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
 from tests.tools import lacks, needs
@@ -274,11 +276,12 @@ def test_one_that_is_stopped_before_it_began_leaves_nothing(room: Room) -> None:
         assert room.left() == []
 
 
-def test_a_machine_that_has_only_a_shell_runs_and_stops_containers_too(machine: Machine, tmp_path: Path) -> None:  # noqa: F811
+def test_another_machine_runs_and_stops_containers_too(machine: Machine, tmp_path: Path) -> None:  # noqa: F811
     async def there() -> None:
         driver = Loopback(tmp_path / "machines")
         lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "lease", datetime.now(UTC) + timedelta(hours=1)))
-        (host,) = await driver.hosts(lease) or ()
+        (machine_of,) = await driver.hosts(lease) or ()
+        host = there_on(Wire(machine_of, machine_of.root))
         attempt = tmp_path / "machines" / "host-1" / "attempts" / "one"
         attempt.mkdir(parents=True)
         said: list[str] = []

@@ -31,7 +31,7 @@ from tests.servers.sshd import Sshd
 
 FAULTS = int(os.environ.get("RECIPE_TRANSFER_FAULTS", "8"))
 CHUNK = 128 << 10
-PIPE = 448 << 10
+PIPE = 640 << 10
 """Bytes that are on their way, in pipes and in what reads them, when a connection breaks: sent, but nowhere."""
 
 

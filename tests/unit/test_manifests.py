@@ -51,6 +51,14 @@ def test_a_manifest_that_is_trusted_stays_inside(paths: list[str], targets: list
         assert not posixpath.normpath(at).startswith(("/", ".."))
 
 
+def test_what_is_whole_before_a_flipped_bit_is_given_and_nothing_behind_it() -> None:
+    stream, frames = bytearray(frame(b"one") + frame(b"two") + frame(b"three")), Frames()
+    stream[len(frame(b"one")) + 13] ^= 1
+    assert frames.feed(bytes(stream)) == [b"one"] and frames.broken
+    with pytest.raises(Broken):
+        frames.feed(b"")
+
+
 @given(st.lists(st.sampled_from(["a", "b/c", "b/d/e", "f"]), unique=True))
 def test_the_digest_of_a_tree_depends_on_every_name_and_kind(names: list[str]) -> None:
     entries = [Entry(name, "f", 1, "0" * 64) for name in names]
