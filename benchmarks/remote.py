@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import asyncssh
 
 from drivers.base import Command
-from drivers.ssh import SshHost
+from runner.hosts.client import Client
 from tests.servers.logins import hosted
 from tests.servers.sshd import Sshd
 
@@ -87,7 +87,7 @@ def row(what: str, times: list[tuple[float, float]], unit: float, of: str) -> No
         print(f"| {what} | {at[0] * 1000:.1f} ms | {at[1] * 1000:.1f} ms | {sum(cpus) / len(cpus) * 1000:.1f} ms |")
 
 
-async def nothing(host: SshHost, connection: asyncssh.SSHClientConnection, ssh: list[str], master: list[str], jobs: int) -> None:
+async def nothing(host: Client, connection: asyncssh.SSHClientConnection, ssh: list[str], master: list[str], jobs: int) -> None:
     number = iter(range(10**9))
     step = Command(("true",), cwd="/", env={"PATH": os.environ["PATH"]})
 
@@ -141,7 +141,7 @@ def chain(sshd: Sshd, place: Path, steps: int) -> None:
         row(what, [(wall, used / steps) for wall in between], 0, "")
 
 
-async def bulk(host: SshHost, connection: asyncssh.SSHClientConnection, ssh: list[str], size: int) -> None:
+async def bulk(host: Client, connection: asyncssh.SSHClientConnection, ssh: list[str], size: int) -> None:
     async def plain() -> None:
         async with connection.create_process("cat > /dev/null", encoding=None) as process:
             async for data in blocks(size):
@@ -167,7 +167,7 @@ async def bulk(host: SshHost, connection: asyncssh.SSHClientConnection, ssh: lis
         row(name, took, size, "MB/s")
 
 
-async def logs(host: SshHost, place: Path, size: int) -> None:
+async def logs(host: Client, place: Path, size: int) -> None:
     job = await host.start(
         Command(("/bin/sh", "-c", f"yes a line of a log | head -c {size * MB}"), cwd=str(place), env={"PATH": os.environ["PATH"]}), "log"
     )

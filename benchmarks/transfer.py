@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from drivers.base import Host, Order, Wish
 from drivers.ssh import Ssh
 from runner.hosts.transfer import Depot
+from runner.hosts.wire import Wire
 from runner.storage import files
 from runner.storage.digest_cache import DigestCache
 from tests.servers.sshd import Sshd
@@ -91,9 +92,10 @@ class Ours:
         manifest = self.cache.entries(self.top.name)
         content = files.tree_id(manifest)
         self.manifests[content] = manifest
-        depot = Depot(self.host, ".recipe-host", recall=self.manifests.get)
+        depot = Depot(Wire(self.host, ".recipe-host"), self.manifests.get)
         await depot.open()
         await depot.send({content: str(self.top)}, {content: manifest})
+        await depot.aclose()
         await self.host.aclose()
         await self.driver.aclose()
 
