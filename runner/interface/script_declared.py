@@ -86,7 +86,7 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
         return value, ""
     metadata = _given(value, "metadata")
     pairs = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
-    words = next((_text(each) for key, each in pairs if _text(key) == "help"), _text(_given(value, "help")))
+    words = next((text_of(each) for key, each in pairs if text_of(key) == "help"), text_of(_given(value, "help")))
     return _given(value, "default"), words
 
 
@@ -110,17 +110,17 @@ def _parameters(function: ast.FunctionDef, tool: str) -> Iterator[Declared]:
             continue
         if isinstance(default, ast.Constant) and default.value is ...:
             default = None
-        named = next((text for each in (about.args if about else ()) if (text := _text(each)).startswith("--")), "")
+        named = next((text for each in (about.args if about else ()) if (text := text_of(each)).startswith("--")), "")
         positional = tool == "typer" and (default is None if about is None else _word(about.func) == "Argument")
         flag = "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
         negative = (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
-        words = _text(_given(about, "help")) if about else ""
+        words = text_of(_given(about, "help")) if about else ""
         yield Declared(argument.arg, flag, kind, default, words, default is None, choices, many, negative, bool(negative))
 
 
 def _clicked(call: ast.Call) -> Iterator[Declared]:
     """A decorator of click."""
-    names = [text for each in call.args if (text := _text(each))]
+    names = [text for each in call.args if (text := text_of(each))]
     if not names:
         return
     long = next((each for each in names if each.startswith("--")), names[0])
@@ -130,7 +130,7 @@ def _clicked(call: ast.Call) -> Iterator[Declared]:
     alone = bool(no) or _is(_given(call, "is_flag"), True)
     word = _CLICK_TYPES.get(_word(kind), _word(kind)) if kind is not None else _of_value(default)
     if isinstance(kind, ast.Call) and _word(kind.func) == "Choice" and kind.args:
-        choices = tuple(_text(each) for each in getattr(kind.args[0], "elts", ()))
+        choices = tuple(text_of(each) for each in getattr(kind.args[0], "elts", ()))
     elif isinstance(kind, ast.Call):
         word = _CLICK_TYPES.get(_word(kind.func), {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"))
     many = _is(_given(call, "multiple"), True) or _is(_given(call, "nargs"), -1)
@@ -142,7 +142,7 @@ def _clicked(call: ast.Call) -> Iterator[Declared]:
         flag,
         "bool" if alone else word if word in _SCALARS else "str",
         default,
-        _text(_given(call, "help")),
+        text_of(_given(call, "help")),
         required,
         choices,
         many,
@@ -196,9 +196,10 @@ def _owner(node: ast.AST) -> str:
     return _word(node.value) if isinstance(node, ast.Attribute) else ""
 
 
-def _text(node: ast.AST | None) -> str:
+def text_of(node: ast.AST | None) -> str:
+    """The words of a text, its pieces put together where it is written in several."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _text(node.left) + _text(node.right)
+        return text_of(node.left) + text_of(node.right)
     return ""

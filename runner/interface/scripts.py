@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from ..language.python_reader import of_tree
-from .script_declared import Declared, declared
+from .script_declared import Declared, declared, text_of
 
 Role = Literal["value", "input", "output", "state", "resume"]
 
@@ -125,10 +125,10 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     flag = next((each for each in flags if each.startswith("--")), flags[0])
     positional = not flag.startswith("-")
-    name = _text(given.get("dest")) or flag.lstrip("-").replace("-", "_")
+    name = text_of(given.get("dest")) or flag.lstrip("-").replace("-", "_")
     what = given.get("action")
-    action = what.attr if isinstance(what, ast.Attribute) else _text(what)
-    option = Option(name, "" if positional else flag, help=" ".join(_text(given.get("help")).replace("%(default)s", "the default").split()))
+    action = what.attr if isinstance(what, ast.Attribute) else text_of(what)
+    option = Option(name, "" if positional else flag, help=" ".join(text_of(given.get("help")).replace("%(default)s", "the default").split()))
     if action in ("help", "version"):
         return None
     if action in ("store_true", "store_false", "BooleanOptionalAction"):
@@ -175,15 +175,6 @@ def _choices(node: ast.AST | None) -> tuple[str, ...]:
     items = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
     values = [str(each.value) for each in items if isinstance(each, ast.Constant)]
     return tuple(values) if len(values) == len(items) else ()
-
-
-def _text(node: ast.AST | None) -> str:
-    """The words of a text, its pieces put together where it is written in several."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _text(node.left) + _text(node.right)
-    return ""
 
 
 def _plain(node: ast.AST | None) -> str | None:
@@ -240,7 +231,7 @@ class _Use(ast.NodeVisitor):
                 *(node.args[:1] if owner is not None else node.args[1:2]),
                 *(keyword.value for keyword in node.keywords if keyword.arg == "mode"),
             ]
-            mode = next((_text(each) for each in modes), "r")
+            mode = next((text_of(each) for each in modes), "r")
             reads, writes = not set(mode) & set("wax"), bool(set(mode) & set("wax+"))
             places = [owner] if owner is not None else node.args[:1]
         elif word in ("rename", "replace"):  # a checkpoint that is complete gets its name like this; texts have a replace, too

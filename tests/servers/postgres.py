@@ -30,7 +30,19 @@ class Postgres:
     def __enter__(self) -> Self:
         if os.geteuid() == 0:
             shutil.chown(self._folder, "postgres")
-        self._do("initdb", "-D", str(self._folder / "data"), "-A", "trust", "-U", "tester", "--no-sync", "--no-instructions")
+        self._do(
+            "initdb",
+            "-D",
+            str(self._folder / "data"),
+            "-A",
+            "trust",
+            "-U",
+            "tester",
+            "--locale=C",
+            "--encoding=UTF8",
+            "--no-sync",
+            "--no-instructions",
+        )
         self.start()
         return self
 

@@ -141,7 +141,7 @@ def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(spa
         if slow and errand.name.endswith(".1"):
             slow.clear()
             monkeypatch.setattr(group, "BEGIN", 60.0)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return await whole(site, errand, command)
 
     monkeypatch.setattr(Away, "begin", begin)
