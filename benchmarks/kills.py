@@ -3,9 +3,10 @@
 usage: kills.py [--kills 100] [--whom any] [--steps 24] [--seed 1] [--jobs 2] [--driver local] [--root DIR]
 
 Each workspace is a graph of short steps with outputs of every size.  A step writes a line to a file of its own, outside its attempt, when its command
-begins and when it ends.  The worker, its agent (the parent of the steps), or both are killed (SIGKILL): at any moment, or within 200 ms of a step's
-end; where the worker was, `recipe run` is started again.  After a few kills a run may end, and everything is looked at.  Exit code 1: a step began
-twice or was lost, or a run failed.
+begins and when it ends.  The worker, the agent (the parent of steps), what carries our questions on a host (`attach`), or several are killed
+(SIGKILL): at any moment, or within 200 ms of an end; where the worker was, `recipe run` is started again.  With `--driver ssh` the host is a real
+sshd of this machine, with a root of its own for each workspace.  After a few kills a run may end, and everything is looked at.  Exit code 1: a step
+began twice or was lost, or a run failed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 KILLS = 8
 """In one workspace, at most."""
+WHOM = ["worker", "agent", "worker agent", "attach", "attach agent", "worker attach agent"]
+"""Who is killed together; the first three are all that there are on this machine."""
 PATIENCE = 120.0
 """Seconds until a run that goes on by itself is taken for stuck."""
 RECIPE = [sys.executable, "-c", "import sys; from runner.interface.cli.main import main; sys.exit(main(sys.argv[1:]))"]
@@ -107,12 +112,16 @@ class Tally:
 class Workspace:
     """One folder, its recipe and what its steps wrote down."""
 
-    def __init__(self, root: Path, rng: random.Random, steps: int, jobs: int, driver: str, whom: str) -> None:
-        self.root, self.rng, self.notes, self.whom = root, rng, root / "notes", whom
+    def __init__(self, root: Path, rng: random.Random, steps: int, jobs: int, driver: str, whom: str, settings: str = "") -> None:
+        self.root, self.rng, self.notes = root, rng, root / "notes"
+        self.there = root / ".recipe" / "local" if driver == "local" else root / "there"
+        self.choices = [whom] if whom != "any" else WHOM[: 3 if driver == "local" else None]
         self.process: subprocess.Popen[bytes] | None = None
         self.words = [*RECIPE, "run", f"-j{jobs}", "--driver", driver]
         self.notes.mkdir(parents=True)
         made, self.shown = graph(rng, self.notes, steps)
+        if settings:
+            (root / "recipe.toml").write_text(f'[drivers.{driver}]\n{settings}root = "{self.there}"\n')
         (root / "recipe.yaml").write_text(json.dumps({"recipe": "kills@1", "summary": "Short steps", "steps": made}, indent=1))
 
     def ends(self) -> int:
@@ -134,24 +143,28 @@ class Workspace:
                 time.sleep(self.rng.random() * 0.2 if after_an_end else 0.0)
                 break
             time.sleep(0.002)
-        whom = self.whom if self.whom != "any" else self.rng.choice(["worker", "agent", "both"])
+        whom = self.rng.choice(self.choices)
         hit = process.poll() is None
-        for pid in self.agents() if whom != "worker" else ():
+        for pid in self.programs(whom):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if whom == "agent" and hit:
+        if "worker" not in whom and hit:
             return True, 0
         self.process = None
         process.kill()
         code = process.wait()
         return code == -signal.SIGKILL, code
 
-    def agents(self) -> list[int]:
-        """The agents of this workspace."""
-        root, found = str(self.root / ".recipe" / "local").encode(), []
+    def programs(self, whom: str) -> list[int]:
+        """What serves this workspace where its steps run: its agent, and what carries our questions to it."""
+        agent, attach = f"{self.there}/agent" if self.there.name == "there" else str(self.there), str(self.there)
+        wanted = {*(["agent"] if "agent" in whom else []), *(["attach"] if "attach" in whom else [])}
+        found = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if root in Path("/proc", entry, "cmdline").read_bytes().split(b"\0"):
+                words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+                is_a = "agent" if agent.encode() in words else "attach" if attach.encode() in words else ""
+                if is_a in wanted:
                     found.append(int(entry))
         return found
 
@@ -176,11 +189,11 @@ class Workspace:
                 tally.lost.append(where)
 
 
-def run(kills: int, seed: int, steps: int, jobs: int, driver: str, whom: str, top: Path) -> Tally:
+def run(kills: int, seed: int, steps: int, jobs: int, driver: str, whom: str, top: Path, settings: str = "") -> Tally:
     """Kill so often, in as many workspaces as that takes; those in which nothing went wrong are deleted."""
     rng, tally = random.Random(seed), Tally()
     while tally.kills < kills:
-        space = Workspace(top / f"w{tally.workspaces}", rng, steps, jobs, driver, whom)
+        space = Workspace(top / f"w{tally.workspaces}", rng, steps, jobs, driver, whom, settings)
         tally.workspaces += 1
         faults = Tally()
         code = 0
@@ -216,16 +229,25 @@ def _writable(do: Callable[..., object], path: str, _error: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="how often somebody is killed")
-    parser.add_argument("--whom", choices=("worker", "agent", "both", "any"), default="any", help="who is killed; an agent only with --driver local")
+    parser.add_argument("--whom", choices=(*WHOM, "any"), default="any", help="who is killed")
     parser.add_argument("--steps", type=int, default=24, help="in each workspace")
     parser.add_argument("--seed", type=int, default=1, help="of the graphs and the moments")
     parser.add_argument("--jobs", type=int, default=2, help="steps at once")
-    parser.add_argument("--driver", default="local", help="where steps run: local or loopback")
+    parser.add_argument("--driver", default="local", choices=("local", "ssh"), help="where steps run")
     parser.add_argument("--root", type=Path, help="where workspaces are made; those that show a fault stay")
     given = parser.parse_args()
     top = Path(tempfile.mkdtemp(prefix="kills-", dir=given.root))
     begun = time.monotonic()
-    tally = run(given.kills, given.seed, given.steps, given.jobs, given.driver, given.whom, top)
+    with contextlib.ExitStack() as stack:
+        settings = ""
+        if given.driver == "ssh":
+            from tests.servers.sshd import Sshd
+
+            sshd = stack.enter_context(Sshd(top / "sshd"))
+            settings = (
+                f'hosts = ["{sshd.address}"]\nagent = false\nknown_hosts = "{sshd.known_hosts}"\nidentity = "{sshd.identity}"\nslots = {given.jobs}\n'
+            )
+        tally = run(given.kills, given.seed, given.steps, given.jobs, given.driver, given.whom, top, settings)
     print(f"{tally.kills} kills in {tally.workspaces} workspaces of {given.steps} steps, {time.monotonic() - begun:.0f} s")
     for words, found in (
         ("finished steps begun twice", tally.again),
@@ -235,7 +257,7 @@ def main() -> int:
     ):
         print(f"{len(found):5} {words}", *found, sep="\n      ")
     if not tally.bad:
-        os.rmdir(top)
+        shutil.rmtree(top, onerror=_writable)
     return int(tally.bad)
 
 

@@ -169,7 +169,9 @@ class Host(Protocol):
     """Seconds without contact after which all that we began there is ended; None: never."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """Run a program and stream its output, while its input is streamed to it.  Raises Rejected with its stderr when it fails.
+        """Run a program and stream its output, while its input is streamed to it.
+
+        Raises Rejected with its stderr when it fails, and Unreachable when somebody there ended it.
 
         One that is given up is ended, with its group; what made a session of its own is not.
         """

@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .base import NOTHING, Argv, Rejected
+from .base import NOTHING, Argv, Rejected, Unreachable
 
 CHUNK = 1 << 20
+ENDED = (-1, -2, -9, -15)  # signals of who ends a program from outside: it did nothing wrong
 SAID = 4096  # bytes of its last words
 
 
 async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None) -> AsyncGenerator[bytes, None]:
-    """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails, and whatever `stdin` raises.
+    """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails, Unreachable when it was killed.
 
     One that is given up, or whose input breaks off, is killed with its group: it must not take half of the input for the whole.
     """
@@ -56,7 +57,7 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
             words = said.read().decode("utf-8", "replace").strip()
-            raise Rejected(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
+            raise (Unreachable if code in ENDED else Rejected)(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds after a refusal until another channel is tried
 REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
+ENDED = ("HUP", "INT", "KILL", "TERM")  # signals of who ends a program from outside: it did nothing wrong
 KILLING = 3.0  # seconds in which a command that nobody wants must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
@@ -490,7 +491,9 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
         told = _readable(noise + before + words)
         raise Denied(f"{route} does not run commands in a POSIX shell" + (f"; it says: {told}" if told else ""))
     if session.signal:
-        raise Rejected(f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}" + (f": {said}" if said else ""))
+        raise (Unreachable if session.signal in ENDED else Rejected)(
+            f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}" + (f": {said}" if said else "")
+        )
     if session.code:
         raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
 

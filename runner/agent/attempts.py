@@ -29,7 +29,7 @@ def stage(request: Request, name: str, stamp: str, states: Sequence[str]) -> boo
         os.makedirs(state, exist_ok=True)
     aside = f"{request.partial}/attempt.{os.getpid()}"
     trees.remove(aside)
-    os.makedirs(aside)
+    request.arriving(aside)
     try:
         os.chdir(aside)
         trees.unpack(request.read, request.into, 0o755)
@@ -71,9 +71,14 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
         return ("o" if os.path.islink(at) else "-"), []
     except OSError:  # a link to itself
         return "o", []
-    if kind == "d":
-        return "d", trees.rows(at)
-    return (kind, [("", kind, os.stat(at).st_size, trees.digest_of(at))]) if kind in "fx" else ("o", [])
+    try:
+        if kind == "d":
+            return "d", trees.rows(at)
+        return (kind, [("", kind, os.stat(at).st_size, trees.digest_of(at))]) if kind in "fx" else ("o", [])
+    except FileNotFoundError:
+        if os.path.lexists(at):
+            raise
+        return "-", []  # what a worker that was killed asked for last is still under way: `keep` has just moved it
 
 
 def _changed(note: str) -> list[str]:
@@ -116,7 +121,7 @@ def remains(request: Request, path: str, each: int, whole: int, count: int) -> t
 
 def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) -> list[str]:
     """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
-    os.makedirs(request.partial, exist_ok=True)
+    request.arriving(request.partial)
     kept = []
     for output, name, copied in outputs:
         source, aside, at = f"{path}/{output}", f"{request.partial}/{name}", objects.place(name)
@@ -124,7 +129,11 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
         if not objects.sealed(request, name):
             if os.path.lexists(source):
                 trees.remove(aside)
-                _moved(source, aside, copied or os.path.islink(source))
+                try:
+                    _moved(source, aside, copied or os.path.islink(source))
+                except FileNotFoundError:
+                    if os.path.lexists(source):
+                        raise  # else another, for a worker that was killed, was faster
             if os.path.lexists(aside):
                 trees.remove(at)
                 _freeze(aside, name)

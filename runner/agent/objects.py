@@ -72,8 +72,7 @@ def have(request: Request, names: Sequence[str]) -> list[str]:
 
 def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
     """How each of these objects stands, who else is sending any and for how long they were silent, bytes that are free, and the latest trees."""
-    os.makedirs(request.partial, exist_ok=True)
-    trees.touch(f"{request.partial}/.alive")
+    request.arriving(request.partial)
     how: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}
     senders = os.listdir("partial")
@@ -166,7 +165,7 @@ def batch(request: Request, folder: str, tree: str, manifest: str, expected: str
     `stamp`, or the files `loose`.
     """
     into = f"{request.partial}/{folder}"
-    os.makedirs(into, exist_ok=True)
+    request.arriving(into)
     os.chdir(into)
     try:
         digests = trees.unpack(request.read, request.into, 0o555)
@@ -186,7 +185,7 @@ def batch(request: Request, folder: str, tree: str, manifest: str, expected: str
 def write(request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]]) -> str:
     """Put bytes into the holes of a large file, each its first grain and how many; its digest where this is the last of it, which has a mode."""
     path = f"{folder}/{name}"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    request.arriving(os.path.dirname(path))
     if os.path.lexists(path):
         os.chmod(path, 0o600)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

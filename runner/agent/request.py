@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 
@@ -22,11 +23,14 @@ class Request:
 
     def __init__(self, root: str, boot: str) -> None:
         self.root, self.boot, self.partial = root, boot, ""
+        self._lock = os.open("partial.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Held by every question while it is at work: in folders of what is arriving, others may be, too."""
         self._held = memoryview(b"")
         self._whole = True
         self._out: list[bytes] = []
         self._size = 0
         self._squeezer: Squeezer | None = None
+        self._untidy = False
 
     def begin(self) -> tuple[str, list[object]]:
         """The next question.  Raises Over."""
@@ -37,6 +41,7 @@ class Request:
         sender, *asked = json.loads(payload[1:])
         self.partial = f"partial/{sender}"
         self._held, self._whole, self._squeezer = memoryview(b""), False, None
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
         if os.path.isdir(self.partial):
             trees.touch(f"{self.partial}/.alive")  # whoever asks is not silent
         return str(asked[0]), asked[1:]
@@ -78,15 +83,33 @@ class Request:
         while not self._whole:  # what was not wanted
             self._whole = not _next()
         self._flush()
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        if self._untidy:
+            self._tidy()
         _put(frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
 
+    def arriving(self, folder: str) -> None:
+        """Have a folder of what is arriving, with the sign that its sender is alive."""
+        os.makedirs(folder, exist_ok=True)
+        trees.touch(f"{self.partial}/.alive")
+
     def tidy(self) -> None:
-        """Forget a sender of whom nothing is left."""
+        """Something arrived: when this is answered, a sender of whom nothing is left is forgotten."""
+        self._untidy = True
+
+    def _tidy(self) -> None:
+        self._untidy = False
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # others are at work; the last of them does it
         try:
             if set(os.listdir(self.partial)) <= {".alive"}:
                 trees.remove(self.partial)
         except OSError:
-            pass  # another question of theirs is under way
+            pass  # it is gone already
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _flush(self) -> None:
         if self._out:

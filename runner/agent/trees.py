@@ -110,14 +110,17 @@ def remove(path: str) -> None:
     except (IsADirectoryError, PermissionError):
         if not os.path.isdir(path) or os.path.islink(path):
             raise
-    open_up(path)
-    for folder, folders, names in os.walk(path, topdown=False):
-        for name in names:
-            os.unlink(f"{folder}/{name}")
-        for name in folders:
-            under = f"{folder}/{name}"
-            os.unlink(under) if os.path.islink(under) else os.rmdir(under)
-    os.rmdir(path)
+    try:
+        open_up(path)
+        for folder, folders, names in os.walk(path, topdown=False):
+            for name in names:
+                os.unlink(f"{folder}/{name}")
+            for name in folders:
+                under = f"{folder}/{name}"
+                os.unlink(under) if os.path.islink(under) else os.rmdir(under)
+        os.rmdir(path)
+    except FileNotFoundError:
+        remove(path)  # another deletes it, too
 
 
 def newest(path: str) -> int:
