@@ -76,7 +76,8 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
             try:
                 offers = await retry_async(partial(driver.offers, wish), patient(SOON))
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
-                found.append(Shelf(name, wish, offers, dict(excluded), ENDS[driver.traits.ends]))
+                ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices) if words)
+                found.append(Shelf(name, wish, offers, dict(excluded), ends))
             except Rejected as error:
                 raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error
             except DriverError as error:

@@ -10,6 +10,7 @@ What only some drivers have is tested by a class of its own, which the test of s
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import resource
@@ -698,7 +699,21 @@ class ExcludingContract(DriverContract):
         asyncio.run(ask())
 
 
-class RentingContract(DriverContract):
+class RentedContract(DriverContract):
+    """Of drivers that give out another machine for each order: as `Leases` does, one that is there is found by its key."""
+
+    async def host(self, driver: Driver) -> Client:
+        with open(os.environ["RENTING"], "w") as lock:  # noqa: ASYNC230
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = [lease for lease in await driver.leases() if lease.key == "the-lease"]
+            order = Order((await driver.offers(Wish()))[0], "the-lease", datetime.now(UTC) + timedelta(hours=1))
+            lease = found[0] if found else await driver.acquire(order)
+        while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
+            await asyncio.sleep(0.05)
+        return self.attached(hosts[0])
+
+
+class RentingContract(RentedContract):
     """Of drivers that rent: what is billed, until when, and to whom."""
 
     def test_a_machine_that_ends_itself_does_so_at_another_time_when_it_is_asked(self, place: Path) -> None:
@@ -730,6 +745,10 @@ class RentingContract(DriverContract):
 
         asyncio.run(rent())
 
+
+class AccountedContract(DriverContract):
+    """Of drivers whose provider has an account for us."""
+
     def test_an_account_is_told_in_words(self, place: Path) -> None:
         async def ask() -> None:
             driver = self.make(place)
@@ -742,6 +761,7 @@ class RentingContract(DriverContract):
 PARTS: dict[type[DriverContract], type] = {
     ExcludingContract: Excluding,
     RentingContract: Charging,
+    AccountedContract: Accounted,
     SkippingContract: Skipping,
     VisitingContract: Visiting,
     ClosingContract: Closing,

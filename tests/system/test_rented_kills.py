@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.fake_provider import provider
+from tests.rented import alive, rents
 from tests.support import Space
-from tests.vastai import alive, rents
 
 KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "2"))
 POINTS = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from drivers import vastai_wire
+from drivers import web
 from drivers.base import Denied, DriverError, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Unsure, Wish
 from drivers.vastai import Vastai
 from tests.fake_provider import Provider, provider
+from tests.rented import ours, rents
 from tests.support import Space
-from tests.vastai import ours, rents
 
 RECIPE = "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
 
@@ -68,7 +68,7 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(space: Space, ma
 def answer(monkeypatch: pytest.MonkeyPatch, reply: Callable[[httpx.Request], httpx.Response], act: Callable[[Vastai], Any], tmp_path: Path) -> Any:
     monkeypatch.setenv("VAST_API_KEY", "k")
     client = httpx.AsyncClient(transport=httpx.MockTransport(reply))
-    monkeypatch.setattr(vastai_wire.Wire, "_of_loop", lambda self: client)
+    monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
     return asyncio.run(act(Vastai(api="http://x", installation=str(tmp_path / "installation"))))
 
 
