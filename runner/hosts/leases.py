@@ -49,7 +49,8 @@ from .money import affordable, committed
 
 _T = TypeVar("_T")
 TERM: Final = timedelta(days=1)
-"""For which a lease is asked, and asked again every `RENEW`: how long it stays when a worker and its workspace are gone for good."""
+"""For which a lease is asked where the setting `term` does not say, and asked again every `RENEW`: how long it stays when a worker and its workspace
+are gone for good."""
 RENEW: Final = 3600.0
 LEAST: Final = 300.0
 """Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
@@ -61,7 +62,7 @@ SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
-OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least")
+OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term")
 """Settings of a driver's table that are not the driver's."""
 
 _log = Log("leases")
@@ -108,6 +109,8 @@ class Leases:
         self.limit: float | None = None
         """US dollars that the whole run may cost."""
         self.least = LEAST
+        self.term = TERM
+        """For which a lease is asked."""
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
@@ -128,7 +131,7 @@ class Leases:
         """When a machine is to end that is rented now, or asked to stay."""
         now = _now()
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
-        return now + min(TERM, timedelta(seconds=min(seconds, TERM.total_seconds())))
+        return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
 
     def pays(self, offer: Offer, shares: int = 1) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
@@ -245,7 +248,7 @@ class Leases:
         return kept
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
-        """Keep a lease for another `TERM`, where the driver can."""
+        """Keep a lease for another term, where the driver can."""
         until = self.until(row.price, self.left(row.key) - committed(row.price, row.asked, time.time()))
         if until.timestamp() <= row.until:
             return row

@@ -57,6 +57,8 @@ IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
+TAKEN_AWAY = 3
+"""Spot machines that are taken away from a run before it rents on demand."""
 AGAIN = 20.0
 """Seconds until a machine that was not given back is given back once more."""
 ALARM = 600.0
@@ -65,6 +67,8 @@ LOOK = 300.0
 """Seconds between two looks at what other runs left, while a run goes on."""
 SWEEP = timedelta(days=1)
 """Between two looks at what a host keeps that nobody has asked for in a long time."""
+NOTICED = 5.0
+"""Seconds until a machine is asked again whether it is taken away, when it did not answer."""
 TELL = 5.0
 """Seconds between words about a transfer."""
 
@@ -136,6 +140,10 @@ class HostPool:
     _idle: float = IDLE
     _market: Market | Literal["any"] = "on-demand"
     _used: list[_Used] = field(default_factory=list)
+    _spot: set[str] = field(default_factory=set)
+    """Names of places that were rented on the spot market."""
+    _taken: int = 0
+    """How many of them were taken away."""
     _beside: list[asyncio.Task[None]] = field(default_factory=list)
 
     lost: list[str] = field(default_factory=list)
@@ -155,10 +163,13 @@ class HostPool:
         """Whether hosts cost money, so that each is asked for when a step needs it."""
         return self.leases is not None and self.leases.driver.traits.priced
 
-    @property
-    def preemptible(self) -> bool:
-        """Whether machines may be rented that are taken away before they are given back."""
-        return self._market != "on-demand"
+    def preemptible(self, place: Site) -> bool:
+        """Whether a place may be taken away before it is given back."""
+        return any(site.name in self._spot for site in place.members)
+
+    def leaving(self) -> list[Site]:
+        """Places that are about to be taken away."""
+        return [used.site for used in self._used if used.site.leaving]
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
@@ -183,11 +194,11 @@ class HostPool:
         if not self.priced:
             return self.sites
         need = self.need(wants)
-        return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost]
+        return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost and not used.site.leaving]
 
     def need(self, wants: ResourceSpec) -> Need:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
-        return need_for(wants, self._market)
+        return need_for(wants, self._market if self._taken < TAKEN_AWAY else "on-demand")
 
     async def open(self, *, want: int, nodes: int = 1) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -212,7 +223,7 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
-        self._beside = [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
+        self._beside += [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int, nodes: int) -> None:
         """Take places until there are `want`, and `nodes` hosts; first where we have one."""
@@ -298,7 +309,7 @@ class HostPool:
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
-        return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost for used in self._used)
+        return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost and not used.site.leaving for used in self._used)
 
     def spare(self, needs: Mapping[Need, int]) -> list[tuple[Site, str]]:
         """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
@@ -308,7 +319,9 @@ class HostPool:
         now, found = time.monotonic(), []
         for used in self._used:
             served = [count for need, count in needs.items() if covers(used.offer, need)]
-            if used.site.busy or any(served):
+            if used.site.leaving and not used.site.busy:
+                found.append((used.site, used.site.leaving))
+            elif used.site.busy or any(served):
                 used.idle_since = now
             elif not served:
                 found.append((used.site, "no unfinished step needs it"))
@@ -324,9 +337,29 @@ class HostPool:
         await site.aclose()
         for used in [used for used in self._used if used.site is site]:
             self._used.remove(used)
+            self._gone(used.site)
             for row in used.leases:
                 gone &= await self._of().release(row, reason)
         return gone
+
+    def _gone(self, site: Site) -> None:
+        """A place is given back: one of the spot market may have been taken away."""
+        if site.name in self._spot and (site.lost or site.leaving):
+            self._taken += 1
+            if self._taken == TAKEN_AWAY:
+                self.say(f"{TAKEN_AWAY} spot machines were taken away: what is rented from now on is on demand")
+
+    async def _watch(self, site: Site, host: Host) -> None:
+        """Wait until a place is about to be taken away, or gone."""
+        while not site.lost and site in self.sites:
+            try:
+                async for _ in host.call(self._of().driver.traits.notice):
+                    pass
+            except DriverError:
+                await asyncio.sleep(NOTICED)
+            else:
+                site.leaving = f"{self.name} takes it away"
+                return
 
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any.  One that costs money is asked for again when a step needs it."""
@@ -417,6 +450,7 @@ class HostPool:
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
         leases.limit, leases.least = self.limit, float(settings.get("least", LEAST))
+        leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
         return leases
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
@@ -472,6 +506,10 @@ class HostPool:
             await ready(site)  # before any step can be started there
         self._used.append(_Used(site, offer, list(rows), time.monotonic()))
         self.sites.append(site)
+        if offer.market == "spot":
+            self._spot.add(site.name)
+            if self._of().driver.traits.notice:
+                self._beside.append(asyncio.get_running_loop().create_task(self._watch(site, leased[0][1])))
         return site
 
     async def _measure(self, offer: Offer, need: Need, host: Host) -> None:
