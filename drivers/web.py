@@ -70,7 +70,7 @@ class Web:
             raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
         with suppress(TypeError, ValueError):
             self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
-        return _answer(reply.status_code, bytes(text), reply.headers)
+        return answered(reply.status_code, bytes(text), reply.headers)
 
     async def aclose(self) -> None:
         client, self._client = self._client, None
@@ -115,7 +115,8 @@ def inner(value: object, what: str, whose: str) -> Fields:
     return value
 
 
-def _answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
+def answered(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
+    """A reply, read."""
     try:
         read = json.loads(body)
     except (ValueError, RecursionError):
