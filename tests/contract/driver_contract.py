@@ -80,7 +80,9 @@ class Attached(Client):
         await self._line.host().aclose()
 
 
-class DriverContract:
+class LeaseContract:
+    """What is rented, and given back."""
+
     moment = timedelta(seconds=0.05)
 
     def make(self, place: Path) -> Driver:
@@ -223,6 +225,10 @@ class DriverContract:
             assert await gathered(host.call((SH, "-c", 'cd && ls -d "$1"/*', "sh", host.root)))
 
         self.on_host(place, act)
+
+
+class DriverContract(LeaseContract):
+    """What runs on a host, too."""
 
     # --- running
 
@@ -632,7 +638,7 @@ class DriverContract:
         assert caplog.text == ""
 
 
-class SkippingContract(DriverContract):
+class SkippingContract(LeaseContract):
     def make_with_a_dead_machine(self, place: Path) -> tuple[Driver, str]:
         """The driver with one machine more, which cannot be asked, and that machine's name."""
         raise NotImplementedError
@@ -652,7 +658,7 @@ class SkippingContract(DriverContract):
         asyncio.run(ask())
 
 
-class VisitingContract(DriverContract):
+class VisitingContract(LeaseContract):
     def test_hosts_are_visited_without_a_lease(self, place: Path) -> None:
         async def look() -> None:
             driver = self.make(place)
@@ -669,7 +675,7 @@ class VisitingContract(DriverContract):
         asyncio.run(look())
 
 
-class ClosingContract(DriverContract):
+class ClosingContract(LeaseContract):
     def test_closing_a_driver_leaves_leases_and_jobs(self, place: Path) -> None:
         async def act() -> None:
             driver = self.make(place)
@@ -688,7 +694,7 @@ class ClosingContract(DriverContract):
         asyncio.run(act())
 
 
-class ExcludingContract(DriverContract):
+class ExcludingContract(LeaseContract):
     def test_what_was_left_out_is_counted_by_its_reason(self, place: Path) -> None:
         async def ask() -> None:
             driver = self.make(place)
@@ -699,7 +705,7 @@ class ExcludingContract(DriverContract):
         asyncio.run(ask())
 
 
-class RentedContract(DriverContract):
+class RentedContract(LeaseContract):
     """Of drivers that give out another machine for each order: as `Leases` does, one that is there is found by its key."""
 
     async def host(self, driver: Driver) -> Client:
@@ -746,7 +752,7 @@ class RentingContract(RentedContract):
         asyncio.run(rent())
 
 
-class AccountedContract(DriverContract):
+class AccountedContract(LeaseContract):
     """Of drivers whose provider has an account for us."""
 
     def test_an_account_is_told_in_words(self, place: Path) -> None:
@@ -758,7 +764,7 @@ class AccountedContract(DriverContract):
         asyncio.run(ask())
 
 
-PARTS: dict[type[DriverContract], type] = {
+PARTS: dict[type[LeaseContract], type] = {
     ExcludingContract: Excluding,
     RentingContract: Charging,
     AccountedContract: Accounted,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, ExcludingContract, RentedContract
+from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, RentedContract
 
 import drivers
 from drivers.gcp import Gcp
@@ -40,6 +40,11 @@ class TestGcp(AccountedContract, ClosingContract, ExcludingContract, RentedContr
 
     def make(self, place: Path) -> Gcp:
         return Gcp(**json.loads((place / "settings.json").read_text()))
+
+
+@pytest.mark.proof
+class TestJobsAtGcp(TestGcp, DriverContract):
+    """Its hosts are those of vastai."""
 
 
 def test_the_driver_is_loaded_by_its_name() -> None:
