@@ -274,6 +274,10 @@ class Accounted(Driver, Protocol):
         """What is known of the account, as name and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         ...
 
+    async def solvent(self) -> None:
+        """Raises Denied when the account has no credit, as far as the provider says so before an order."""
+        ...
+
 
 def file_name(key: str) -> str:
     """A key as a file name and a word."""

@@ -256,6 +256,9 @@ class Gcp:
         """Where a person sees, and ends, what is rented."""
         return "https://console.cloud.google.com/compute/instances"
 
+    async def solvent(self) -> None:
+        """Google says only at an order whether the project is billed."""
+
     async def aclose(self) -> None:
         await self._logins.aclose()
         await self._wire.web.aclose()

@@ -196,6 +196,10 @@ class Vastai:
             ("clock", "that of Vast.ai" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Vast.ai: set it"),
         ]
 
+    async def solvent(self) -> None:
+        if (credit := number(await harmless(self._wire.user()), "credit")) <= 0:
+            raise Denied(f"the account at Vast.ai has ${credit:.2f}: nothing can be rented; add some at https://cloud.vast.ai/billing/")
+
     async def aclose(self) -> None:
         await self._logins.aclose()
         await self._wire.web.aclose()
@@ -221,5 +225,5 @@ class Vastai:
 def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
-        return "less memory, disk or processors"
+        return "less disk"
     return "dearer than the highest bid" if market == "spot" and ask.least_bid > bid else ""

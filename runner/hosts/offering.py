@@ -41,8 +41,13 @@ class Shelf(NamedTuple):
 
     def left_out(self) -> str:
         """What was left out and why, by count; empty when nothing was."""
-        total = sum(self.excluded.values())
-        return f"{total} left out: {', '.join(f'{count} {why}' for why, count in self.excluded.items())}" if total else ""
+        return left_out(self.excluded)
+
+
+def left_out(excluded: Mapping[str, int]) -> str:
+    """Why offers were left out, by count; empty when none was."""
+    total = sum(excluded.values())
+    return f"{total} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}" if total else ""
 
 
 def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:

@@ -23,6 +23,7 @@ from drivers.base import (
     Addressed,
     Closing,
     DriverError,
+    Excluding,
     Host,
     HostLost,
     Lease,
@@ -48,6 +49,7 @@ from .away import Away
 from .client import Client, there
 from .leases import LEAST, RENEW, Leases, driver_of, lease_of, need_of, offer_of
 from .money import leave_at
+from .offering import left_out
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -130,6 +132,10 @@ class HostPool:
     """Have steps that need no GPU run on rented machines, too."""
     limit: float | None = None
     """US dollars that the run may cost."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Filters of what is rented, beside those of the driver's settings."""
+    unmet: dict[Need, str] = field(default_factory=dict)
+    """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
     sites: list[Site] = field(default_factory=list)
     box: Mapping[str, Any] = field(default_factory=dict)
@@ -246,12 +252,17 @@ class HostPool:
         """
         found = set()
         for need in needs:
+            driver = self._of().driver
             if self.machines(need):
                 found.add(need)
-            elif offers := await self._offers(Wish(need)):
+            elif offers := await self._offers(Wish(need, filters=self.where)):
                 found.add(need)
+                if isinstance(driver, Accounted):
+                    await driver.solvent()
                 if short := self._of().pays(offers[0]):
                     raise Invalid([Problem("limit", short, fix="raise `limits.cost`, or take a preset that needs less")])
+            else:
+                self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
         return found
 
     @property
@@ -266,11 +277,15 @@ class HostPool:
         Raises CannotRun, DriverError, and what `ready` raises.
         """
         tried: list[str] = []
-        offers = await self._offers(Wish(need))
-        resting = self._of().resting()
-        for offer in sorted(offers, key=lambda offer: offer.id in resting):
-            if len(tried) == BOOTS:
+        asked: set[str] = set()
+        while len(tried) < BOOTS:
+            # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
+            offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
+            resting = self._of().resting()
+            offer = min(offers, key=lambda offer: offer.id in resting, default=None)
+            if offer is None:
                 break
+            asked.add(offer.id)
             self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
             if (found := await self._take(offer, 1, need, ready=ready)) is not None:

@@ -760,6 +760,7 @@ class AccountedContract(LeaseContract):
             driver = self.make(place)
             assert isinstance(driver, Accounted) and driver.console.startswith("https://")
             assert all(name and words for name, words in await driver.account())
+            await driver.solvent()
 
         asyncio.run(ask())
 

@@ -24,7 +24,7 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
         (Need(gpus=3), {}, "fewer GPUs than needed"),
         (Need(gpus=1, gpu="H100"), {}, "another GPU"),
         (Need(gpu_memory=40 * 10**9), {}, "less GPU memory"),
-        (Need(disk=10**12), {}, "less memory, disk or processors"),
+        (Need(disk=10**12), {}, "less disk"),
         (Need(nodes=2), {}, "several machines are one order"),
         (Need(), {"gpu": "rtx_4090", "regions": "se,us", "max_price": "0.5", "inet": 500, "cuda": 12.8}, ""),
         (Need(), {"regions": ["US"]}, "another region"),
