@@ -31,9 +31,9 @@ def rent(work: Work) -> None:
     if not pool.priced or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
-    _save_in_time(work)
     if pool.spent and pool.limit is not None:
         money_is_spent(work, pool.limit)
+    _save_in_time(work)
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
     for id in work.todo:

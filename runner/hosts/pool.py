@@ -174,7 +174,10 @@ class HostPool:
         return any(site.name in self._spot for site in place.members)
 
     def leaving(self) -> list[Site]:
-        """Places that are about to be taken away."""
+        """Places that are about to be taken away, or whose time is over."""
+        for used in self._used:
+            if self.priced and not used.site.leaving and any(time.time() >= leave_at(row.asked, row.until) for row in used.leases):
+                used.site.leaving = "its time is over"
         return [used.site for used in self._used if used.site.leaving]
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
@@ -183,8 +186,10 @@ class HostPool:
 
     @property
     def full(self) -> bool:
-        """Whether an account may have no more machines than this run has."""
+        """Whether there may be no more machines than there are."""
         most = self._of().driver.traits.hosts_at_once
+        if self._of().full:
+            return True
         return most is not None and len(self._used) + len(self.coming) >= most
 
     def stays(self, wants: ResourceSpec) -> bool:
@@ -260,7 +265,7 @@ class HostPool:
                 if isinstance(driver, Accounted):
                     await driver.solvent()
                 if short := self._of().pays(offers[0]):
-                    raise Invalid([Problem("limit", short, fix="raise `limits.cost`, or take a preset that needs less")])
+                    raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             else:
                 self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
         return found
@@ -464,6 +469,7 @@ class HostPool:
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases.limits = self.ws.config.limits if driver.traits.priced else {}
         leases.limit, leases.least = self.limit, float(settings.get("least", LEAST))
         leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
         return leases
