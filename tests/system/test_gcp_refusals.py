@@ -34,6 +34,7 @@ def test_a_quota_of_none_is_named_with_the_page_to_ask_for_more(space: Space, ma
     space.recipe(RECIPE)
     code, _, said = space.command("run", "--driver", "gcp")
     assert code == 5 and "the quota GPUS_ALL_REGIONS is 0" in said and "https://console.cloud.google.com/iam-admin/quotas?project=fake" in said
+    assert "the quota GPUS_ALL_REGIONS is 0. Ask for more at https://" in space.command("doctor", "--driver", "gcp")[1]
     assert ours(market) == []
 
 
