@@ -61,6 +61,8 @@ class Traits(NamedTuple):
     ends: Literal["provider", "machine", "nobody"] = "nobody"  # who stops the billing at `Order.until` when we are dead
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
+    notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
+    prices: str = ""  # what prices are, in words, where they are not asked of the provider
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
 
 
@@ -272,6 +274,10 @@ class Accounted(Driver, Protocol):
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What is known of the account, as name and words.  Changes nothing.  Raises Denied when the key is not accepted."""
+        ...
+
+    async def solvent(self) -> None:
+        """Raises Denied when the account has no credit, as far as the provider says so before an order."""
         ...
 
 

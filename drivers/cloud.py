@@ -11,23 +11,25 @@ import json
 import math
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import asyncssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from .base import ROOT, Denied, DriverError, Lease, Offer, Order, Rejected, Unreachable, Wish
+from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Unreachable, Unsure, Wish
 from .machine import enough
 from .ssh import Machine, SshHost
-from .sshlink import Link, Route
+from .sshlink import Link, NotLetIn, Route
 
+_T = TypeVar("_T")
 Value: TypeAlias = "str | int | float | bool | Sequence[str]"
 """One filter, as a setting or as text."""
 DISK: Final = 32 * 10**9
@@ -93,10 +95,7 @@ def public(private: bytes) -> str:
 
 # --- what a machine does at boot
 
-_BOOT: Final = r"""umask 077
-touch ~/.no_auto_tmux
-mkdir -p ~/.ssh
-echo '{login}' >>~/.ssh/authorized_keys
+_PROVE: Final = r"""umask 077
 keys=${{RECIPE_SSHD_KEYS:-/etc/ssh}}
 mkdir -p "$keys"
 cat >"$keys/new" <<'END'
@@ -105,6 +104,10 @@ END
 echo '{host_public}' >"$keys/ssh_host_ed25519_key.pub"
 mv -f "$keys/new" "$keys/ssh_host_ed25519_key"
 [ -n "$RECIPE_SSHD_KEYS" ] || pkill -HUP -x sshd || service ssh restart
+"""
+_BOOT: Final = r"""touch ~/.no_auto_tmux
+mkdir -p ~/.ssh
+echo '{login}' >>~/.ssh/authorized_keys
 cat >~/.recipe-deadman <<'END'
 [ -s ~/.recipe-until ] || {{
     now=$(date +%s) end=$(($(date +%s) + {left}))
@@ -126,10 +129,15 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
 
     Its own clock is asked for how much time has passed; what time it is, only where that makes the end earlier.
     """
-    host_key = installation.host_key(order.key)
     left = max(0, int((order.until - now).total_seconds()))
-    words = {"host_key": host_key.decode().strip(), "host_public": public(host_key), "left": left, "until": int(order.until.timestamp())}
-    return _BOOT.format(login=public(installation.login(order.key)), end=end, **words)
+    login = public(installation.login(order.key))
+    return prove(installation, order.key) + _BOOT.format(login=login, end=end, left=left, until=int(order.until.timestamp()))
+
+
+def prove(installation: Installation, key: str) -> str:
+    """What the machine of a lease executes to show the host key that it was given."""
+    host_key = installation.host_key(key)
+    return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
 
 
 def prolonged(left: timedelta) -> tuple[str, ...]:
@@ -160,18 +168,104 @@ class Login(Link):
             raise await self._failed(error) from error
 
 
-def host(
-    installation: Installation,
-    lease: Lease,
-    address: tuple[str, str, int],
-    failed: Callable[[DriverError], Awaitable[DriverError]],
-    closed: Callable[[SshHost], Awaitable[None]],
-) -> SshHost:
-    """The machine of a lease, at a user, name and port.  Nothing is asked of it yet."""
-    user, name, port = address
-    trust = public(installation.host_key(lease.key))
-    route = Route(user, name, port, host_key=trust, login=installation.login(lease.key))
-    return SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=Login(route, failed)), lease.data.get("root", ROOT), closed)
+class Logins:
+    """The machines of one driver that let us in, by their leases.
+
+    `alive` asks the provider, and raises HostLost where it knows that the machine is gone; `let_in` has it take our key again, where it can.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        alive: Callable[[Lease], Awaitable[object]],
+        poll: timedelta,
+        let_in: Callable[[Lease], Awaitable[None]] | None = None,
+    ) -> None:
+        self._installation, self._alive, self._poll, self._let_in = installation, alive, poll, let_in
+        self.hosts: dict[str, SshHost] = {}
+        self._looked: dict[str, float] = {}
+
+    async def open(self, lease: Lease, user: str, name: str, port: int) -> SshHost | None:
+        """The machine of a lease, once it lets us in and has shown the host key that we gave it; None until then."""
+        trust = public(self._installation.host_key(lease.key))
+        route = Route(user, name, port, host_key=trust, login=self._installation.login(lease.key))
+        link = Login(route, lambda error: self._failed(lease, error))
+        made = SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link), lease.data.get("root", ROOT), self._closed)
+        try:
+            async for _ in made.call(("true",)):
+                pass
+        except NotLetIn:
+            if self._let_in is not None:
+                await self._let_in(lease)
+        except (Denied, Unreachable):  # its boot script has not given it our host key yet
+            pass
+        else:
+            self.hosts[lease.id] = made
+            return made
+        await made.machine.link.aclose()
+        return None
+
+    async def end(self, lease: Lease) -> None:
+        """Let go of a machine."""
+        if (host := self.hosts.pop(lease.id, None)) is not None:
+            await host.aclose()
+
+    async def aclose(self) -> None:
+        for host in [*self.hosts.values()]:
+            await host.aclose()
+        self.hosts.clear()
+
+    async def _failed(self, lease: Lease, error: DriverError) -> DriverError:
+        """Why a connection could not be made, as what to do next: the provider knows whether the machine is there, and lets our key in again."""
+        if lease.id not in self.hosts or (isinstance(error, Denied) and not isinstance(error, NotLetIn)):
+            return error
+        if time.monotonic() - self._looked.get(lease.id, -3600.0) >= self._poll.total_seconds():
+            self._looked[lease.id] = time.monotonic()
+            try:
+                await self._alive(lease)
+                if isinstance(error, NotLetIn) and self._let_in is not None:
+                    await self._let_in(lease)
+            except HostLost as lost:
+                return lost
+            except DriverError:
+                pass  # nothing is known of it
+        return Unreachable(str(error))
+
+    async def _closed(self, host: SshHost) -> None:
+        for id, other in [*self.hosts.items()]:
+            if other is host:
+                del self.hosts[id]
+        await host.machine.link.aclose()
+
+
+async def harmless(asking: Awaitable[_T]) -> _T:
+    """The answer to what does no harm when it is asked again: where it is lost, it was not asked."""
+    try:
+        return await asking
+    except Unsure as error:
+        raise Unreachable(str(error)) from error
+
+
+TAKEN_AWAY: Final = 0.05
+"""How often an hour a spot machine is taken away, where nobody says."""
+LOST: Final = 0.5
+"""Hours that each time costs: since the last checkpoint, and until the next machine is up."""
+
+
+def expected(offer: Offer) -> float:
+    """US dollars for an hour of progress: on a spot machine some hours are lost."""
+    return offer.price * (1 + TAKEN_AWAY * LOST) if offer.market == "spot" else offer.price
+
+
+def meant(word: str, known: Sequence[str]) -> str:
+    """What follows a word that is not known: the nearest that is, or all of them."""
+    near = get_close_matches(word, known, n=1)
+    return f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"
+
+
+def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
+    """The markets that a need may be met on."""
+    return ("on-demand", "spot") if wanted == "any" else (wanted,)
 
 
 # --- filters
@@ -195,8 +289,7 @@ class Filters(NamedTuple):
         read = {}
         for name, value in more.items():
             if name not in self._fields:
-                near = get_close_matches(name, self._fields, n=1)
-                raise Rejected(f'there is no filter "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(self._fields)})"))
+                raise Rejected(f'there is no filter "{name}"{meant(name, self._fields)}')
             read[name] = _read(name, value, getattr(self, name))
         return Filters._make(read.get(name, getattr(self, name)) for name in self._fields)
 
@@ -219,7 +312,7 @@ def _read(name: str, value: Value, default: Value) -> Value:
     return str(value)
 
 
-class Market(NamedTuple):
+class About(NamedTuple):
     """What an offer is beside its resources: what filters are about."""
 
     verified: bool
@@ -228,7 +321,7 @@ class Market(NamedTuple):
     cuda: float
 
 
-def excluded(offer: Offer, market: Market, wish: Wish, filters: Filters) -> str:
+def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
     """Why an offer is left out, in a few words that fit many of them; empty when it does for the wish."""
     have, need = offer.resources, wish.need
     told = filters.gpu.lower().replace("_", " ")
@@ -237,14 +330,15 @@ def excluded(offer: Offer, market: Market, wish: Wish, filters: Filters) -> str:
         ("another GPU", bool(told) and told not in (have.gpu or "").lower()),
         ("another GPU", bool(need.gpu) and (need.gpu or "").lower() not in (have.gpu or "").lower()),
         ("less GPU memory", (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9)),
-        ("less memory, disk or processors", not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk))),
+        ("less disk", (have.disk or 0) < max(need.disk or 0, wish.disk or 0)),
+        ("less memory or processors", not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk))),
         ("several machines are one order", need.nodes != 1),
         ("another region", bool(filters.regions) and not any(region.lower() in offer.region.lower() for region in filters.regions)),
         ("less reliable", offer.reliability is not None and offer.reliability < filters.reliability),
-        ("not verified", filters.verified and not market.verified),
-        ("not in a datacenter", filters.datacenter and not market.datacenter),
-        ("a slower network", market.inet < filters.inet),
-        ("an older CUDA", market.cuda < filters.cuda),
+        ("not verified", filters.verified and not about.verified),
+        ("not in a datacenter", filters.datacenter and not about.datacenter),
+        ("a slower network", about.inet < filters.inet),
+        ("an older CUDA", about.cuda < filters.cuda),
         ("dearer than max_price", offer.price > filters.max_price),
         ("not for that long", offer.longest is not None and wish.hours is not None and offer.longest < wish.hours),
     )

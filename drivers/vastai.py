@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeVar
+from typing import Final
 
 from . import cloud
 from .base import (
     Argv,
     Charge,
     Denied,
-    DriverError,
     HostLost,
     Lease,
     Market,
@@ -31,12 +30,11 @@ from .base import (
     Unsure,
     Wish,
 )
-from .cloud import Filters, Installation, Value
+from .cloud import Filters, Installation, Logins, Value, harmless, markets
 from .ssh import SshHost
-from .sshlink import NotLetIn
-from .vastai_wire import Ask, Instance, Wire, key_file, number
+from .vastai_wire import Ask, Instance, Wire, key_file
+from .web import number
 
-_T = TypeVar("_T")
 API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 SEARCHED: Final = 3000  # offers in one reply
@@ -75,8 +73,7 @@ class Vastai:
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
         self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
-        self._hosts: dict[str, SshHost] = {}
-        self._looked: dict[str, float] = {}
+        self._logins = Logins(self._installation, self._alive, self.traits.poll, self._attach)
         self._attached: set[str] = set()
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
         self.excluded: Mapping[str, int] = {}
@@ -90,8 +87,8 @@ class Vastai:
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
         found: list[Offer] = []
         left: dict[str, int] = {}
-        for market in _markets(wish.need.market):
-            for ask in await self._read(self._search(market, disk, filters)):
+        for market in markets(wish.need.market):
+            for ask in await harmless(self._search(market, disk, filters)):
                 offer = self._offer(ask, market, disk)
                 why = _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)
                 if why:
@@ -99,7 +96,7 @@ class Vastai:
                 else:
                     found.append(offer)
         self.excluded = dict(sorted(left.items(), key=lambda pair: -pair[1]))
-        return sorted(found, key=lambda offer: (offer.price, -(offer.reliability or 0.0), offer.id))
+        return sorted(found, key=lambda offer: (cloud.expected(offer), -(offer.reliability or 0.0), offer.id))
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}
@@ -125,7 +122,7 @@ class Vastai:
     async def acquire(self, order: Order) -> Lease:
         """Rent what was offered.  Raises NoCapacity when another has it, Unsure when it is not known whether we do."""
         offer = order.offer
-        script = cloud.boot(self._installation, order, datetime.now(UTC), _END.format(api=self._wire.api))
+        script = cloud.boot(self._installation, order, datetime.now(UTC), _END.format(api=self._wire.web.api))
         wanted = {
             "client_id": "me", "image": self._image, "disk": int(offer.data.get("disk", "32")), "label": self._installation.mark(order.key),
             "runtype": "ssh_direc ssh_proxy", "onstart": script, "env": {}, "cancel_unavail": True, "target_state": "running",
@@ -149,8 +146,8 @@ class Vastai:
 
     async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
         """The machine, once it lets us in and has shown the host key that we gave it."""
-        if lease.id in self._hosts:
-            return (self._hosts[lease.id],)
+        if lease.id in self._logins.hosts:
+            return (self._logins.hosts[lease.id],)
         found = await self._alive(lease)
         if found.states[:2] != ("running", "running") or found.address is None:
             return None
@@ -158,29 +155,17 @@ class Vastai:
             raise HostLost(f"it costs ${found.price:.3f} an hour, and was offered for ${agreed:.3f}")
         if lease.id not in self._attached:
             await self._attach(lease)
-        made = cloud.host(self._installation, lease, ("root", *found.address), lambda error: self._failed(lease, error), self._closed)
-        try:
-            async for _ in made.call(("true",)):
-                pass
-        except NotLetIn:
-            await self._attach(lease)
-        except (Denied, Unreachable):  # its boot script has not given it our host key yet
-            pass
-        else:
-            self._hosts[lease.id] = made
-            return (made,)
-        await made.machine.link.aclose()
-        return None
+        made = await self._logins.open(lease, "root", *found.address)
+        return None if made is None else (made,)
 
     async def release(self, lease: Lease) -> bool:
         """Destroy the machine.  True once Vast.ai itself says that there is none."""
-        if (host := self._hosts.pop(lease.id, None)) is not None:
-            await host.aclose()
-        await self._read(self._wire.destroy(lease.id))
-        return await self._read(self._wire.show(lease.id)) is None
+        await self._logins.end(lease)
+        await harmless(self._wire.destroy(lease.id))
+        return await harmless(self._wire.show(lease.id)) is None
 
     async def leases(self) -> Sequence[Lease]:
-        found = await self._read(self._wire.listing())
+        found = await harmless(self._wire.listing())
         return [
             Lease("vastai", each.id, key, self._data, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None
         ]
@@ -196,12 +181,12 @@ class Vastai:
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """What Vast.ai has charged for a lease."""
         mark = self._installation.mark(lease.key)
-        return [charge for label, charge in await self._read(self._wire.charges(since.timestamp())) if label == mark]
+        return [charge for label, charge in await harmless(self._wire.charges(since.timestamp())) if label == mark]
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
-        fields = await self._read(self._wire.user())
-        credit, ahead = number(fields, "credit"), self._wire.ahead
+        fields = await harmless(self._wire.user())
+        credit, ahead = number(fields, "credit"), self._wire.web.ahead
         return [
             (
                 "account",
@@ -211,17 +196,19 @@ class Vastai:
             ("clock", "that of Vast.ai" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Vast.ai: set it"),
         ]
 
+    async def solvent(self) -> None:
+        if (credit := number(await harmless(self._wire.user()), "credit")) <= 0:
+            raise Denied(f"the account at Vast.ai has ${credit:.2f}: nothing can be rented; add some at https://cloud.vast.ai/billing/")
+
     async def aclose(self) -> None:
-        for host in [*self._hosts.values()]:
-            await host.aclose()
-        self._hosts.clear()
-        await self._wire.aclose()
+        await self._logins.aclose()
+        await self._wire.web.aclose()
 
     # --- one machine
 
     async def _alive(self, lease: Lease) -> Instance:
         """What Vast.ai says of a machine.  Raises HostLost when it is gone or will not run."""
-        found = await self._read(self._wire.show(lease.id))
+        found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"Vast.ai has no instance {lease.id} any more")
         if found.stopped:
@@ -231,45 +218,12 @@ class Vastai:
         return found
 
     async def _attach(self, lease: Lease) -> None:
-        await self._read(self._wire.attach(lease.id, cloud.public(self._installation.login(lease.key))))
+        await harmless(self._wire.attach(lease.id, cloud.public(self._installation.login(lease.key))))
         self._attached.add(lease.id)
-
-    async def _failed(self, lease: Lease, error: DriverError) -> DriverError:
-        """Why a connection could not be made, as what to do next: the provider knows whether the machine is there, and lets our key in again."""
-        if lease.id not in self._hosts or (isinstance(error, Denied) and not isinstance(error, NotLetIn)):
-            return error
-        if time.monotonic() - self._looked.get(lease.id, -3600.0) >= self.traits.poll.total_seconds():
-            self._looked[lease.id] = time.monotonic()
-            try:
-                await self._alive(lease)
-                if isinstance(error, NotLetIn):
-                    await self._attach(lease)
-            except HostLost as lost:
-                return lost
-            except DriverError:
-                pass  # nothing is known of it
-        return Unreachable(str(error))
-
-    async def _closed(self, host: SshHost) -> None:
-        for id, other in [*self._hosts.items()]:
-            if other is host:
-                del self._hosts[id]
-        await host.machine.link.aclose()
-
-    async def _read(self, asking: Awaitable[_T]) -> _T:
-        """The answer to what does no harm when it is asked again: where it is lost, it was not asked."""
-        try:
-            return await asking
-        except Unsure as error:
-            raise Unreachable(str(error)) from error
-
-
-def _markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
-    return ("on-demand", "spot") if wanted == "any" else (wanted,)
 
 
 def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
-        return "less memory, disk or processors"
+        return "less disk"
     return "dearer than the highest bid" if market == "spot" and ask.least_bid > bid else ""

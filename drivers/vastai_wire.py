@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
-
-import httpx
+from typing import Final, NamedTuple
 
 from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
-from .cloud import Market
+from .cloud import About
+from .web import Answer, Fields, Web, inner, number, rows
 
-Fields: TypeAlias = Mapping[str, object]
-LARGEST: Final = 64 << 20  # bytes of a reply
-PATIENCE: Final = 60.0  # seconds for one request
 PAGE: Final = 25
 BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
-
-
-class Answer(NamedTuple):
-    """A reply.  `fields` is its JSON object, empty when it has none."""
-
-    status: int
-    fields: Fields
-    text: str
-    headers: Mapping[str, str]
-
-    @property
-    def code(self) -> str:
-        return f"{self.fields.get('error', '')}"
-
-    @property
-    def words(self) -> str:
-        """What the provider says of an error, without what would move a cursor."""
-        said = f"{self.fields.get('msg') or self.fields.get('message') or self.fields.get('detail') or self.text or self.code}"
-        return "".join(letter if letter.isprintable() else " " for letter in said[:300]).strip() or f"status {self.status}"
 
 
 class Ask(NamedTuple):
@@ -56,7 +30,7 @@ class Ask(NamedTuple):
     region: str
     reliability: float | None
     longest: float
-    traits: Market
+    traits: About
 
 
 class Instance(NamedTuple):
@@ -84,15 +58,11 @@ class Wire:
     """Requests to Vast.ai and its replies as types.  Nothing is asked twice here."""
 
     def __init__(self, api: str) -> None:
-        self.api = api.rstrip("/")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: httpx.AsyncClient | None = None
-        self.ahead = 0.0
-        """Seconds by which the provider's clock was ahead of ours in the last reply."""
+        self.web = Web(api)
 
     async def search(self, query: Fields) -> list[Ask]:
         answer = await self.ask("POST", "/api/v0/bundles/", query)
-        return [found for row in _rows(_good(answer, "the search"), "offers") if (found := _ask(row)) is not None]
+        return [found for row in rows(_good(answer, "the search"), "offers", "Vast.ai") if (found := _ask(row)) is not None]
 
     async def create(self, ask: str, order: Fields) -> Answer:
         return await self.ask("PUT", f"/api/v0/asks/{ask}/", order)
@@ -105,7 +75,7 @@ class Wire:
         found = _good(answer, f"the instance {id}").get("instances", "")
         if found is None:
             return None
-        return _instance(_object(found, f"the instance {id}"))
+        return _instance(inner(found, f"the instance {id}", "Vast.ai"))
 
     async def listing(self) -> list[Instance]:
         """All machines of the account.  Pages begin after the last id that was seen: one that vanishes meanwhile moves none of the others."""
@@ -113,8 +83,8 @@ class Wire:
         last = 0
         while True:
             query = {"limit": str(PAGE), "order_by": json.dumps([{"col": "id", "dir": "asc"}]), "select_filters": json.dumps({"id": {"gt": last}})}
-            rows = _rows(_good(await self.ask("GET", "/api/v1/instances/", query=query), "the list of instances"), "instances")
-            page = [_instance(row) for row in rows]
+            fields = _good(await self.ask("GET", "/api/v1/instances/", query=query), "the list of instances")
+            page = [_instance(row) for row in rows(fields, "instances", "Vast.ai")]
             if any(int(each.id) <= last for each in page):
                 raise Unreachable("Vast.ai lists instances that were not asked for: the list cannot be read")
             found += page
@@ -138,8 +108,8 @@ class Wire:
             days = {"day": {"gte": int(since), "lte": int(time.time()) + 86400}, "type": {"in": ["instance"]}}
             query = {"select_filters": json.dumps(days), "limit": "500", **({"after_token": token} if token else {})}
             fields = _good(await self.ask("GET", "/api/v0/charges/", query=query), "the charges")
-            for row in _rows(fields, "results"):
-                label = _object(row.get("metadata") or {}, "a charge").get("label")
+            for row in rows(fields, "results", "Vast.ai"):
+                label = inner(row.get("metadata") or {}, "a charge", "Vast.ai").get("label")
                 found.append((f"{label or ''}", Charge(number(row, "start"), number(row, "end"), number(row, "amount"))))
             if not (token := f"{fields.get('next_token') or ''}"):
                 return found
@@ -149,33 +119,7 @@ class Wire:
 
     async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
-        request = self._of_loop().build_request(method, self.api + path, json=body, params=query, headers={"Authorization": f"Bearer {api_key()}"})
-        try:
-            reply = await self._of_loop().send(request, stream=True)
-            text = bytearray()
-            async for data in reply.aiter_bytes():
-                text += data
-                if len(text) > LARGEST:
-                    raise Unsure(f"the reply of {self.api} has more than {LARGEST >> 20} MB")
-            await reply.aclose()
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
-        except httpx.HTTPError as error:
-            raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
-        with suppress(TypeError, ValueError):
-            self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
-        return _checked(_answer(reply.status_code, bytes(text), reply.headers))
-
-    async def aclose(self) -> None:
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.aclose()
-
-    def _of_loop(self) -> httpx.AsyncClient:
-        if self._client is None or self._loop is not asyncio.get_running_loop():
-            self._loop = asyncio.get_running_loop()
-            self._client = httpx.AsyncClient(timeout=PATIENCE, follow_redirects=False)
-        return self._client
+        return _checked(await self.web.ask(method, path, api_key(), body, query))
 
 
 def key_file() -> Path:
@@ -194,14 +138,6 @@ def api_key() -> str:
     except (OSError, ValueError):
         pass
     raise Denied(f"there is no key for Vast.ai: neither in VAST_API_KEY nor in {key_file()}; make one at https://cloud.vast.ai/manage-keys/")
-
-
-def _answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
-    try:
-        read = json.loads(body)
-    except (ValueError, RecursionError):
-        read = None
-    return Answer(status, read if isinstance(read, dict) else {}, body[:300].decode("utf-8", "replace"), headers)
 
 
 def _checked(answer: Answer) -> Answer:
@@ -234,27 +170,6 @@ def _good(answer: Answer, what: str) -> Fields:
     return answer.fields
 
 
-def _rows(fields: Fields, name: str) -> list[Fields]:
-    rows = fields.get(name)
-    if not isinstance(rows, list):
-        raise Unsure(f'the reply of Vast.ai has no list "{name}"')
-    return [_object(row, name) for row in rows]
-
-
-def _object(value: object, what: str) -> Fields:
-    if not isinstance(value, dict):
-        raise Unsure(f"the reply of Vast.ai about {what} cannot be read")
-    return value
-
-
-def number(row: Fields, *names: str) -> float:
-    """The first of these that is a number; 0 when none is."""
-    for name in names:
-        if isinstance(value := row.get(name), (int, float)) and not isinstance(value, bool):
-            return float(value)
-    return 0.0
-
-
 def _ask(row: Fields) -> Ask | None:
     """An offer; None for one without what must be known of it."""
     cores, total = number(row, "cpu_cores_effective"), number(row, "cpu_cores")
@@ -274,7 +189,7 @@ def _ask(row: Fields) -> Ask | None:
     return Ask(
         f"{int(number(row, 'id'))}", have, number(row, "dph_base"), number(row, "min_bid"), number(row, "storage_cost") / 30 / 24,
         number(row, "inet_up_cost"), f"{row.get('geolocation') or ''}", min(1.0, number(row, "reliability2", "reliability")) or None,
-        number(row, "duration") / 3600, Market(verified, hosting, number(row, "inet_down"), number(row, "cuda_max_good")),
+        number(row, "duration") / 3600, About(verified, hosting, number(row, "inet_down"), number(row, "cuda_max_good")),
     )  # fmt: skip
 
 
@@ -283,7 +198,7 @@ def _instance(row: Fields) -> Instance:
     address: tuple[str, int] | None = None
     ports = row.get("ports")
     mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
-    if isinstance(mapped, list) and mapped and f"{(port := _object(mapped[0], 'a port').get('HostPort'))}".isdigit():
+    if isinstance(mapped, list) and mapped and f"{(port := inner(mapped[0], 'a port', 'Vast.ai').get('HostPort'))}".isdigit():
         address = f"{row.get('public_ipaddr') or ''}".strip(), int(f"{port}")
     return Instance(
         f"{int(number(row, 'id'))}",

@@ -45,6 +45,7 @@ class Config:
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
     origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
@@ -99,8 +100,8 @@ def listed(config: Config) -> list[tuple[str, Any, str]]:
             value: Any = config.store
         elif keys[0] == "stores":
             value = getattr(config.stores[keys[1]], keys[2])
-        elif keys[0] == "prices":
-            value = config.prices[keys[1]]
+        elif keys[0] in ("prices", "limits"):
+            value = getattr(config, keys[0])[keys[1]]
         else:
             value = config.drivers[keys[1]][keys[2]]
         rows.append((".".join(keys), _masked(keys[-1], value), origin))
@@ -160,10 +161,15 @@ def _merged(files: list[_File]) -> Config:
     origins: dict[tuple[str, ...], str] = {}
     store = ""
     prices: dict[str, str] = {}
+    limits: dict[str, float] = {}
     for file in reversed(files):
         for name, price in file.value.get("prices", {}).items():
             prices[name] = price
             origins["prices", name] = _origin(file, ("prices", name))
+        for name, most in file.value.get("limits", {}).items():
+            if most <= limits.get(name, most):
+                limits[name] = most
+                origins["limits", name] = _origin(file, ("limits", name))
         if "store" in file.value:
             store = file.value["store"]
             origins["store",] = _origin(file, ("store",))
@@ -175,7 +181,7 @@ def _merged(files: list[_File]) -> Config:
                 for key in table:
                     origins[kind, name, key] = _origin(file, (kind, name, key))
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    return Config(store, stores, tables["drivers"], prices, origins)
+    return Config(store, stores, tables["drivers"], prices, origins, limits)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Cut(Response):
 
 
 def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
-    """The World of one account, with `/_ledger`, `/_clock` and `/_faults` beside what the provider has.
+    """The World of one account, with `/_ledger`, `/_clock`, `/_faults` and `/_preempt` beside what the provider has.
 
     `real`: its machines are processes of this machine for as long as the application lives.
     """
@@ -94,6 +94,10 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({"faults": ",".join(map(str, world.faults)), "operations": operations})
+
+    async def preempt(request: HttpRequest) -> Response:
+        world.advance(clock.now())
+        return JSONResponse({"preempted": world.preempt()})
 
     async def provider(request: HttpRequest) -> Response:
         if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
@@ -130,6 +134,7 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
         HttpRoute("/_ledger", ledger),
         HttpRoute("/_clock", move, methods=["GET", "POST"]),
         HttpRoute("/_faults", disturb, methods=["GET", "POST"]),
+        HttpRoute("/_preempt", preempt, methods=["POST"]),
         HttpRoute("/{path:path}", provider, methods=METHODS),
     ])  # fmt: skip
 
@@ -153,8 +158,11 @@ def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool
     if real:
         import_module("asyncssh")  # refused here if it is missing, not when the first machine comes up
         world.key = token_hex(16)  # who rents here executes programs as whoever serves
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            world.port = free.getsockname()[1]
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        ready("".join(f"export {line.format(url=url, key=world.key or 'fake')}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
+        known = {"url": url, "key": world.key or "fake", "port": world.port or 22}
+        ready("".join(f"export {line.format(**known)}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
         config = uvicorn.Config(application(world, clock, real), http=Connections, log_level="error", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])

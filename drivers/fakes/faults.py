@@ -36,6 +36,8 @@ AMOUNTS: Final = {
     "quota": "searches a day, then none until midnight UTC (vastai); GPUs of a kind in a region (gcp, default 8)",
     "team": "1: the key is of a team, so keys of an account are refused (vastai)",
     "swept": "seconds after which keys that a machine wrote itself are removed from it (vastai, `--hosts real`)",
+    "takes": "seconds until an insertion is done or has failed (gcp, default 4; twice that to stop or delete)",
+    "notice": "seconds between the notice of a preemption and its end (gcp, default 30)",
     "unreachable": "1: a listing over all zones does not reach the first of them (gcp)",
 }
 """Faults whose value is an amount that holds until it is changed."""

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from random import Random
 from typing import ClassVar, NamedTuple
 from uuid import UUID
 
+from ..gcp_prices import CARDS, DISK, Card, Shape
 from .gcp_instances import (
-    ATTACHED,
-    DISK,
-    ENDING,
+    FOREIGN,
     GPUS,
     INSERTING,
-    METRICS,
     NAME,
+    NOTICE,
     QUOTA,
     ROOT,
-    SPOT,
     TYPES,
     UNLISTED,
     ZONES,
     Instance,
-    Type,
     date,
     filtered,
     fingerprint,
     holds,
+    listed,
     ordered,
     shown,
     whole,
 )
-from .world import Call, Document, Reply, Route, World, document
+from .world import Boot, Call, Document, Reply, Route, World, document
 
 
 class Operation(NamedTuple):
@@ -57,6 +56,8 @@ class Gcp(World[Instance]):
     _P: ClassVar = "/compute/v1/projects/{project}"
     _Z: ClassVar = _P + "/zones/{zone}"
     _I: ClassVar = _Z + "/instances/{name}"
+    _M: ClassVar = "/_machine/{id}/computeMetadata/v1/instance"
+    """What an instance asks at $GCE_METADATA_HOST, which stands for metadata.google.internal there."""
     routes: ClassVar = (
         Route("POST", _Z + "/instances", "create"),
         Route("GET", _Z + "/instances", "zone_listing"),
@@ -75,15 +76,23 @@ class Gcp(World[Instance]):
         Route("POST", _Z + "/operations/{operation}/wait", "wait"),
         Route("GET", _P + "/global/operations/{operation}", "operation"),
         Route("POST", _P + "/global/operations/{operation}/wait", "wait"),
+        Route("GET", _P, "project"),
         Route("GET", _Z + "/acceleratorTypes", "accelerator_types"),
+        Route("GET", _P + "/aggregated/acceleratorTypes", "all_accelerator_types"),
         Route("GET", _Z + "/machineTypes", "machine_types"),
         Route("GET", _P + "/regions/{region}", "region"),
         Route("POST", _P + "/global/firewalls", "add_firewall"),
         Route("GET", _P + "/global/firewalls/{name}", "firewall"),
+        Route("GET", _M + "/preempted", "preempted"),
+        Route("PUT", _M + "/guest-attributes/{namespace}/{key}", "attest", plain=True),
     )
     open: ClassVar = frozenset(route.operation for route in routes)
     """Clients of an emulator send no token."""
-    exports: ClassVar = ("GCP_API_ENDPOINT={url}", "GOOGLE_CLOUD_PROJECT=fake")
+    real: ClassVar = True
+    exports: ClassVar = (
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE={url}/compute/v1/", "CLOUDSDK_CORE_PROJECT=fake", "CLOUDSDK_AUTH_ACCESS_TOKEN={key}",
+        "GCP_SSH_PORT={port}",
+    )  # fmt: skip
 
     def begin(self) -> None:
         luck = Random(f"{self.seed}/market")
@@ -93,7 +102,7 @@ class Gcp(World[Instance]):
         self.requests: dict[str, str] = {}
         self.firewalls: dict[str, Document] = {}
         for n in range(int(self.amount("foreign"))):
-            self._made(f"theirs-{n}", ZONES[0], {"name": f"theirs-{n}"}, "somebody", TYPES["e2-standard-4"], "", 0)
+            self._made(f"theirs-{n}", ZONES[0], {"name": f"theirs-{n}"}, FOREIGN, TYPES["e2-standard-4"], "", 0)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -106,6 +115,15 @@ class Gcp(World[Instance]):
     def refused(self, call: Call) -> Reply:
         return self.problem(401, "authError", "Request had invalid authentication credentials.")
 
+    def anonymous(self, operation: str) -> bool:
+        """Where machines are real a token is asked for; a machine itself never has one."""
+        return not self.key or operation in ("preempted", "attest")
+
+    @property
+    def takes(self) -> float:
+        """Seconds until an insertion has failed or is done; stopping and deleting take twice as long."""
+        return self.amount("takes", INSERTING)
+
     def throttled(self, route: Route) -> Reply:
         return self.problem(403 if self.calls % 2 else 429, "rateLimitExceeded", "Rate Limit Exceeded")
 
@@ -117,7 +135,7 @@ class Gcp(World[Instance]):
             if machine.fails:
                 self._stopped(machine, "failed")
                 return
-            machine.status, machine.up, machine.began = "RUNNING", True, self.now
+            machine.status, machine.up, machine.began, machine.noticed = "RUNNING", True, self.now, False
             self._rates(machine)
             self.note("started", machine)
             self._limited(machine)
@@ -127,11 +145,15 @@ class Gcp(World[Instance]):
             self._stopped(machine, "stopped")
         elif word == "gone":
             self.end(machine)
-        elif word in ("preempted", "expired") and machine.up:
-            kind = "compute.instances.preempted" if word == "preempted" else "compute.instances.stop"
-            self._operation(machine.zone, kind, machine, 0)
-            if word == "preempted":
-                self.note("preempted", machine)
+        elif word == "preempted" and machine.up and not machine.noticed:
+            machine.noticed = True
+            self.later(machine, self.amount("notice", NOTICE), f"taken {machine.life}")
+        elif word == "taken" and machine.up:
+            self._operation(machine.zone, "compute.instances.preempted", machine, 0)
+            self.note("preempted", machine)
+            self._ended(machine)
+        elif word == "expired" and machine.up:
+            self._operation(machine.zone, "compute.instances.stop", machine, 0)
             self._ended(machine)
 
     def _limited(self, machine: Instance) -> None:
@@ -154,9 +176,40 @@ class Gcp(World[Instance]):
     def halt(self, machine: Instance) -> None:
         self._stopped(machine, "stopped")
 
+    def boot(self, machine: Instance) -> Boot | None:
+        if machine.by == FOREIGN:
+            return None
+        gpu, memory, _ = CARDS.get(machine.gpu, Card("none", 0, ""))
+        user, _, key = machine.item("ssh-keys").partition(":")
+        keys = (key,) if key and machine.item("enable-oslogin").upper() != "TRUE" else ()
+        env = (("GCE_METADATA_HOST", f"{machine.host}/_machine/{machine.id}"),)
+        where = self._address(machine)
+        return Boot(keys, env, machine.item("startup-script"), gpu, machine.gpus, memory, user=user or "root", address=where, port=self.port)
+
+    def _address(self, machine: Instance) -> str:
+        """Of its own, since all of them listen on one port."""
+        if self.ports is None:
+            return f"203.0.113.{int(machine.id) % 250}"
+        digits = hashlib.sha256(f"{self.key} {machine.id}".encode()).digest()
+        return f"127.{digits[0] or 1}.{digits[1]}.{digits[2] or 1}"
+
+    def preempted(self, call: Call) -> Reply:
+        """Whether the instance that asks has its notice: `wait_for_change` waits a little for it."""
+        found = self.machines.get(call.names["id"])
+        if found is None or call.headers.get("metadata-flavor") != "Google":
+            return Reply(403, "Forbidden")
+        return Reply(200, "TRUE" if found.noticed else "FALSE", hold=0.0 if found.noticed or "wait_for_change" not in call.query else 0.5)
+
+    def attest(self, call: Call) -> Reply:
+        """An instance writes one of its guest attributes, where its metadata lets it."""
+        found = self.machines.get(call.names["id"])
+        if found is None or call.headers.get("metadata-flavor") != "Google" or found.item("enable-guest-attributes").upper() != "TRUE":
+            return Reply(403, "Forbidden")
+        found.attributes[call.names["namespace"], call.names["key"]] = call.text("text")
+        return Reply(200, "")
+
     def _rates(self, machine: Instance) -> None:
-        price = machine.type.price + ATTACHED.get(machine.gpu, 0.0) * machine.gpus
-        self.bill(machine, gpu=price * (SPOT if machine.spot else 1) if machine.up else 0.0, disk=machine.disk * DISK)
+        self.bill(machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK)
 
     # -- operations --------------------------------------------------------------------------------------------------------------------------------
 
@@ -244,15 +297,17 @@ class Gcp(World[Instance]):
             return self.problem(409, "alreadyExists", f"The resource 'projects/fake/zones/{zone}/instances/{name}' already exists")
         spot = document(call.fields.get("scheduling")).get("provisioningModel") == "SPOT"
         if gpus and self._used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount("quota", QUOTA):
-            metric = f"{'PREEMPTIBLE_' * spot}{METRICS[gpu]}"
+            metric = f"{'PREEMPTIBLE_' * spot}{CARDS[gpu].metric}"
             return self.problem(403, "quotaExceeded", f"Quota '{metric}' exceeded.  Limit: {self.amount('quota', QUOTA)} in region {zone[:-2]}.")
+        if gpus and sum(made.gpus for made in self.alive() if holds(made)) + gpus > self._global_quota():
+            return self.problem(403, "quotaExceeded", f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self._global_quota()} globally.")
         link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
         if call.luck.strikes("taken") or (gpus and self._left(zone, gpu) < gpus):
-            return self._accepted(call, self._operation(zone, "insert", link, INSERTING, self._exhausted(zone, gpu, gpus)))
+            return self._accepted(call, self._operation(zone, "insert", link, self.takes, self._exhausted(zone, gpu, gpus)))
         made = self._made(name, zone, call.fields, call.by, kind, gpu, gpus, call)
         if call.luck.strikes("fewer") and made.gpus > 1:
             made.gpus -= 1
-        return self._accepted(call, self._operation(zone, "insert", made, INSERTING))
+        return self._accepted(call, self._operation(zone, "insert", made, self.takes))
 
     def _exhausted(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
         others = tuple(other for other in ZONES if other != zone and other[:-2] == zone[:-2] and (not gpu or self._left(other, gpu) >= gpus))
@@ -263,16 +318,17 @@ class Gcp(World[Instance]):
             "zones": others,
         }
 
-    def _made(self, name: str, zone: str, body: Document, by: str, kind: Type, gpu: str, gpus: int, call: Call | None = None) -> Instance:
+    def _made(self, name: str, zone: str, body: Document, by: str, kind: Shape, gpu: str, gpus: int, call: Call | None = None) -> Instance:
         items = document(body.get("metadata")).get("items")
         made = Instance(
             id=str(4_000_000_000_000_000_000 + len(self.machines) * 7919), mark=name, by=by or "anonymous", created=self.now, listed=self.now,
             billed=self.now, name=name, zone=zone, body=body, type=kind, gpu=gpu, gpus=gpus, labels=document(body.get("labels")),
             items=[document(item) for item in items] if isinstance(items, list) else [],
+            host=call.headers.get("host", "") if call else "",
         )  # fmt: skip
         self.made(made, call.luck if call else None)
         self._rates(made)
-        self.later(made, INSERTING / 2, "staging")
+        self.later(made, self.takes / 2, "staging")
         self.boots(made)
         if call is not None and made.spot:
             self.interruptible(made, call.luck)
@@ -293,7 +349,7 @@ class Gcp(World[Instance]):
 
     def show(self, call: Call) -> Reply:
         found = self._at(call.names["zone"], call.names["name"])
-        return self._missing(call) if found is None else Reply(200, shown(found))
+        return self._missing(call) if found is None else Reply(200, shown(found, self._address(found)))
 
     def destroy(self, call: Call) -> Reply:
         if (before := self._replayed(call)) is not None:
@@ -305,8 +361,8 @@ class Gcp(World[Instance]):
         if self.doomed(found, call.luck):
             found.status = "STOPPING"
             found.life += 1
-            self.later(found, ENDING, "gone")
-        return self._accepted(call, self._operation(found.zone, "delete", found, ENDING))
+            self.later(found, 2 * self.takes, "gone")
+        return self._accepted(call, self._operation(found.zone, "delete", found, 2 * self.takes))
 
     def stop(self, call: Call) -> Reply:
         if (found := self._at(call.names["zone"], call.names["name"])) is None:
@@ -314,8 +370,8 @@ class Gcp(World[Instance]):
         if found.status in ("RUNNING", "STAGING", "PROVISIONING"):
             found.status = "STOPPING"
             found.life += 1
-            self.later(found, ENDING, f"stopped {found.life}")
-        return self._accepted(call, self._operation(found.zone, "stop", found, ENDING))
+            self.later(found, 2 * self.takes, f"stopped {found.life}")
+        return self._accepted(call, self._operation(found.zone, "stop", found, 2 * self.takes))
 
     def start(self, call: Call) -> Reply:
         if (found := self._at(call.names["zone"], call.names["name"])) is None:
@@ -332,14 +388,14 @@ class Gcp(World[Instance]):
                 found.status = "STAGING"
                 found.life += 1
                 self.boots(found, 0.6)
-        return self._accepted(call, self._operation(found.zone, "start", found, INSERTING, failed))
+        return self._accepted(call, self._operation(found.zone, "start", found, self.takes, failed))
 
     def simulate(self, call: Call) -> Reply:
         """What a test of preemption asks for: an instance that is SPOT is preempted."""
         if (found := self._at(call.names["zone"], call.names["name"])) is None:
             return self._missing(call)
         if found.spot:
-            self.later(found, ENDING, f"preempted {found.life}")
+            self.happen(found, "preempted")
         return self._accepted(call, self._operation(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
 
     def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
@@ -384,7 +440,7 @@ class Gcp(World[Instance]):
             return self.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
         items: dict[str, object] = {}
         for zone in ZONES:
-            here = [shown(made) for made in page if made.zone == zone]
+            here = [shown(made, self._address(made)) for made in page if made.zone == zone]
             empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
             items[f"zones/{zone}"] = {"instances": here} if here else {"warning": empty}
         found: dict[str, object] = {"kind": "compute#instanceAggregatedList", "id": "projects/fake/aggregated/instances", "items": items}
@@ -401,7 +457,7 @@ class Gcp(World[Instance]):
         except ValueError:
             return self.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
         more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
-        return Reply(200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made) for made in page], **more})
+        return Reply(200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made, self._address(made)) for made in page], **more})
 
     def serial(self, call: Call) -> Reply:
         if (found := self._at(call.names["zone"], call.names["name"])) is None:
@@ -410,23 +466,45 @@ class Gcp(World[Instance]):
         return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
 
     def guest_attributes(self, call: Call) -> Reply:
-        """Nothing runs on these machines, so none has attested its host key."""
-        found = self._at(call.names["zone"], call.names["name"])
+        """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
         where = call.query.get("queryPath", "")
-        return (
-            self._missing(call)
-            if found is None
-            else self.problem(404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found.")
-        )
-
-    def accelerator_types(self, call: Call) -> Reply:
-        zone = call.names["zone"]
         rows = [
+            {"namespace": namespace, "key": key, "value": value}
+            for (namespace, key), value in sorted(found.attributes.items())
+            if where in ("", f"{namespace}/", f"{namespace}/{key}")
+        ]
+        if not rows:
+            return self.problem(404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found.")
+        return Reply(200, {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}})
+
+    def _accelerators(self, zone: str) -> list[Document]:
+        return [
             {"kind": "compute#acceleratorType", "id": str(10_000 + n), "name": gpu, "description": gpu, "maximumCardsPerInstance": 8,
              "zone": f"{ROOT}/projects/fake/zones/{zone}", "selfLink": f"{ROOT}/projects/fake/zones/{zone}/acceleratorTypes/{gpu}"}
             for n, gpu in enumerate(GPUS) if self.stock.get((zone, gpu))
         ]  # fmt: skip
+
+    def accelerator_types(self, call: Call) -> Reply:
+        rows = self._accelerators(call.names["zone"])
         return Reply(200, {"kind": "compute#acceleratorTypeList", "id": "acceleratorTypes", "items": rows})
+
+    def all_accelerator_types(self, call: Call) -> Reply:
+        items: dict[str, object] = {}
+        for zone in ZONES:
+            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
+            items[f"zones/{zone}"] = {"acceleratorTypes": here} if (here := self._accelerators(zone)) else {"warning": empty}
+        return Reply(200, {"kind": "compute#acceleratorTypeAggregatedList", "id": "acceleratorTypes", "items": items})
+
+    def _global_quota(self) -> float:
+        """GPUs of all kinds in all regions: none on a new project."""
+        return 4 * self.amount("quota", QUOTA)
+
+    def project(self, call: Call) -> Reply:
+        used = float(sum(made.gpus for made in self.alive() if holds(made)))
+        quotas = [{"metric": "GPUS_ALL_REGIONS", "limit": self._global_quota(), "usage": used}]
+        return Reply(200, {"kind": "compute#project", "id": "1", "name": "fake", "quotas": quotas})
 
     def machine_types(self, call: Call) -> Reply:
         rows = [
@@ -445,7 +523,7 @@ class Gcp(World[Instance]):
         limit = self.amount("quota", QUOTA)
         quotas = [
             {"metric": f"{'PREEMPTIBLE_' * spot}{metric}", "limit": limit, "usage": float(self._used(region, gpu, spot))}
-            for gpu, metric in METRICS.items()
+            for gpu, (_, _, metric) in CARDS.items()
             for spot in (False, True)
             if spot or metric != UNLISTED
         ]

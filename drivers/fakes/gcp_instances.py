@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
+from ..gcp_prices import CARDS, SHAPES, T4, V100, Shape, price
 from .world import Document, Machine, document, number
 
 ROOT: Final = "https://www.googleapis.com/compute/v1"
@@ -16,48 +17,24 @@ NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 ZONES: Final = (
     "us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f", "us-east1-b", "us-east1-c", "us-east1-d", "europe-west4-a", "europe-west4-b"
 )  # fmt: skip
-DISK: Final = 0.10 / 30 / 24
-"""US dollars a GB and hour."""
-SPOT: Final = 0.4
 QUOTA: Final = 8.0
 INSERTING: Final = 4.0
-"""Seconds until an insertion has failed or is done; one stops or deletes in ENDING."""
-ENDING: Final = 8.0
+"""Seconds until an insertion has failed or is done, where the fault `takes` does not say."""
+NOTICE: Final = 30.0
+"""Seconds between the notice of a preemption and the end."""
+FOREIGN: Final = "somebody"
+"""Who made what is in the project from the start.  Nobody logs in there."""
 
 
-class Type(NamedTuple):
-    """A machine type: what it has, and US dollars an hour."""
-
-    cpus: int
-    memory: int  # MB
-    gpu: str
-    gpus: int
-    price: float
-
-
-TYPES: Final[Mapping[str, Type]] = {
-    "e2-standard-4": Type(4, 16_384, "", 0, 0.134),
-    "n1-standard-8": Type(8, 30_720, "", 0, 0.38),
-    "g2-standard-4": Type(4, 16_384, "nvidia-l4", 1, 0.71),
-    "g2-standard-8": Type(8, 32_768, "nvidia-l4", 1, 0.85),
-    "g2-standard-24": Type(24, 98_304, "nvidia-l4", 2, 2.0),
-    "a2-highgpu-1g": Type(12, 87_040, "nvidia-tesla-a100", 1, 3.67),
-    "a2-ultragpu-1g": Type(12, 174_080, "nvidia-a100-80gb", 1, 5.07),
-    "a3-highgpu-1g": Type(26, 239_616, "nvidia-h100-80gb", 1, 11.06),
-    "a3-highgpu-8g": Type(208, 1_916_928, "nvidia-h100-80gb", 8, 88.49),
+TYPES: Final[Mapping[str, Shape]] = {
+    "e2-standard-4": Shape(4, 16_384),
+    **{f"n1-standard-{cpus}": Shape(cpus, cpus * 3840) for cpus in (8, 16, 32)},
+    **{name: shape for name, shape in SHAPES.items() if not shape.attached},
 }
-ATTACHED: Final[Mapping[str, float]] = {"nvidia-tesla-t4": 0.35, "nvidia-tesla-v100": 2.48}
-"""GPUs that are attached to an n1 machine, US dollars an hour each."""
-GPUS: Final = (*dict.fromkeys(kind.gpu for kind in TYPES.values() if kind.gpu), *ATTACHED)
-METRICS: Final[Mapping[str, str]] = {
-    "nvidia-l4": "NVIDIA_L4_GPUS",
-    "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
-    "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
-    "nvidia-h100-80gb": "NVIDIA_H100_GPUS",
-    "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
-    "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
-}
-"""The quota that a GPU counts against; that of a SPOT one begins with PREEMPTIBLE_."""
+"""Machine types, with the GPUs that they come with."""
+BARE: Final = 0.05
+"""US dollars an hour for a processor of a machine that has no GPU."""
+GPUS: Final = tuple(CARDS)
 UNLISTED: Final = "NVIDIA_H100_GPUS"
 """A quota that a region does not list: on demand it has a metric of its own elsewhere."""
 
@@ -67,7 +44,7 @@ class Instance(Machine):
     name: str
     zone: str
     body: Document
-    type: Type
+    type: Shape
     gpu: str
     gpus: int
     status: str = "PROVISIONING"
@@ -76,6 +53,13 @@ class Instance(Machine):
     changes: int = 0
     life: int = 0  # how often it has been started
     began: float | None = None
+    noticed: bool = False  # it is being preempted, and its metadata says so
+    host: str = ""  # where the world listens that it asks for its metadata
+    attributes: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def item(self, key: str) -> str:
+        """A value of its metadata; empty where there is none."""
+        return next((f"{each.get('value', '')}" for each in self.items if each.get("key") == key), "")
 
     @property
     def scheduling(self) -> Document:
@@ -93,14 +77,20 @@ class Instance(Machine):
         return sum(sizes) or 10.0
 
 
-def shown(made: Instance) -> Document:
+def listed(made: Instance) -> float:
+    """US dollars an hour for an instance that runs, without its disks."""
+    kind = last(made.body.get("machineType"))
+    rate = price(made.zone[:-2], f"{kind}+{made.gpus}x{made.gpu}" if kind.startswith("n1-") else kind) if made.gpus else None
+    return made.type.cpus * BARE if rate is None else rate.spot if made.spot else rate.on_demand
+
+
+def shown(made: Instance, address: str) -> Document:
     """An instance as the API shows it."""
     zone = f"{ROOT}/projects/fake/zones/{made.zone}"
-    address = int(made.id) % 250
     nic = {
         "kind": "compute#networkInterface", "name": "nic0", "network": f"{ROOT}/projects/fake/global/networks/default",
-        "networkIP": f"10.128.0.{address}",
-        "accessConfigs": [{"kind": "compute#accessConfig", "type": "ONE_TO_ONE_NAT", "name": "External NAT", "natIP": f"203.0.113.{address}",
+        "networkIP": f"10.128.0.{int(made.id) % 250}",
+        "accessConfigs": [{"kind": "compute#accessConfig", "type": "ONE_TO_ONE_NAT", "name": "External NAT", "natIP": address,
                            "networkTier": "PREMIUM"}],
     }  # fmt: skip
     disk = {"kind": "compute#attachedDisk", "type": "PERSISTENT", "mode": "READ_WRITE", "boot": True, "autoDelete": True, "index": 0,
@@ -146,7 +136,7 @@ def last(value: object) -> str:
     return value.rpartition("/")[2] if isinstance(value, str) else ""
 
 
-def ordered(body: Document) -> tuple[Type | None, str, int, str]:
+def ordered(body: Document) -> tuple[Shape | None, str, int, str]:
     """The machine type, GPU and number of GPUs that a new instance asks for, or the field that is wrong."""
     name = body.get("name")
     kind = TYPES.get(last(body.get("machineType")))
@@ -158,7 +148,7 @@ def ordered(body: Document) -> tuple[Type | None, str, int, str]:
     extra = body.get("guestAccelerators")
     for each in extra if isinstance(extra, list) else []:
         gpu, gpus = last(document(each).get("acceleratorType")), int(number(document(each).get("acceleratorCount"), 1))
-        if gpu not in ATTACHED or not last(body.get("machineType")).startswith("n1-") or not 1 <= gpus <= 8:
+        if gpu not in (T4, V100) or not last(body.get("machineType")).startswith("n1-") or not 1 <= gpus <= 8:
             return None, "", 0, "guestAccelerators"
     scheduling = document(body.get("scheduling"))
     if gpus and scheduling.get("onHostMaintenance") != "TERMINATE":

@@ -72,7 +72,7 @@ class Machines:
 
     async def _begin(self, name: str, place: Path, boot: Boot) -> None:
         (place / "home").mkdir(parents=True, exist_ok=True)
-        _written(place / "env", json.dumps(dict(boot.env)))
+        _written(place / "env", json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env)}))
         _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
         (place / "bin").mkdir(exist_ok=True)
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -82,7 +82,8 @@ class Machines:
             _written(place / "boot", boot.script)
         pipe = asyncio.subprocess.PIPE
         with (place / "sshd.log").open("ab") as log:
-            begun = await asyncio.create_subprocess_exec(sys.executable, "-m", "drivers.fakes.sshd", str(place), stdin=pipe, stdout=pipe, stderr=log)
+            words = (sys.executable, "-m", "drivers.fakes.sshd", str(place), boot.address, str(boot.port))
+            begun = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=log)
         assert begun.stdout is not None
         self._running[name] = begun
         self._ports[name] = int(await begun.stdout.readline())

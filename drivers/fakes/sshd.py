@@ -1,10 +1,11 @@
 """One rented machine of a fake provider: an SSH server on loopback over a directory, with its boot script; run as a process of its own.
 
-usage: python -m drivers.fakes.sshd DIR
+usage: python -m drivers.fakes.sshd DIR ADDRESS PORT
 
-DIR/keys has the public keys that may log in, beside DIR/home/.ssh/authorized_keys; DIR/env is the environment as JSON; DIR/boot is executed at the
-start.  It shows a host key of its own, or, as soon as it is there, the one that the boot script wrote to $RECIPE_SSHD_KEYS, which stands for the
-folder /etc/ssh.  Prints its port.  It ends when its stdin ends, and every process that was begun on the machine with it.
+DIR/keys has the public keys that may log in, beside DIR/home/.ssh/authorized_keys; DIR/env is the environment as JSON, with the USER
+that may; DIR/boot is executed at the start.  It shows a host key of its own, or, as soon as it is there, the one that the boot script wrote to
+$RECIPE_SSHD_KEYS, which stands for the folder /etc/ssh.  Prints its port.
+It ends when its stdin ends, and every process that was begun on the machine with it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class _Door(asyncssh.SSHServer):
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        return username == "root" and key.export_public_key().split()[:2] in [line.split()[:2] for line in _keys(self._place)]
+        known = [line.split()[:2] for line in _keys(self._place)]
+        return username == environment(self._place)["USER"] and key.export_public_key().split()[:2] in known
 
 
 def _keys(place: Path) -> list[bytes]:
@@ -54,7 +56,7 @@ def environment(place: Path) -> dict[str, str]:
     return {**own, "RECIPE_SSHD_KEYS": f"{place}/etc", **given}
 
 
-async def serve(place: Path) -> None:
+async def serve(place: Path, address: str, port: int) -> None:
     """Be the machine until stdin ends."""
     env, home = environment(place), place / "home"
 
@@ -79,7 +81,7 @@ async def serve(place: Path) -> None:
 
     key = asyncssh.generate_private_key("ssh-ed25519")
     server = await asyncssh.create_server(
-        lambda: _Door(place), "127.0.0.1", 0, server_host_keys=[key], process_factory=session, encoding=None, line_editor=False
+        lambda: _Door(place), address, port, server_host_keys=[key], process_factory=session, encoding=None, line_editor=False
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     if (place / "boot").exists():
@@ -137,7 +139,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        asyncio.new_event_loop().run_until_complete(serve(Path(sys.argv[1])))  # and no orderly end: what hangs dies below
+        place, address, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+        asyncio.new_event_loop().run_until_complete(serve(place, address, port))  # and no orderly end: what hangs dies below
     finally:
         while left := descendants(os.getpid()):
             for pid in left:

@@ -71,6 +71,7 @@ class Route(NamedTuple):
     path: str
     operation: str
     gap: float = 0  # seconds that must lie between two calls, where `pace` is on
+    plain: bool = False  # the body is text: the field `text`
 
 
 class Call(NamedTuple):
@@ -133,10 +134,14 @@ class Machine:
     rates: dict[str, float] = field(default_factory=dict)
     stuck: bool = False
     fails: bool = False
+    preemptible: bool = False
 
 
 class Boot(NamedTuple):
-    """What a machine that is real begins with.  `swept`: keys that it wrote itself are removed now."""
+    """What a machine that is real begins with.  `swept`: keys that it wrote itself are removed now.  `user` logs in at `address`.
+
+    Port 0: a free one.
+    """
 
     keys: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
@@ -145,6 +150,9 @@ class Boot(NamedTuple):
     gpus: int
     memory: int  # of one GPU, MiB
     swept: bool = False
+    user: str = "root"
+    address: str = "127.0.0.1"
+    port: int = 0
 
 
 M = TypeVar("M", bound=Machine)
@@ -166,6 +174,7 @@ class World(ABC, Generic[M]):
         self.faults = list(faults)
         self.machines: dict[str, M] = {}
         self.ports: dict[str, int] | None = None
+        self.port = 0  # a free port of this machine, for providers whose machines all listen on one
         self.key = ""
         self.ledger: list[Entry] = []
         self.calls = 0
@@ -232,13 +241,13 @@ class World(ABC, Generic[M]):
         return self.decorated(self._answer(route, match.groupdict(), request, luck))
 
     def _answer(self, route: Route, names: Mapping[str, str], request: Request, luck: Luck) -> Reply:
-        fields = parsed(request.body)
+        fields = {"text": request.body.decode("utf-8", "replace")} if route.plain else parsed(request.body)
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
         by = _who(request.headers, query)
         known = not self.key or by == _digest(self.key) or by in (_digest(own) for own in self.own_keys(names.get("id", "")))
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
-        if (not by and route.operation not in self.open) or (by and not known) or luck.strikes("denied"):
+        if (not by and not self.anonymous(route.operation)) or (by and not known) or luck.strikes("denied"):
             return self.refused(call)
         if luck.strikes("throttled") or self.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
             return self.throttled(route)
@@ -251,6 +260,10 @@ class World(ABC, Generic[M]):
         if luck.strikes("crashed"):
             reply = self.problem(500, "internal_error", "Internal Server Error")
         return reply._replace(lost=luck.strikes("lost"))
+
+    def anonymous(self, operation: str) -> bool:
+        """Whether an operation needs no key."""
+        return operation in self.open
 
     def malformed(self) -> Reply:
         """The reply to a body that is no JSON object."""
@@ -310,8 +323,16 @@ class World(ABC, Generic[M]):
 
     def interruptible(self, machine: M, luck: Luck) -> None:
         """A machine that is up may be preempted some time."""
+        machine.preemptible = True
         if often := self.amount("preempted"):
             self.later(machine, luck.random.expovariate(often) * 3600, "preempted")
+
+    def preempt(self) -> int:
+        """Preempt every interruptible machine that is up.  Answers how many."""
+        found = [machine for machine in self.alive() if machine.up and machine.preemptible]
+        for machine in found:
+            self.happen(machine, "preempted")
+        return len(found)
 
     def bill(self, machine: M, **rates: float) -> None:
         """From now on a machine costs this, in US dollars an hour."""

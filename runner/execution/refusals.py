@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ..errors import CannotRun, Invalid, Problem
+from ..errors import CannotRun, Infrastructure, Invalid, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
 from ..planning.step import StepSpec
@@ -113,7 +113,7 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
     from ..language.units import about
     from ..planning.plan import LOCAL
 
-    wrong, uneven = [], list[Problem]()
+    wrong, uneven, unmet = [], list[Problem](), list[str]()
     specs = found.plan.specs()
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
@@ -123,7 +123,8 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
         if host_pool.priced and not near:
             if host_pool.need(wants) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
-                wrong.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now")
+                left = host_pool.unmet.get(host_pool.need(wants), "")
+                unmet.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}")
             continue
         sites, count = [host_pool.here] if near else host_pool.sites, specs[n].node_count
         if count > 1:
@@ -139,11 +140,26 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
                 whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
                 need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
                 wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
-    if wrong:
-        shown = "\n".join(dict.fromkeys(wrong[:20]))
+    if unmet and not wrong:
+        words = [spec.resources.gpu or "" for spec in specs] + [host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))]
+        fix = next((fix for word in words if word and (fix := _meant(word))), "loosen the filters (`--where`, or the driver's settings)")
+        raise Infrastructure("\n".join(dict.fromkeys(unmet[:20])), fix=f"{fix}; `recipe offers --driver {host_pool.name}` shows what there is")
+    if wrong or unmet:
+        shown = "\n".join(dict.fromkeys([*wrong, *unmet][:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
     if uneven:
         raise Invalid(uneven)
+
+
+def _meant(word: str) -> str:
+    """The GPU that may be meant by a word that is part of no known name; empty where it is."""
+    from ..advice.estimates import figures
+
+    known = list(dict.fromkeys(name for gpu in figures().gpus for name in (gpu.name, gpu.asked, *gpu.names)))
+    plain = word.lower().replace("_", " ")
+    if any(plain in name.lower() for name in known):
+        return ""
+    return did_you_mean(plain, [name.lower() for name in known])
 
 
 def _kept_apart(found: Survey, n: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Final
 
 from drivers.base import DriverError, Need
@@ -13,9 +14,11 @@ from ..errors import RecipeError
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
-from .control import money_is_spent
+from .control import money_is_spent, stop
 from .work import Work
 
+NOTICE: Final = timedelta(seconds=20)
+"""Between the request to save and the kill, of a step whose machine is taken away: what it saved is to come home, too."""
 LOOK: Final = 0.2
 """Seconds between two looks at what is needed."""
 
@@ -30,6 +33,7 @@ def rent(work: Work) -> None:
     work.rented_at = now
     if pool.spent and pool.limit is not None:
         money_is_spent(work, pool.limit)
+    _save_in_time(work)
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
     for id in work.todo:
@@ -43,6 +47,16 @@ def rent(work: Work) -> None:
             work.beside(_get(work, need))
     for site, reason in pool.spare(queued):
         work.beside(_give_back(work, site, reason))
+
+
+def _save_in_time(work: Work) -> None:
+    """Have what runs on a machine that is about to be taken away save and end: the next attempt goes on from there."""
+    for site in work.host_pool.leaving():
+        for running in work.running.values():
+            if site in running.site.members and not running.stopped:
+                work.commits.say(f"{site.name} is about to be taken away: {running.node.id} saves, and goes on elsewhere")
+                running.stopped = True
+                work.beside(stop(running, NOTICE))
 
 
 def note(work: Work) -> None:

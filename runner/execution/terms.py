@@ -58,6 +58,7 @@ class Settings:
     everything_there: bool = False  # on rented machines also steps that ask for no GPU
     label: Label = NO_LABEL
     store: str = ""  # the shared store that was named; empty: that of recipe.toml
+    where: Mapping[str, str] = field(default_factory=dict)  # filters of what is rented, beside those of the driver's settings
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
 
 

@@ -63,6 +63,7 @@ def work(
         nonlocal commits
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
+        host_pool.where = settings.where
         host_pool.limit = found.plan.settings.limits.cost
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]

@@ -49,19 +49,22 @@ from .money import affordable, committed
 
 _T = TypeVar("_T")
 TERM: Final = timedelta(days=1)
-"""For which a lease is asked, and asked again every `RENEW`: how long it stays when a worker and its workspace are gone for good."""
+"""For which a lease is asked where the setting `term` does not say, and asked again every `RENEW`: how long it stays when a worker and its workspace
+are gone for good."""
 RENEW: Final = 3600.0
 LEAST: Final = 300.0
 """Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
 TAKEN: Final = 600.0
 """Seconds for which an offer that could not be had is tried last."""
+DAY: Final = 86_400.0
+"""Seconds that `cost_per_day` is about."""
 FAILED: Final = 3600.0
 """The same for one whose machine did not come up."""
 SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
-OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least")
+OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term")
 """Settings of a driver's table that are not the driver's."""
 
 _log = Log("leases")
@@ -107,7 +110,11 @@ class Leases:
         self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
         self.limit: float | None = None
         """US dollars that the whole run may cost."""
+        self.limits: Mapping[str, float] = {}
+        """`[limits]` of the settings: over all runs of this user."""
         self.least = LEAST
+        self.term = TERM
+        """For which a lease is asked."""
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
@@ -116,28 +123,52 @@ class Leases:
         return await self._call(partial(self.driver.offers, wish), SOON)
 
     def left(self, beside: str = "") -> float:
-        """US dollars of the run's limit that no lease has cost or may cost yet, that of `beside` not counted; infinite without a limit."""
-        if self.limit is None:
+        """US dollars of the limits of the run and of a day that no lease has cost or may cost yet, that of `beside` not counted.
+
+        Infinite without a limit.
+        """
+        return min(self._of_run(beside), self._of_day(beside))
+
+    def _of_run(self, beside: str) -> float:
+        return math.inf if self.limit is None else self.limit - self._bound(self.ledger.of_run(self.run), beside, 0.0)
+
+    def _of_day(self, beside: str) -> float:
+        if (most := self.limits.get("cost_per_day")) is None:
             return math.inf
-        rows = [row for row in self.ledger.of_run(self.run) if row.key != beside]
+        since = time.time() - DAY
+        rows = {row.key: row for row in [*self.ledger.since(since), *self.ledger.living()]}
+        return most - self._bound(list(rows.values()), beside, since)
+
+    def _bound(self, rows: Sequence[LeaseRow], beside: str, since: float) -> float:
+        """US dollars that leases have cost, or may cost by their end."""
+        rows = [row for row in rows if row.key != beside]
         gone = self.ledger.costs([row.key for row in rows if row.state == "GONE"])
-        bound = sum(committed(row.price, row.asked, row.until) for row in rows if row.state != "GONE")
-        return self.limit - bound - sum(spent.usd for spent in gone.values())
+        bound = sum(committed(row.price, max(since, row.asked), row.until) for row in rows if row.state != "GONE")
+        return bound + sum(spent.usd for spent in gone.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether this user has as many machines as `[limits] machines` allows."""
+        most = self.limits.get("machines")
+        return most is not None and sum(row.price > 0 for row in self.ledger.living()) >= most
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now, or asked to stay."""
         now = _now()
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
-        return now + min(TERM, timedelta(seconds=min(seconds, TERM.total_seconds())))
+        return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
 
     def pays(self, offer: Offer, shares: int = 1) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
+        if offer.price > (most := self.limits.get("price", math.inf)):
+            return f"the cheapest machine that fits costs ${offer.price:.2f} an hour, and `[limits] price` is ${most:.2f}"
         left = self.left()
         seconds = (self.until(offer.price, left, shares) - _now()).total_seconds()
         if seconds >= self.least:
             return ""
         left, seconds = max(0.0, left) / shares, max(0.0, seconds)
-        return f"${left:.4g} is left for it of `limits.cost`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour"
+        which = "limits.cost" if self._of_run("") <= self._of_day("") else "[limits] cost_per_day"
+        return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour"
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
@@ -145,7 +176,7 @@ class Leases:
         `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this.
         """
         if short := self.pays(offer, shares):
-            raise CannotRun(short, fix="raise `limits.cost`, or take a preset that needs less")
+            raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
         until = self.until(offer.price, self.left(), shares)
         row = LeaseRow(
             os.urandom(8).hex(), self.name, self.run, self.workspace, plain(need), self.holder, "ASKED", plain(offer), until.timestamp(), offer.price
@@ -245,7 +276,7 @@ class Leases:
         return kept
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
-        """Keep a lease for another `TERM`, where the driver can."""
+        """Keep a lease for another term, where the driver can."""
         until = self.until(row.price, self.left(row.key) - committed(row.price, row.asked, time.time()))
         if until.timestamp() <= row.until:
             return row

@@ -41,8 +41,13 @@ class Shelf(NamedTuple):
 
     def left_out(self) -> str:
         """What was left out and why, by count; empty when nothing was."""
-        total = sum(self.excluded.values())
-        return f"{total} left out: {', '.join(f'{count} {why}' for why, count in self.excluded.items())}" if total else ""
+        return left_out(self.excluded)
+
+
+def left_out(excluded: Mapping[str, int]) -> str:
+    """Why offers were left out, by count; empty when none was."""
+    total = sum(excluded.values())
+    return f"{total} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}" if total else ""
 
 
 def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
@@ -76,7 +81,8 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
             try:
                 offers = await retry_async(partial(driver.offers, wish), patient(SOON))
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
-                found.append(Shelf(name, wish, offers, dict(excluded), ENDS[driver.traits.ends]))
+                ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices) if words)
+                found.append(Shelf(name, wish, offers, dict(excluded), ends))
             except Rejected as error:
                 raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error
             except DriverError as error:

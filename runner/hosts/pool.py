@@ -23,6 +23,7 @@ from drivers.base import (
     Argv,
     Closing,
     DriverError,
+    Excluding,
     Host,
     HostLost,
     Lease,
@@ -47,6 +48,7 @@ from .away import Away
 from .client import Client, there
 from .leases import LEAST, RENEW, Leases, driver_of, lease_of, need_of, offer_of
 from .money import leave_at
+from .offering import left_out
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
+TAKEN_AWAY = 3
+"""Spot machines that are taken away from a run before it rents on demand."""
 AGAIN = 20.0
 """Seconds until a machine that was not given back is given back once more."""
 ALARM = 600.0
@@ -64,6 +68,8 @@ LOOK = 300.0
 """Seconds between two looks at what other runs left, while a run goes on."""
 SWEEP = timedelta(days=1)
 """Between two looks at what a host keeps that nobody has asked for in a long time."""
+NOTICED = 5.0
+"""Seconds until a machine is asked again whether it is taken away, when it did not answer."""
 TELL = 5.0
 """Seconds between words about a transfer."""
 
@@ -130,6 +136,10 @@ class HostPool:
     """Have steps that need no GPU run on rented machines, too."""
     limit: float | None = None
     """US dollars that the run may cost."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Filters of what is rented, beside those of the driver's settings."""
+    unmet: dict[Need, str] = field(default_factory=dict)
+    """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
     sites: list[Site] = field(default_factory=list)
     box: Mapping[str, Any] = field(default_factory=dict)
@@ -140,6 +150,10 @@ class HostPool:
     _idle: float = IDLE
     _market: Market | Literal["any"] = "on-demand"
     _used: list[_Used] = field(default_factory=list)
+    _spot: set[str] = field(default_factory=set)
+    """Names of places that were rented on the spot market."""
+    _taken: int = 0
+    """How many of them were taken away."""
     _beside: list[asyncio.Task[None]] = field(default_factory=list)
 
     lost: list[str] = field(default_factory=list)
@@ -159,10 +173,16 @@ class HostPool:
         """Whether hosts cost money, so that each is asked for when a step needs it."""
         return self.leases is not None and self.leases.driver.traits.priced
 
-    @property
-    def preemptible(self) -> bool:
-        """Whether machines may be rented that are taken away before they are given back."""
-        return self._market != "on-demand"
+    def preemptible(self, place: Site) -> bool:
+        """Whether a place may be taken away before it is given back."""
+        return any(site.name in self._spot for site in place.members)
+
+    def leaving(self) -> list[Site]:
+        """Places that are about to be taken away, or whose time is over."""
+        for used in self._used:
+            if self.priced and not used.site.leaving and any(time.time() >= leave_at(row.asked, row.until) for row in used.leases):
+                used.site.leaving = "its time is over"
+        return [used.site for used in self._used if used.site.leaving]
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
@@ -170,8 +190,10 @@ class HostPool:
 
     @property
     def full(self) -> bool:
-        """Whether an account may have no more machines than this run has."""
+        """Whether there may be no more machines than there are."""
         most = self._of().driver.traits.hosts_at_once
+        if self._of().full:
+            return True
         return most is not None and len(self._used) + len(self.coming) >= most
 
     def stays(self, wants: ResourceSpec) -> bool:
@@ -187,11 +209,11 @@ class HostPool:
         if not self.priced:
             return self.sites
         need = self.need(wants)
-        return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost]
+        return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost and not used.site.leaving]
 
     def need(self, wants: ResourceSpec) -> Need:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
-        return need_for(wants, self._market)
+        return need_for(wants, self._market if self._taken < TAKEN_AWAY else "on-demand")
 
     async def open(self, *, want: int, nodes: int = 1) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -216,7 +238,7 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
-        self._beside = [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
+        self._beside += [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int, nodes: int) -> None:
         """Take places until there are `want`, and `nodes` hosts; first where we have one."""
@@ -239,12 +261,17 @@ class HostPool:
         """
         found = set()
         for need in needs:
+            driver = self._of().driver
             if self.machines(need):
                 found.add(need)
-            elif offers := await self._offers(Wish(need)):
+            elif offers := await self._offers(Wish(need, filters=self.where)):
                 found.add(need)
+                if isinstance(driver, Accounted):
+                    await driver.solvent()
                 if short := self._of().pays(offers[0]):
-                    raise Invalid([Problem("limit", short, fix="raise `limits.cost`, or take a preset that needs less")])
+                    raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
+            else:
+                self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
         return found
 
     @property
@@ -259,11 +286,15 @@ class HostPool:
         Raises CannotRun, DriverError, and what `ready` raises.
         """
         tried: list[str] = []
-        offers = await self._offers(Wish(need))
-        resting = self._of().resting()
-        for offer in sorted(offers, key=lambda offer: offer.id in resting):
-            if len(tried) == BOOTS:
+        asked: set[str] = set()
+        while len(tried) < BOOTS:
+            # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
+            offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
+            resting = self._of().resting()
+            offer = min(offers, key=lambda offer: offer.id in resting, default=None)
+            if offer is None:
                 break
+            asked.add(offer.id)
             self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
             if (found := await self._take(offer, 1, need, ready=ready)) is not None:
@@ -302,7 +333,7 @@ class HostPool:
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
-        return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost for used in self._used)
+        return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost and not used.site.leaving for used in self._used)
 
     def spare(self, needs: Mapping[Need, int]) -> list[tuple[Site, str]]:
         """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
@@ -312,7 +343,9 @@ class HostPool:
         now, found = time.monotonic(), []
         for used in self._used:
             served = [count for need, count in needs.items() if covers(used.offer, need)]
-            if used.site.busy or any(served):
+            if used.site.leaving and not used.site.busy:
+                found.append((used.site, used.site.leaving))
+            elif used.site.busy or any(served):
                 used.idle_since = now
             elif not served:
                 found.append((used.site, "no unfinished step needs it"))
@@ -328,9 +361,29 @@ class HostPool:
         await site.aclose()
         for used in [used for used in self._used if used.site is site]:
             self._used.remove(used)
+            self._gone(used.site)
             for row in used.leases:
                 gone &= await self._of().release(row, reason)
         return gone
+
+    def _gone(self, site: Site) -> None:
+        """A place is given back: one of the spot market may have been taken away."""
+        if site.name in self._spot and (site.lost or site.leaving):
+            self._taken += 1
+            if self._taken == TAKEN_AWAY:
+                self.say(f"{TAKEN_AWAY} spot machines were taken away: what is rented from now on is on demand")
+
+    async def _watch(self, site: Site, host: Host) -> None:
+        """Wait until a place is about to be taken away, or gone."""
+        while not site.lost and site in self.sites:
+            try:
+                async for _ in host.call(self._of().driver.traits.notice):
+                    pass
+            except DriverError:
+                await asyncio.sleep(NOTICED)
+            else:
+                site.leaving = f"{self.name} takes it away"
+                return
 
     async def replace(self, lost: Site) -> Site | None:
         """Another place for one that is gone, if there is any.  One that costs money is asked for again when a step needs it."""
@@ -420,7 +473,9 @@ class HostPool:
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases.limits = self.ws.config.limits if driver.traits.priced else {}
         leases.limit, leases.least = self.limit, float(settings.get("least", LEAST))
+        leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
         return leases
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
@@ -476,6 +531,10 @@ class HostPool:
             await ready(site)  # before any step can be started there
         self._used.append(_Used(site, offer, list(rows), time.monotonic()))
         self.sites.append(site)
+        if offer.market == "spot":
+            self._spot.add(site.name)
+            if self._of().driver.traits.notice:
+                self._beside.append(asyncio.get_running_loop().create_task(self._watch(site, leased[0][1])))
         return site
 
     async def _measure(self, offer: Offer, need: Need, host: Host) -> None:

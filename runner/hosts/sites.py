@@ -100,6 +100,8 @@ class Site:
         """What other nodes dial; empty where a host has no name for them."""
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
+        self.leaving = ""
+        """Why nothing is started here any more, though what runs may save; empty as long as there is no such reason."""
         self.silent = False
         """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
         self._running = 0

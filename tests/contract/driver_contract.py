@@ -10,6 +10,7 @@ What only some drivers have is tested by a class of its own, which the test of s
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import resource
@@ -79,7 +80,9 @@ class Attached(Client):
         await self._line.host().aclose()
 
 
-class DriverContract:
+class LeaseContract:
+    """What is rented, and given back."""
+
     moment = timedelta(seconds=0.05)
 
     def make(self, place: Path) -> Driver:
@@ -222,6 +225,10 @@ class DriverContract:
             assert await gathered(host.call((SH, "-c", 'cd && ls -d "$1"/*', "sh", host.root)))
 
         self.on_host(place, act)
+
+
+class DriverContract(LeaseContract):
+    """What runs on a host, too."""
 
     # --- running
 
@@ -631,7 +638,7 @@ class DriverContract:
         assert caplog.text == ""
 
 
-class SkippingContract(DriverContract):
+class SkippingContract(LeaseContract):
     def make_with_a_dead_machine(self, place: Path) -> tuple[Driver, str]:
         """The driver with one machine more, which cannot be asked, and that machine's name."""
         raise NotImplementedError
@@ -651,7 +658,7 @@ class SkippingContract(DriverContract):
         asyncio.run(ask())
 
 
-class VisitingContract(DriverContract):
+class VisitingContract(LeaseContract):
     def test_hosts_are_visited_without_a_lease(self, place: Path) -> None:
         async def look() -> None:
             driver = self.make(place)
@@ -668,7 +675,7 @@ class VisitingContract(DriverContract):
         asyncio.run(look())
 
 
-class ClosingContract(DriverContract):
+class ClosingContract(LeaseContract):
     def test_closing_a_driver_leaves_leases_and_jobs(self, place: Path) -> None:
         async def act() -> None:
             driver = self.make(place)
@@ -687,7 +694,7 @@ class ClosingContract(DriverContract):
         asyncio.run(act())
 
 
-class ExcludingContract(DriverContract):
+class ExcludingContract(LeaseContract):
     def test_what_was_left_out_is_counted_by_its_reason(self, place: Path) -> None:
         async def ask() -> None:
             driver = self.make(place)
@@ -698,7 +705,21 @@ class ExcludingContract(DriverContract):
         asyncio.run(ask())
 
 
-class RentingContract(DriverContract):
+class RentedContract(LeaseContract):
+    """Of drivers that give out another machine for each order: as `Leases` does, one that is there is found by its key."""
+
+    async def host(self, driver: Driver) -> Client:
+        with open(os.environ["RENTING"], "w") as lock:  # noqa: ASYNC230
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = [lease for lease in await driver.leases() if lease.key == "the-lease"]
+            order = Order((await driver.offers(Wish()))[0], "the-lease", datetime.now(UTC) + timedelta(hours=1))
+            lease = found[0] if found else await driver.acquire(order)
+        while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
+            await asyncio.sleep(0.05)
+        return self.attached(hosts[0])
+
+
+class RentingContract(RentedContract):
     """Of drivers that rent: what is billed, until when, and to whom."""
 
     def test_a_machine_that_ends_itself_does_so_at_another_time_when_it_is_asked(self, place: Path) -> None:
@@ -730,18 +751,24 @@ class RentingContract(DriverContract):
 
         asyncio.run(rent())
 
+
+class AccountedContract(LeaseContract):
+    """Of drivers whose provider has an account for us."""
+
     def test_an_account_is_told_in_words(self, place: Path) -> None:
         async def ask() -> None:
             driver = self.make(place)
             assert isinstance(driver, Accounted) and driver.console.startswith("https://")
             assert all(name and words for name, words in await driver.account())
+            await driver.solvent()
 
         asyncio.run(ask())
 
 
-PARTS: dict[type[DriverContract], type] = {
+PARTS: dict[type[LeaseContract], type] = {
     ExcludingContract: Excluding,
     RentingContract: Charging,
+    AccountedContract: Accounted,
     SkippingContract: Skipping,
     VisitingContract: Visiting,
     ClosingContract: Closing,

@@ -56,5 +56,5 @@ def test_a_driver_is_loaded_by_its_name() -> None:
 
 
 def test_an_unknown_driver_is_answered_with_the_nearest_and_the_known() -> None:
-    with pytest.raises(Rejected, match=r'no driver "locla", did you mean "local"\? \(known: local'):
+    with pytest.raises(Rejected, match=r'no driver "locla", did you mean "local"\? \(known: gcp, local'):
         drivers.load("locla")

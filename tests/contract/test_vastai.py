@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ClosingContract, ExcludingContract, RentingContract
+from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, RentingContract
 
 import drivers
-from drivers.base import Driver, Order, Wish
 from drivers.vastai import Vastai
-from runner.hosts.client import Client
 from tests.fake_provider import Provider, provider
 
 
@@ -33,7 +28,7 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(ClosingContract, ExcludingContract, RentingContract):
+class TestVastai(AccountedContract, ClosingContract, ExcludingContract, RentingContract, DriverContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
@@ -43,17 +38,6 @@ class TestVastai(ClosingContract, ExcludingContract, RentingContract):
         )
         yield
         asyncio.run(ended(self.make(place)))
-
-    async def host(self, driver: Driver) -> Client:
-        """Vast.ai gives out another machine for each order: as `Leases` does, one that is there is found by its key."""
-        with open(os.environ["RENTING"], "w") as lock:  # noqa: ASYNC230
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = [lease for lease in await driver.leases() if lease.key == "the-lease"]
-            order = Order((await driver.offers(Wish()))[0], "the-lease", datetime.now(UTC) + timedelta(hours=1))
-            lease = found[0] if found else await driver.acquire(order)
-        while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
-            await asyncio.sleep(0.05)
-        return self.attached(hosts[0])
 
     def make(self, place: Path) -> Vastai:
         return Vastai(**json.loads((place / "settings.json").read_text()))

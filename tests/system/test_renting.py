@@ -61,7 +61,7 @@ def test_a_need_that_nothing_satisfies_is_refused_and_nothing_is_rented(space: S
     cloud(space)
     space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 8}, outputs: {o: o}}\n")
     code, _, said = space.command("run", "--driver", "loopback")
-    assert code == 2 and "s needs gpus 8; loopback offers no such machine now" in said and provider(space) == []
+    assert code == 5 and "s needs gpus 8; loopback offers no such machine now" in said and provider(space) == []
 
 
 def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) -> None:

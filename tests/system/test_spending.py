@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fake_provider import Provider, provider
+from tests.rented import alive, ours, rents
 from tests.support import Space, until
-from tests.vastai import alive, ours, rents
 
 LIMIT = 0.05
 

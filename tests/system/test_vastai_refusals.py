@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from drivers import vastai_wire
+from drivers import web
 from drivers.base import Denied, DriverError, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Unsure, Wish
 from drivers.vastai import Vastai
 from tests.fake_provider import Provider, provider
+from tests.rented import ours, rents
 from tests.support import Space
-from tests.vastai import ours, rents
 
 RECIPE = "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
 
@@ -62,13 +62,30 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(space: Space, ma
     assert code in (2, 3) and 'did you mean "regions"?' in said and ours(market) == []
 
 
+@pytest.mark.parametrize(
+    ("where", "resources", "words"),
+    [
+        ("gpu=RTX 4091", "gpus: 1", ("left out", "another GPU", 'did you mean "rtx 4090"?', "recipe offers --driver vastai")),
+        ("max_price=0.0001", "gpus: 1", ("dearer than max_price", "loosen the filters")),
+        ("gpu=", "gpus: 1, disk: 900 TB", ("less disk",)),
+    ],
+)
+def test_what_nobody_offers_is_refused_with_why_and_rents_nothing(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch, where: str, resources: str, words: tuple[str, ...]
+) -> None:
+    rents(space, market, monkeypatch)
+    space.recipe(f"steps:\n  s: {{run: 'echo 1 > o', resources: {{{resources}}}, outputs: {{o: o}}}}\n")
+    code, _, said = space.command("run", "--driver", "vastai", "--where", where)
+    assert code == 5 and all(word in said for word in words) and ours(market) == [], said
+
+
 # --- replies
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, reply: Callable[[httpx.Request], httpx.Response], act: Callable[[Vastai], Any], tmp_path: Path) -> Any:
     monkeypatch.setenv("VAST_API_KEY", "k")
     client = httpx.AsyncClient(transport=httpx.MockTransport(reply))
-    monkeypatch.setattr(vastai_wire.Wire, "_of_loop", lambda self: client)
+    monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
     return asyncio.run(act(Vastai(api="http://x", installation=str(tmp_path / "installation"))))
 
 
@@ -117,6 +134,11 @@ def test_a_refused_order_says_what_to_do_next(
     assert (error.value.lease is not None) is ("new_contract" in body)
     if kind is Throttled:
         assert error.value.after == timedelta(seconds=4.5)  # type: ignore[attr-defined]
+
+
+def test_an_account_without_credit_rents_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(Denied, match=r"has \$0.00: nothing can be rented; add some at https://cloud.vast.ai/billing/"):
+        answer(monkeypatch, lambda _: httpx.Response(200, json={"credit": 0}), lambda driver: driver.solvent(), tmp_path)
 
 
 def test_a_404_is_no_proof_unless_it_says_that_there_is_no_such_instance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

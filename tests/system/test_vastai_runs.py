@@ -15,24 +15,8 @@ from drivers.base import Host, HostLost, Lease, Order, Unreachable, Wish
 from drivers.fakes.world import _digest as digest
 from drivers.vastai import Vastai
 from tests.fake_provider import Provider, provider
+from tests.rented import alive, installation, ours, rents, same_as_here
 from tests.support import Space
-from tests.vastai import alive, installation, ours, rents
-
-TRAIN = """
-import random, sys
-random.seed(7)
-w, rows = 0.0, [(x / 10, 3 * x / 10 + random.gauss(0, 0.1)) for x in range(20)]
-for step in range(50):
-    w -= 0.05 * sum(2 * (w * x - y) * x for x, y in rows) / len(rows)
-    print(f"step {step} w {w:.17g}")
-open(sys.argv[1], "w").write(f"{w:.17g}\\n")
-"""
-RECIPE = (
-    "steps:\n  data: {run: 'echo 20 rows > data.txt', outputs: {data: data.txt}}\n"
-    "  train:\n    run: 'python3 train.py model.txt; cat {{ steps.data.data }} >> model.txt; nvidia-smi -L | wc -l >&2'\n    code: [train.py]\n"
-    "    resources: {gpus: 1}\n    outputs: {model: model.txt}\n"
-    "  report: {run: 'wc -c < {{ steps.train.model }} > report.txt', outputs: {report: report.txt}}\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +27,7 @@ def real() -> Iterator[Provider]:
 
 def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     rents(space, real, monkeypatch)
-    space.write("train.py", TRAIN)
-    space.recipe(RECIPE)
-    code, _, said = space.command("run", "--driver", "vastai")
-    assert code == 0, said
-    there = {name: (space.root / name).read_bytes() for name in ("model.txt", "report.txt")}
-    here = Space(space.root.parent / "here")
-    here.write("train.py", TRAIN)
-    here.recipe(RECIPE.replace("    resources: {gpus: 1}\n", ""))
-    here.run()
-    assert there == {name: (here.root / name).read_bytes() for name in there}
+    same_as_here(space, "vastai")
     assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 30
     assert installation(space).stat().st_mode & 0o777 == 0o600
     assert space.command("run", "--driver", "vastai")[0] == 0 and ours(real).count("created") == 1, "a run with nothing to do rents nothing"
@@ -84,12 +59,12 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_
 
 def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     rents(space, real, monkeypatch)
-    code, out, _ = space.command("offers", "--json", "--where", "gpu_memory=30")
+    code, out, _ = space.command("offers", "--json", "--driver", "vastai", "--where", "gpu_memory=30")
     (shelf,) = json.loads(out)
     prices = [offer["usd_an_hour"] for offer in shelf["offers"]]
     assert code == 0 and prices == sorted(prices) and prices and all(offer["gpu_memory"] >= 30e9 for offer in shelf["offers"])
     assert shelf["left_out"]["less GPU memory"] > 0 and shelf["ends"] == "it ends itself at its time"
-    code, _, said = space.command("offers", "--where", "gpu_memroy=30")
+    code, _, said = space.command("offers", "--driver", "vastai", "--where", "gpu_memroy=30")
     assert code == 3 and 'did you mean "gpu_memory"?' in said
     space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n  t: {run: 'echo 1 > p', outputs: {o: p}}\n")
     code, out, _ = space.command("offers", "recipe.yaml", "--driver", "vastai")
@@ -181,10 +156,10 @@ def test_a_login_that_is_refused_is_let_in_again_and_a_destroyed_machine_is_lost
         await said(host, "rm ~/.ssh/authorized_keys")
         for key in keys:
             await driver._wire.ask("DELETE", f"/api/v0/instances/{lease.id}/ssh/{key['id']}/", {})
-        await asyncio.sleep(0.3)  # until the machine has heard of it
-        await driver._hosts[lease.id].machine.link.aclose()
         with pytest.raises(Unreachable):
-            await said(host, "true")
+            while True:  # until the machine has heard of it
+                await driver._logins.hosts[lease.id].machine.link.aclose()
+                await said(host, "true")
         async with asyncio.timeout(20):
             while True:
                 try:

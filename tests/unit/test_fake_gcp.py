@@ -10,6 +10,7 @@ from uuid import UUID
 import jsonschema
 import pytest
 
+from drivers.fakes.world import Request
 from tests.fake_accounts import GcpAccount
 from tests.tools import client
 
@@ -82,12 +83,22 @@ def test_terminated_is_stopped_and_billed_and_what_was_deleted_is_not_found() ->
     assert account.of("a", method="GET").status == 404
 
 
-def test_a_preemption_is_told_from_a_stop_by_its_operation() -> None:
+def test_a_preemption_has_a_notice_and_is_told_from_a_stop_by_its_operation() -> None:
     account = GcpAccount("boot=5")
     account.insert(account.gpu_instance("a", provisioningModel="SPOT", instanceTerminationAction="STOP"))
     account.wait(10)
+    metadata = f"/_machine/{account.show('a')['id']}/computeMetadata/v1/instance"
+
+    def noticed() -> object:
+        query = "wait_for_change=true"
+        return account.world.handle(Request("GET", f"{metadata}/preempted", query, {"metadata-flavor": "Google"}), account.now).body
+
+    assert noticed() == "FALSE"
     account.of("a", "simulateMaintenanceEvent")
-    account.wait(30)
+    assert noticed() == "TRUE"
+    account.wait(29)
+    assert account.show("a")["status"] == "RUNNING", "thirty seconds are left to save"
+    account.wait(1)
     assert account.show("a")["status"] == "TERMINATED" and "preempted" in account.events()
     path = f"{account.project}/zones/{account.zone}/operations"
     found = account.data(account.call("GET", path, filter='operationType="compute.instances.preempted"'))["items"]
@@ -113,6 +124,27 @@ def test_a_quota_is_asked_before_and_kept() -> None:
     quotas = account.data(account.call("GET", f"{account.project}/regions/us-central1"))["quotas"]
     assert {row["metric"]: (row["usage"], row["limit"]) for row in quotas}["NVIDIA_L4_GPUS"] == (1.0, 1.0)
     assert account.insert(account.gpu_instance("c", provisioningModel="SPOT")).status == 200, "spot has a quota of its own"
+
+
+def test_a_new_project_has_no_quota_for_any_gpu() -> None:
+    account = GcpAccount("quota=0")
+    [quota] = account.data(account.call("GET", account.project))["quotas"]
+    assert quota == {"metric": "GPUS_ALL_REGIONS", "limit": 0.0, "usage": 0.0}
+    assert account.insert(account.gpu_instance("a")).status == 403
+
+
+def test_an_instance_attests_its_host_key_where_its_metadata_lets_it() -> None:
+    account = GcpAccount("boot=5")
+    allowed = {"items": [{"key": "enable-guest-attributes", "value": "TRUE"}]}
+    account.insert(account.instance("a", metadata=allowed))
+    account.insert(account.instance("b"))
+    for name, status in (("a", 200), ("b", 403)):
+        where = f"/_machine/{account.show(name)['id']}/computeMetadata/v1/instance/guest-attributes/hostkeys/ssh-ed25519"
+        assert account.world.handle(Request("PUT", where, "", {"metadata-flavor": "Google"}, b"AAAA"), account.now).status == status
+    path = f"{account.project}/zones/{account.zone}/instances/a/getGuestAttributes"
+    found = account.data(account.call("GET", path, queryPath="hostkeys/"))
+    assert found["queryValue"]["items"] == [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]
+    assert account.call("GET", path.replace("/a/", "/b/"), queryPath="hostkeys/").status == 404
 
 
 def test_a_filter_finds_a_label_and_one_that_cannot_be_read_is_refused() -> None:
@@ -150,6 +182,10 @@ def test_every_reply_has_the_form_of_the_discovery_document() -> None:
     for path_of in ("acceleratorTypes", "machineTypes", "instances", "instances/a/serialPort"):
         account.call("GET", f"{account.project}/zones/{account.zone}/{path_of}")
     account.call("GET", f"{account.project}/regions/us-central1")
+    account.call("GET", account.project)
+    account.call("GET", f"{account.project}/aggregated/acceleratorTypes")
+    account.world.machines[account.show("a")["id"]].attributes["hostkeys", "ssh-ed25519"] = "AAAA"
+    account.call("GET", f"{account.project}/zones/{account.zone}/instances/a/getGuestAttributes", queryPath="hostkeys/")
     account.call("POST", f"{account.project}/global/firewalls", {"name": "ssh", "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}]})
     account.call("GET", f"{account.project}/global/firewalls/ssh")
     account.destroy("a")
@@ -170,6 +206,9 @@ def test_every_reply_has_the_form_of_the_discovery_document() -> None:
         "Firewall",
         "MachineTypeList",
         "SerialPortOutput",
+        "Project",
+        "GuestAttributes",
+        "AcceleratorTypeAggregatedList",
     }
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from drivers.base import Denied, HostLost, Lease, Need, NoCapacity, Unreachable, Wish
 from drivers.loopback import Loopback
+from runner.errors import CannotRun
 from runner.hosts import leases as module
 from runner.hosts.leases import Leases, lease_of, need_of, offer_of
 from runner.hosts.reaper import fate
@@ -244,3 +245,25 @@ def test_only_what_nobody_can_want_any_more_is_ended_by_itself() -> None:
     assert fate(row._replace(state="RELEASING"), "dead", now).end and fate(row._replace(state="RELEASING"), "gone", now).end
     assert not fate(row, "dead", now).end and not fate(row, "gone", now).end
     assert fate(row._replace(price=0.0), "dead", now).end and not fate(row._replace(price=0.0), "gone", now).end
+
+
+def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
+    async def first(leases: Leases) -> None:
+        leases.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
+        assert leases.left() == 10.0 and not leases.full
+        row = await rented(leases)
+        assert row is not None and leases.full and leases.left() < 1.0, "it may cost nearly all of it by its end"
+        assert row.until - row.asked == pytest.approx(10.0 / 1.2 * 3600, rel=0.02)
+
+    async def other(leases: Leases) -> None:
+        leases.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
+        assert leases.full
+        with pytest.raises(CannotRun, match=r"\[limits\] cost_per_day"):
+            await rented(leases)
+        leases.limits = {"price": 1.0}
+        with pytest.raises(CannotRun, match=r"costs \$1.20 an hour, and `\[limits\] price` is \$1.00"):
+            await rented(leases)
+
+    on(tmp_path, first)
+    on(tmp_path, other, run="r2")
+    assert alive(tmp_path) == 1

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Need, Offer, Rejected, Resources, Wish
-from drivers.cloud import Filters, Installation, Market, excluded, public
+from drivers.cloud import About, Filters, Installation, excluded, public
 from drivers.machine import Facts, less
 from runner.hosts.offering import Shelf, to_confirm
 from runner.storage.workspace import Workspace
 
 CARD = Resources(cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9)
 OFFER = Offer("vastai", "1", CARD, price=0.5, region="Sweden, SE", reliability=0.99, longest=10.0)
-GOOD = Market(verified=True, datacenter=False, inet=500.0, cuda=12.8)
+GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ GOOD = Market(verified=True, datacenter=False, inet=500.0, cuda=12.8)
         (Need(gpus=3), {}, "fewer GPUs than needed"),
         (Need(gpus=1, gpu="H100"), {}, "another GPU"),
         (Need(gpu_memory=40 * 10**9), {}, "less GPU memory"),
-        (Need(disk=10**12), {}, "less memory, disk or processors"),
+        (Need(disk=10**12), {}, "less disk"),
         (Need(nodes=2), {}, "several machines are one order"),
         (Need(), {"gpu": "rtx_4090", "regions": "se,us", "max_price": "0.5", "inet": 500, "cuda": 12.8}, ""),
         (Need(), {"regions": ["US"]}, "another region"),

@@ -19,14 +19,15 @@ from urllib.parse import urlencode
 
 import pytest
 
-from drivers import vastai_wire
+from drivers import vastai_wire, web
 from drivers.base import DriverError, HostLost, Lease, Need, Unsure, Wish
 from drivers.fakes.faults import parse
 from drivers.fakes.vastai import FOREIGN
 from drivers.fakes.vastai import Vastai as Market
 from drivers.fakes.world import EPOCH, Request
 from drivers.vastai import Vastai
-from drivers.vastai_wire import Answer, Wire
+from drivers.vastai_wire import Wire
+from drivers.web import Answer
 from runner.errors import RecipeError
 from runner.hosts.leases import Leases
 from runner.hosts.reaper import end
@@ -71,7 +72,7 @@ class ModelWire(Wire):
         await asyncio.sleep(self.luck.uniform(0.01, 2.0))
         if reply.lost:
             raise Unsure("no reply")
-        return vastai_wire._checked(self.read(vastai_wire._answer(reply.status, reply.encoded(), reply.headers)))
+        return vastai_wire._checked(self.read(web.answered(reply.status, reply.encoded(), reply.headers)))
 
     def read(self, answer: Answer) -> Answer:
         return answer

@@ -27,12 +27,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         choices=("none", "real"),
         default="none",
         help="what its machines are: none, so nothing can log in (the default), or real: processes of this machine behind SSH on 127.0.0.1, "
-        "which execute what they are sent as you; only vastai has them",
+        "which execute what they are sent as you; vastai and gcp have them",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is offered, and when a fault happens (default: 0)")
     parser.epilog = (
         "Needs the extra `fakes`. Prints the lines to export, then serves until Ctrl-C.\n"
-        'GET /_ledger: what was rented and billed, as JSON lines. POST /_clock: {"advance": SECONDS}. POST /_faults: FAULTS.\n\n'
+        'GET /_ledger: what was rented and billed, as JSON lines. POST /_clock: {"advance": SECONDS}. POST /_faults: FAULTS.\n'
+        "POST /_preempt: take every spot machine away.\n\n"
         "examples:\n  recipe fake-provider vastai --port 8099\n  recipe fake-provider vastai --faults lost@create=once,late=90 --clock virtual"
     )
 

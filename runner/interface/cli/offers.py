@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from drivers.base import Need, Offer, Wish
 
-from ...errors import Invalid, Problem
 from ...execution.session import look
 from ...execution.terms import Choice
 from ...hosts import offering
@@ -20,7 +19,7 @@ from ...hosts.pool import market_of, need_for
 from ...storage.workspace import Workspace
 from ..tables import aligned
 from .chosen import begun
-from .parser import add_request, request_of
+from .parser import add_request, add_where, filters, request_of
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -32,9 +31,7 @@ HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
     parser.set_defaults(driver="all")
-    parser.add_argument(
-        "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
-    )
+    add_where(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = "Nothing is rented.\n\nexamples:\n  recipe offers --where gpu=4090\n  recipe offers sft dataset=data.jsonl --driver vastai --json"
 
@@ -60,13 +57,6 @@ def run(args: argparse.Namespace) -> int:
         if shelf.failed:
             print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
     return 0
-
-
-def filters(words: Sequence[str]) -> Mapping[str, str]:
-    """The filters of `--where`.  Raises Invalid."""
-    if bad := [word for word in words if "=" not in word]:
-        raise Invalid([Problem("bad-input", f'--where "{bad[0]}" is not NAME=VALUE', fix="such as --where gpu=4090")])
-    return dict(word.split("=", 1) for word in words)
 
 
 def wishes(ws: Workspace, found: Survey, driver: str) -> dict[str, Wish]:

@@ -198,6 +198,21 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--update", action="store_true", help="resolve moving revisions again and write them to recipe.lock")
 
 
+def add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
+    )
+
+
+def filters(words: Sequence[str]) -> dict[str, str]:
+    """The filters of `--where`.  Raises Invalid."""
+    from ...errors import Invalid, Problem
+
+    if bad := [word for word in words if "=" not in word]:
+        raise Invalid([Problem("bad-input", f'--where "{bad[0]}" is not NAME=VALUE', fix="such as --where gpu=4090")])
+    return dict(word.split("=", 1) for word in words)
+
+
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
     from ...errors import Invalid, Problem

@@ -17,7 +17,7 @@ from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
-from .parser import add_request, color, request_of
+from .parser import add_request, add_where, color, filters, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
@@ -53,6 +53,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     if verb == "run":
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
+    add_where(parser)
     if verb in ("run", "submit"):
         parser.add_argument(
             "--name", default="", metavar="NAME", help="call this run NAME: `recipe runs` and `results` show it, and it is found by it"
@@ -107,6 +108,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.everything_there,
         Label(args.name, tuple(args.tag), args.note),
         args.store or "",
+        filters(args.where),
         args.python if args.python != "current" else "",
     )
 
@@ -133,7 +135,8 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
 
     name = args.driver
     driver = offering.renting(ws, name, args.hosts)
-    wanted = wishes(ws, found, name) if driver is not None else {}
+    where = filters(args.where)
+    wanted = {step: wish._replace(filters=where) for step, wish in wishes(ws, found, name).items()} if driver is not None else {}
     if driver is None or not wanted:
         return {}
     return dict(zip(wanted, asyncio.run(offering.shelves({name: driver}, list(wanted.values()))), strict=True))

@@ -1,0 +1,310 @@
+"""Google Compute Engine: machines with GPUs in zones that may have none left, and what its replies mean for a lease.
+
+A machine bears our mark in its name and its labels from the call that creates it.  Google itself deletes it, with its disk, at its lease's `until`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import NAMESPACE_URL, uuid5
+
+from . import cloud, gcp_prices
+from .base import Denied, DriverError, HostLost, Lease, Market, NoCapacity, Offer, Order, Rejected, Resources, Traits, Wish
+from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
+from .ssh import SshHost
+
+IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
+USER: Final = "recipe"
+LEAST_DISK: Final = 50  # GB: the image alone has this size
+MOST_DISK: Final = 65_536  # GB of one disk
+CUDA: Final = 13.0  # that the driver of the image runs
+RESTS: Final = 600.0  # seconds for which a zone that had no machine left is offered last
+KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
+LEAST: Final = 30  # seconds: the shortest maxRunDuration
+ENDED: Final = ("STOPPING", "PENDING_STOP", "TERMINATED", "STOPPED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING")
+_METADATA: Final = "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
+_ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
+# Guest attributes are what Google hands on of what a machine says of itself: nobody between it and us can change them.
+_ATTEST: Final = """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
+NOTICE: Final = ("/bin/sh", "-c", f'until [ "$({_ASK} "{_METADATA}/preempted?wait_for_change=true&timeout_sec=60")" = TRUE ]; do sleep 1; done')
+"""Ends on a spot machine when Google is about to take it away."""
+
+
+class Gcp:
+    """Machines at Google Compute Engine.  `project` is who pays, `image` what they boot, `network` where they are, `port` where their SSH listens.
+
+    Every other setting is a filter of offers: see `cloud.Filters`.
+    """
+
+    traits = Traits(
+        priced=True,
+        settles=timedelta(seconds=30),
+        ends="provider",
+        poll=timedelta(seconds=5),
+        comes_up=timedelta(minutes=15),
+        notice=NOTICE,
+        prices=f"list prices of {gcp_prices.DATE}",
+    )
+
+    def __init__(
+        self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
+        python: str = "python3", installation: str | None = None, poll: float = 5.0, settles: float = 30.0, **filters: Value,
+    ) -> None:  # fmt: skip
+        self._wire = Wire(api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project)
+        self._image, self._network, self._data = image, network, {"python": python}
+        self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
+        self._filters = _regions(Filters().given(filters))
+        self._installation = Installation.of(installation)
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self._logins = Logins(self._installation, self._alive, self.traits.poll)
+        self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
+        self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was
+        self.excluded: Mapping[str, int] = {}
+        """Why the last `offers` left out how many."""
+
+    # --- offers
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """The machines that do, by list price; those of zones that had none a moment ago come last.
+
+        Raises Denied where only quotas stand in the way.
+        """
+        filters = _regions(self._filters.given(wish.filters))
+        disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
+        about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
+        left: Counter[str] = Counter()
+        fit: list[Offer] = []
+        for offer in self._listed(await self._zones(), markets(wish.need.market), disk):
+            if why := "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, about, wish, filters):
+                left[why] += 1
+            else:
+                fit.append(offer)
+        barred = await self._barred(fit)
+        left.update(barred.values())
+        self.excluded = dict(left.most_common())
+        found = [offer for offer in fit if offer.id not in barred]
+        if fit and not found:
+            raise Denied(f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}")
+        now = time.monotonic()
+        return sorted(found, key=lambda offer: (now - self._empty.get(offer.id, -RESTS) < RESTS, cloud.expected(offer), offer.id))
+
+    def _listed(self, zones: Mapping[str, set[str]], wanted: Sequence[Market], disk: int) -> list[Offer]:
+        found = []
+        for zone, gpus in zones.items():
+            region = zone.rpartition("-")[0]
+            for name, shape in gcp_prices.SHAPES.items():
+                rate = gcp_prices.price(region, name) if shape.gpu in gpus else None
+                if rate is None:
+                    continue
+                have, stored = _resources(name, disk), gcp_prices.DISK * disk
+                for market in wanted:
+                    price = rate.spot if market == "spot" else rate.on_demand
+                    if market == "on-demand" and shape.spot_only:
+                        continue
+                    data = {"zone": zone, "shape": name, "disk": str(disk)}
+                    found.append(Offer(
+                        "gcp", f"{zone}/{name}{'/spot' * (market == 'spot')}", have, price=round(price + stored, 5), region=region, data=data,
+                        market=market, disk_price=stored, egress_price=gcp_prices.EGRESS, fetched=time.time(),
+                    ))  # fmt: skip
+        return found
+
+    async def _zones(self) -> Mapping[str, set[str]]:
+        """Which zone of which region with known prices has which GPUs."""
+        asked, known = self._accelerators
+        if time.monotonic() - asked >= KNOWN:
+            every = await harmless(self._wire.accelerators())
+            known = {zone: gpus for zone, gpus in sorted(every.items()) if zone.rpartition("-")[0] in gcp_prices.REGIONS}
+            self._accelerators = time.monotonic(), known
+        return known
+
+    async def _barred(self, offers: Sequence[Offer]) -> dict[str, str]:
+        """Offers for which the project has no quota left, and why.  A quota that is not listed bars nothing."""
+        if not offers:
+            return {}
+        regions = sorted({offer.region for offer in offers})
+        total, *several = await asyncio.gather(*(harmless(self._wire.quotas(region)) for region in ("", *regions)))
+        of_region = dict(zip(regions, several, strict=True))
+        found = {}
+        for offer in offers:
+            metric = f"{'PREEMPTIBLE_' * (offer.market == 'spot')}{gcp_prices.CARDS[gcp_prices.SHAPES[offer.data['shape']].gpu].metric}"
+            wanted = offer.resources.gpus or 0
+            for name, quotas, where in ((metric, of_region[offer.region], f" in {offer.region}"), ("GPUS_ALL_REGIONS", total, "")):
+                if short := _short(name, quotas.get(name), wanted, where):
+                    found[offer.id] = short
+        return found
+
+    # --- leases
+
+    async def acquire(self, order: Order) -> Lease:
+        """Rent what was offered.  Raises NoCapacity when the zone has none left, Unsure when it is not known whether we have it."""
+        offer, zone, name = order.offer, order.offer.data["zone"], self._name(order.key)
+        lease = Lease("gcp", f"{zone}/{name}", order.key, self._data)
+        asked = await self._wire.insert(zone, self._body(order), str(uuid5(NAMESPACE_URL, self._installation.mark(order.key))))
+        if asked is None or (asked.done and not asked.code):
+            return lease
+        if not asked.done:
+            with suppress(DriverError):  # it is asked for: what becomes of it is seen later
+                asked = await self._wire.wait(asked)
+        if asked.code.startswith((*FULL, *QUOTAS)):
+            raise self._full(offer, asked)
+        if asked.code:
+            raise Rejected(f"Google cannot make {offer.id}: {asked.words}")
+        return lease
+
+    def _full(self, offer: Offer, failed: Operation) -> NoCapacity:
+        """A zone has none left.  Zones that have some, as Google says, are not thought empty any more."""
+        self._empty[offer.id] = time.monotonic()
+        for zone in failed.zones:
+            self._empty.pop(offer.id.replace(offer.data["zone"], zone, 1), None)
+        some = f"; there are some in {', '.join(failed.zones)}" if failed.zones else ""
+        return NoCapacity(f"{offer.id} cannot be had: {failed.words or failed.code}{some}")
+
+    def _body(self, order: Order) -> Mapping[str, object]:
+        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, whoever is there to ask."""
+        offer, zone = order.offer, order.offer.data["zone"]
+        shape = gcp_prices.SHAPES[offer.data["shape"]]
+        host_key = cloud.public(self._installation.host_key(order.key))
+        kind, value = host_key.split()[:2]
+        script = cloud.prove(self._installation, order.key) + _ATTEST.format(ask=_ASK, value=value, metadata=_METADATA, kind=kind)
+        items = {
+            "recipe-key": order.key, "startup-script": f"#!/bin/sh\n{script}", "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE",
+            "ssh-keys": f"{USER}:{cloud.public(self._installation.login(order.key))}", "block-project-ssh-keys": "TRUE",
+            "install-nvidia-driver": "True",
+        }  # fmt: skip
+        attached = [{"acceleratorType": f"zones/{zone}/acceleratorTypes/{shape.gpu}", "acceleratorCount": shape.gpus}] if shape.attached else []
+        disk = {"sourceImage": self._image, "diskSizeGb": offer.data["disk"], "diskType": f"zones/{zone}/diskTypes/pd-balanced"}
+        seconds = max(LEAST, int((order.until - datetime.now(UTC)).total_seconds()))
+        return {
+            "name": self._name(order.key),
+            "machineType": f"zones/{zone}/machineTypes/{offer.data['shape'].partition('+')[0]}",
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
+            "networkInterfaces": [{"network": self._network, "accessConfigs": [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]}],
+            **({"guestAccelerators": attached} if attached else {}),
+            "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
+            "labels": {"recipe": self._installation.name},
+            "scheduling": {
+                "onHostMaintenance": "TERMINATE",
+                "automaticRestart": False,
+                "provisioningModel": "SPOT" if offer.market == "spot" else "STANDARD",
+                "instanceTerminationAction": "DELETE",
+                "maxRunDuration": {"seconds": str(seconds)},
+            },
+        }
+
+    def _name(self, key: str) -> str:
+        """What the machine of a lease is called: our mark, as far as names may have it."""
+        mark = self._installation.mark(key)
+        if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", mark):
+            return mark
+        return self._installation.mark(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16])
+
+    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+        """The machine, once it has attested the host key that we gave it and lets us in."""
+        if lease.id in self._logins.hosts:
+            return (self._logins.hosts[lease.id],)
+        found = await self._alive(lease)
+        if found.status != "RUNNING" or not found.address:
+            return None
+        ours = " ".join(cloud.public(self._installation.host_key(lease.key)).split()[:2])
+        if ours not in await harmless(self._wire.host_keys(*_place(lease))):
+            return None
+        made = await self._logins.open(lease, USER, found.address, self._port)
+        return None if made is None else (made,)
+
+    async def release(self, lease: Lease) -> bool:
+        """Delete the machine.  True once Google itself says that there is none."""
+        await self._logins.end(lease)
+        if (asked := await harmless(self._wire.delete(*_place(lease)))) is not None and not asked.done:
+            await harmless(self._wire.wait(asked))
+        return await harmless(self._wire.show(*_place(lease))) is None
+
+    async def leases(self) -> Sequence[Lease]:
+        ours = self._installation.name
+        found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
+        return [
+            Lease("gcp", f"{each.zone}/{each.name}", key, self._data, price=_price(each))
+            for each in found
+            if each.labels.get("recipe") == ours and (key := each.items.get("recipe-key") or self._installation.key(each.name)) is not None
+        ]
+
+    async def account(self) -> Sequence[tuple[str, str]]:
+        """What there is to know of the account, as words: nothing is changed."""
+        project = await self._wire.project()
+        total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
+        none = f": nothing can be rented; ask for some at {self._wire.quotas_page}"
+        quota = "not listed" if total is None else f"{total.usage:g} of {total.limit:g} GPUs in all regions{'' if total.limit else none}"
+        ahead = self._wire.web.ahead
+        return [
+            ("account", f"the project {project}, by {self._wire.source}"),
+            ("quota", quota),
+            ("prices", f"list prices of {gcp_prices.DATE}, of {', '.join(gcp_prices.REGIONS)}"),
+            ("clock", "that of Google" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Google: set it"),
+        ]
+
+    @property
+    def console(self) -> str:
+        """Where a person sees, and ends, what is rented."""
+        return "https://console.cloud.google.com/compute/instances"
+
+    async def solvent(self) -> None:
+        """Google says only at an order whether the project is billed."""
+
+    async def aclose(self) -> None:
+        await self._logins.aclose()
+        await self._wire.web.aclose()
+
+    async def _alive(self, lease: Lease) -> Instance:
+        """What Google says of a machine.  Raises HostLost when it is gone or will not run."""
+        found = await harmless(self._wire.show(*_place(lease)))
+        if found is not None and found.status not in ENDED:
+            return found
+        taken = False
+        with suppress(DriverError):
+            taken = await self._wire.preempted(*_place(lease))
+        if taken:
+            raise HostLost(f"Google took the spot machine {lease.id} away")
+        raise HostLost(f"Google has no instance {lease.id} any more" if found is None else f"the instance {lease.id} was stopped")
+
+
+def _place(lease: Lease) -> tuple[str, str]:
+    """The zone and the name of a machine."""
+    zone, _, name = lease.id.partition("/")
+    return zone, name
+
+
+def _regions(filters: Filters) -> Filters:
+    """The filters, if there are prices for a region of each name.  Raises Rejected."""
+    for asked in filters.regions:
+        if not any(asked.lower() in known for known in gcp_prices.REGIONS):
+            near = cloud.meant(asked, gcp_prices.REGIONS)
+            raise Rejected(f'no prices are known of a region "{asked}"{near}')
+    return filters
+
+
+def _resources(name: str, disk: int) -> Resources:
+    shape = gcp_prices.SHAPES[name]
+    card = gcp_prices.CARDS[shape.gpu]
+    return Resources(float(shape.cpus), shape.memory << 20, shape.gpus, card.name, card.memory << 20, disk * 10**9)
+
+
+def _price(made: Instance) -> float:
+    """US dollars an hour by the list; 0 where it does not say."""
+    rate = gcp_prices.price(made.zone.rpartition("-")[0], made.kind) if made.kind in gcp_prices.SHAPES else None
+    return 0.0 if rate is None else round((rate.spot if made.spot else rate.on_demand) + made.disk * gcp_prices.DISK, 5)
+
+
+def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
+    """Why a quota does not allow so many GPUs more; empty when it does."""
+    if quota is None or quota.limit - quota.usage >= wanted:
+        return ""
+    return f"the quota {name} is {quota.limit:g}{where}" + (f", of which {quota.usage:g} are used" if quota.usage else "")

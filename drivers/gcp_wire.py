@@ -1,0 +1,288 @@
+"""The wire of Compute Engine v1: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from .base import Denied, NoCapacity, Rejected, Throttled, Unreachable, Unsure
+from .web import Answer, Fields, Web, inner, number, printable, rows
+
+API: Final = "https://compute.googleapis.com/compute/v1/"
+WHOSE: Final = "Google"
+SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  # the name of a variable
+PATIENCE: Final = 150.0
+"""Seconds for one request: an operation is waited for up to two minutes there."""
+PAGE: Final = "500"
+FULL: Final = ("ZONE_RESOURCE_POOL_EXHAUSTED", "insufficientCapacity", "UNSUPPORTED_OPERATION", "RESOURCE_NOT_READY", "VM_MIN_COUNT_NOT_REACHED")
+"""What the codes of errors begin with that mean: not in this zone, now."""
+QUOTAS: Final = ("QUOTA_EXCEEDED", "quotaExceeded")
+RATES: Final = ("rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_OPERATION_RATE_EXCEEDED")
+
+
+class Operation(NamedTuple):
+    """What was asked for.  `code` and `words`: why it failed; `zones`: where the same could be had."""
+
+    name: str
+    zone: str
+    done: bool
+    code: str = ""
+    words: str = ""
+    zones: tuple[str, ...] = ()
+
+
+class Instance(NamedTuple):
+    """A machine.  `address` is where it lets in, once it does."""
+
+    name: str
+    zone: str
+    status: str
+    address: str
+    kind: str  # its machine type, and what is attached to it
+    spot: bool
+    disk: float  # GB
+    labels: Fields
+    items: Mapping[str, str]
+
+
+class Quota(NamedTuple):
+    limit: float
+    usage: float
+
+
+class Wire:
+    """Requests to Compute Engine and its replies as types."""
+
+    def __init__(self, api: str, project: str) -> None:
+        self.web = Web(api, PATIENCE)
+        self._project = project or os.environ.get("CLOUDSDK_CORE_PROJECT") or os.environ.get("GOOGLE_CLOUD_PROJECT", "")
+        self._credentials: Any = None
+        self.source = TOKEN
+
+    async def insert(self, zone: str, body: Fields, request: str) -> Operation | None:
+        """Ask for a machine; None when there is one of that name already.  `request`, a UUID: the same one is the same operation."""
+        answer = await self._ask("POST", f"zones/{zone}/instances", body, {"requestId": request})
+        if answer.code == "alreadyExists":
+            return None
+        if answer.code in QUOTAS:
+            raise NoCapacity(f"{printable(answer.words)} More: {self.quotas_page}")
+        if answer.code.startswith(FULL):
+            raise NoCapacity(answer.words)
+        return _operation(_good(answer, "the order"))
+
+    async def wait(self, asked: Operation) -> Operation:
+        """The operation once it is done, or as it is after two minutes."""
+        return _operation(_good(await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"), "an operation"))
+
+    async def show(self, zone: str, name: str) -> Instance | None:
+        """One machine; None when Google says in its own words that there is none."""
+        answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
+        return None if _gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
+
+    async def delete(self, zone: str, name: str) -> Operation | None:
+        """Have a machine deleted; None when there is none."""
+        answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
+        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+
+    async def preempted(self, zone: str, name: str) -> bool:
+        """Whether Google took a machine away."""
+        query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
+        found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
+        return any(_last(row.get("targetLink")) == name for row in rows(found, "items", WHOSE)) if "items" in found else False
+
+    async def host_keys(self, zone: str, name: str) -> set[str]:
+        """The host keys that a machine has attested, as they stand in authorized_keys."""
+        answer = await self._ask("GET", f"zones/{zone}/instances/{name}/getGuestAttributes", query={"queryPath": "hostkeys/"})
+        if answer.status == 404:
+            return set()
+        found = inner(_good(answer, "guest attributes").get("queryValue") or {}, "guest attributes", WHOSE)
+        return {f"{row.get('key')} {row.get('value')}" for row in rows({"items": [], **found}, "items", WHOSE)}
+
+    async def listing(self, filter: str) -> list[Instance]:
+        """All machines that a filter lets through, in all zones.  Raises Unreachable when a zone did not answer: missing is not empty."""
+        found = []
+        for scope in await self._aggregated("instances", filter):
+            found += [_instance(row) for row in rows({"instances": [], **scope}, "instances", WHOSE)]
+        return found
+
+    async def accelerators(self) -> dict[str, set[str]]:
+        """Which GPUs each zone has."""
+        found: dict[str, set[str]] = {}
+        for scope in await self._aggregated("acceleratorTypes", ""):
+            for row in rows({"acceleratorTypes": [], **scope}, "acceleratorTypes", WHOSE):
+                found.setdefault(_last(row.get("zone")), set()).add(f"{row.get('name')}")
+        return found
+
+    async def quotas(self, region: str = "") -> dict[str, Quota]:
+        """How many of what a project may have in a region, or in all of them together."""
+        fields = _good(await self._ask("GET", f"regions/{region}" if region else ""), f"the quotas of {region or 'the project'}")
+        found = rows({"quotas": [], **fields}, "quotas", WHOSE)
+        return {f"{row.get('metric')}": Quota(number(row, "limit"), number(row, "usage")) for row in found}
+
+    @property
+    def quotas_page(self) -> str:
+        """Where a person asks for more."""
+        return f"https://console.cloud.google.com/iam-admin/quotas?project={self._project}"
+
+    async def project(self) -> str:
+        """The project that is paid for.  Raises Denied when none is named."""
+        if not self._project:
+            await self._token()
+        if not self._project:
+            raise Denied("no Google Cloud project is named: set `project` in [drivers.gcp], or CLOUDSDK_CORE_PROJECT")
+        return self._project
+
+    async def _aggregated(self, what: str, filter: str) -> list[Fields]:
+        scopes: list[Fields] = []
+        token = ""
+        while True:
+            query = {"maxResults": PAGE, **({"filter": filter} if filter else {}), **({"pageToken": token} if token else {})}
+            fields = _good(await self._ask("GET", f"aggregated/{what}", query=query), f"the list of {what}")
+            if fields.get("unreachables"):
+                raise Unreachable(f"the list of {what} is not complete: Google did not reach {fields['unreachables']}")
+            for where, scope in inner(fields.get("items", {}), f"the list of {what}", WHOSE).items():
+                code = inner(inner(scope, where, WHOSE).get("warning") or {}, where, WHOSE).get("code")
+                if code not in (None, "NO_RESULTS_ON_PAGE"):
+                    raise Unreachable(f"the list of {what} is not complete: {where}: {code}")
+                scopes.append(inner(scope, where, WHOSE))
+            if not (token := f"{fields.get('nextPageToken') or ''}"):
+                return scopes
+
+    async def _ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        token = await self._token()
+        where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
+        return self._checked(await self.web.ask(method, where, token, body, query))
+
+    def _checked(self, answer: Answer) -> Answer:
+        if answer.status == 429 or answer.code in RATES:
+            wait = answer.headers.get("retry-after", "")
+            raise Throttled(f"Google was asked too often: {answer.words}", after=timedelta(seconds=min(float(wait) if wait.isdigit() else 5.0, 60.0)))
+        if answer.status == 401:
+            raise Denied(
+                f"Google does not accept the credentials of {self.source}: {answer.words} `gcloud auth application-default login` makes new ones"
+            )
+        if answer.status == 403 and answer.code not in (*QUOTAS, "alreadyExists"):
+            raise Denied(f"Google allows this account nothing here (project {self._project}): {answer.words}")
+        if answer.status >= 500:
+            raise Unsure(f"Google has a problem of its own ({answer.status}): {answer.words}")
+        return answer
+
+    async def _token(self) -> str:
+        """A token of the account.  Raises Denied, and names where it was looked for."""
+        if token := os.environ.get(TOKEN, "").strip():
+            return token
+        return await asyncio.to_thread(self._refreshed)
+
+    def _refreshed(self) -> str:
+        import google.auth
+        from google.auth import exceptions
+
+        try:
+            if self._credentials is None:
+                if not _may_have():
+                    raise exceptions.DefaultCredentialsError("this machine is none of Google's")
+                self._credentials, project = google.auth.default(scopes=[SCOPE], request=_request)
+                self._project = self._project or project or ""
+                self.source = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or "the application default credentials"
+            if not self._credentials.valid:
+                self._credentials.refresh(_request)
+            return f"{self._credentials.token}"
+        except exceptions.TransportError as error:
+            raise Unreachable(f"Google gives no token: {error}") from error
+        except exceptions.GoogleAuthError as error:
+            looked = f"neither {TOKEN} nor GOOGLE_APPLICATION_CREDENTIALS nor the application default credentials have any"
+            raise Denied(
+                f"there are no credentials for Google Cloud: {looked} ({printable(f'{error}')}); run `gcloud auth application-default login`"
+            ) from error
+
+
+def _may_have() -> bool:
+    """Whether it is worth asking for credentials: where there are none, google-auth looks for Google's own network for many seconds."""
+    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
+    try:
+        ours = "Google" in Path("/sys/class/dmi/id/product_name").read_text("utf-8", "replace")
+    except OSError:
+        ours = False
+    return ours or bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")) or Path(folder, "application_default_credentials.json").exists()
+
+
+class _Replied(NamedTuple):
+    """A reply as google-auth reads it."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+def _request(
+    url: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout: float | None = None, **_more: object
+) -> _Replied:
+    """One request of google-auth, for a token."""
+    from google.auth import exceptions
+
+    try:
+        reply = httpx.request(method, url, content=body, headers=headers, timeout=timeout or 30.0)
+    except httpx.HTTPError as error:
+        raise exceptions.TransportError(error) from error
+    return _Replied(reply.status_code, reply.headers, reply.content)
+
+
+def _gone(answer: Answer, name: str) -> bool:
+    """Whether a reply says that there is no such instance: a project or a zone that is not there says 404, too."""
+    return answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text
+
+
+def _good(answer: Answer, what: str) -> Fields:
+    """The fields of a reply that reports no error."""
+    if answer.status >= 400:
+        raise Rejected(f"Google refuses {what}: {answer.words}")
+    if not answer.fields or ("error" in answer.fields and "operationType" not in answer.fields):
+        raise Unsure(f"the reply of Google about {what} cannot be read: {printable(answer.text[:80])}")
+    return answer.fields
+
+
+def _operation(row: Fields) -> Operation:
+    if not row.get("name") or not row.get("status"):
+        raise Unsure("the reply of Google about an operation cannot be read")
+    done = row.get("status") == "DONE"
+    made = Operation(f"{row['name']}", _last(row.get("zone")), done)
+    errors = rows({"errors": [], **inner(row.get("error") or {}, "an operation", WHOSE)}, "errors", WHOSE)
+    if not errors:
+        return made
+    zones: list[str] = []
+    for detail in rows({"errorDetails": [], **errors[0]}, "errorDetails", WHOSE):
+        info = inner(detail.get("errorInfo") or {}, "an error", WHOSE)
+        told = inner(info.get("metadatas") or {}, "an error", WHOSE).get("zonesAvailable")
+        zones += [zone.strip() for zone in f"{told or ''}".split(",") if zone.strip()]
+    return made._replace(code=f"{errors[0].get('code') or 'unknown'}", words=printable(f"{errors[0].get('message') or ''}"), zones=tuple(zones))
+
+
+def _instance(row: Fields) -> Instance:
+    items = rows({"items": [], **inner(row.get("metadata") or {}, "an instance", WHOSE)}, "items", WHOSE)
+    nics = rows({"networkInterfaces": [], **row}, "networkInterfaces", WHOSE)
+    access = rows({"accessConfigs": [], **nics[0]}, "accessConfigs", WHOSE) if nics else []
+    kind = _last(row.get("machineType"))
+    for each in rows({"guestAccelerators": [], **row}, "guestAccelerators", WHOSE) if kind.startswith("n1-") else []:
+        kind += f"+{number(each, 'acceleratorCount'):.0f}x{_last(each.get('acceleratorType'))}"
+    if not row.get("name") or not row.get("status"):
+        raise Unsure("the reply of Google about an instance cannot be read")
+    return Instance(
+        f"{row['name']}", _last(row.get("zone")), f"{row['status']}", f"{access[0].get('natIP') or ''}" if access else "", kind,
+        inner(row.get("scheduling") or {}, "an instance", WHOSE).get("provisioningModel") == "SPOT",
+        sum(number(disk, "diskSizeGb") for disk in rows({"disks": [], **row}, "disks", WHOSE)),
+        inner(row.get("labels") or {}, "an instance", WHOSE), {f"{item.get('key')}": f"{item.get('value', '')}" for item in items},
+    )  # fmt: skip
+
+
+def _last(value: object) -> str:
+    """The name at the end of a resource's address."""
+    return f"{value or ''}".rpartition("/")[2]

@@ -1,0 +1,124 @@
+"""Requests to a provider over HTTP, and its replies as values: what the wires of rented machines share.  Nothing is asked twice here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import Final, NamedTuple, TypeAlias
+
+import httpx
+
+from .base import Unreachable, Unsure
+
+Fields: TypeAlias = Mapping[str, object]
+LARGEST: Final = 64 << 20  # bytes of a reply
+PATIENCE: Final = 60.0  # seconds for one request
+
+
+class Answer(NamedTuple):
+    """A reply.  `fields` is its JSON object, empty when it has none."""
+
+    status: int
+    fields: Fields
+    text: str
+    headers: Mapping[str, str]
+
+    @property
+    def code(self) -> str:
+        """The provider's own word for an error; empty when there is none."""
+        error = self.fields.get("error", "")
+        if not isinstance(error, dict):
+            return f"{error}"
+        causes = error.get("errors")
+        return f"{causes[0].get('reason', '')}" if isinstance(causes, list) and causes and isinstance(causes[0], dict) else ""
+
+    @property
+    def words(self) -> str:
+        """What the provider says of an error, without what would move a cursor."""
+        fields = error if isinstance(error := self.fields.get("error"), dict) else self.fields
+        return printable(f"{fields.get('msg') or fields.get('message') or fields.get('detail') or self.text or self.code}") or f"status {self.status}"
+
+
+class Web:
+    """One provider's HTTP service, at the address `api`."""
+
+    def __init__(self, api: str, patience: float = PATIENCE) -> None:
+        self.api, self._patience = api.rstrip("/"), patience
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: httpx.AsyncClient | None = None
+        self.ahead = 0.0
+        """Seconds by which the provider's clock was ahead of ours in the last reply."""
+
+    async def ask(self, method: str, path: str, key: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known."""
+        try:
+            request = self._of_loop().build_request(method, self.api + path, json=body, params=query, headers={"Authorization": f"Bearer {key}"})
+            reply = await self._of_loop().send(request, stream=True)
+            text = bytearray()
+            async for data in reply.aiter_bytes():
+                text += data
+                if len(text) > LARGEST:
+                    raise Unsure(f"the reply of {self.api} has more than {LARGEST >> 20} MB")
+            await reply.aclose()
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
+        except httpx.HTTPError as error:
+            raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
+        with suppress(TypeError, ValueError):
+            self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
+        return answered(reply.status_code, bytes(text), reply.headers)
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    def _of_loop(self) -> httpx.AsyncClient:
+        if self._client is None or self._loop is not asyncio.get_running_loop():
+            self._loop = asyncio.get_running_loop()
+            self._client = httpx.AsyncClient(timeout=self._patience, follow_redirects=False)
+        return self._client
+
+
+def printable(text: str) -> str:
+    """Words of a stranger as one line of a message."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:300]).strip()
+
+
+def number(row: Fields, *names: str) -> float:
+    """The first of these that is a number, also one written as text; 0 when none is."""
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            return float(value[:20])
+    return 0.0
+
+
+def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
+    """A list of objects.  Raises Unsure when it is none."""
+    found = fields.get(name)
+    if not isinstance(found, list):
+        raise Unsure(f'the reply of {whose} has no list "{name}"')
+    return [inner(row, name, whose) for row in found]
+
+
+def inner(value: object, what: str, whose: str) -> Fields:
+    """An object.  Raises Unsure when it is none."""
+    if not isinstance(value, dict):
+        raise Unsure(f"the reply of {whose} about {what} cannot be read")
+    return value
+
+
+def answered(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
+    """A reply, read."""
+    try:
+        read = json.loads(body)
+    except (ValueError, RecursionError):
+        read = None
+    return Answer(status, read if isinstance(read, dict) else {}, body[:300].decode("utf-8", "replace"), headers)

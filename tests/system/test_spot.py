@@ -1,0 +1,98 @@
+"""Promise: a spot machine that is taken away in the middle of a training costs no finished checkpoint; the run ends well on another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from drivers.base import Need, Offer
+from drivers.cloud import expected
+from runner.hosts.pool import TAKEN_AWAY, HostPool
+from runner.hosts.sites import Site
+from runner.planning.step import ResourceSpec
+from runner.storage.store import Store
+from tests.fake_provider import provider
+from tests.rented import alive, ours, rents
+from tests.support import Space, until
+
+STEPS = 12
+# Saves each `every` steps, and on SIGTERM at the end of its step; keeps which steps each attempt did.
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+latest, every, marks = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+done = [] if latest == "none" else json.loads(pathlib.Path(latest, "done").read_text())
+begin = sum(map(len, done)) + 1
+done.append([])
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+
+def save(step):
+    pathlib.Path("ckpt/new").mkdir(parents=True)
+    pathlib.Path("ckpt/new/done").write_text(json.dumps(done))
+    os.rename("ckpt/new", f"ckpt/step-{step}")
+
+for step in range(begin, STEPS + 1):
+    pathlib.Path(marks, f"{len(done)}-{step}").touch()
+    while step == 5 and len(done) == 1 and not asked:
+        time.sleep(0.05)  # until the machine is taken away
+    done[-1].append(step)
+    if asked or step % every == 0:
+        save(step)
+    if asked:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+pathlib.Path("o").write_text(json.dumps(done))
+""".replace("STEPS", str(STEPS))
+
+
+@pytest.mark.parametrize(("name", "every", "left"), [("gcp", 1000, 5), ("vastai", 2, 4)])
+def test_a_training_that_is_preempted_goes_on_from_its_checkpoint_on_another_machine(
+    space: Space, monkeypatch: pytest.MonkeyPatch, name: str, every: int, left: int
+) -> None:
+    """At Compute Engine the notice has it save the step that it is in; at Vast.ai, which gives none, the last checkpoint counts."""
+    marks = space.root.parent / "marks"
+    marks.mkdir()
+    space.write("train.py", TRAIN)
+    space.recipe(f"""steps:
+  s:
+    run: exec python3 train.py {{{{ state.ckpt.latest | default("none") }}}} {every} {marks}
+    code: [train.py]
+    resources: {{gpus: 1}}
+    state: {{ckpt: {{path: ckpt/, checkpoint: "step-*", every: 1s}}}}
+    outputs: {{o: o}}
+""")
+    with provider(name, "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05") as real:
+        rents(space, real, monkeypatch, name, market="spot")
+        run = space.start("run", "--driver", name)
+        until(lambda: (marks / "1-5").exists() or run.poll() is not None)
+        until(lambda: name == "gcp" or [*space.root.glob(".recipe/**/step-4/done")] or run.poll() is not None)
+        assert json.loads(real.ask("/_preempt", ""))["preempted"] == 1
+        _, said = run.communicate(timeout=60)
+        assert run.returncode == 0, said
+        done = json.loads(space.read("o"))
+        assert [len(steps) for steps in done] == [left, STEPS - left] and [step for steps in done for step in steps] == [*range(1, STEPS + 1)]
+        assert ours(real).count("created") == ours(real).count("destroyed") == 2 and not alive(real)
+    assert ("is about to be taken away: s saves" in said) is (name == "gcp")
+    with Store.open(space.root / ".recipe", read_only=True) as store:
+        [last] = store.runs.latest()
+        assert [event.reason for event in store.runs.events(last.id) if event.id == "s" and event.after == "QUEUED"][1:] == ["preempted"]
+
+
+def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None:
+    nothing = cast(Any, None)
+    pool = HostPool(nothing, "r", nothing, "gcp", _market="spot")
+    wants = ResourceSpec(gpus=1)
+    for number in range(TAKEN_AWAY):
+        assert pool.need(wants) == Need(gpus=1, market="spot")
+        taken = cast(Site, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())
+        pool._spot.add(taken.name)
+        pool._gone(taken)
+    assert pool.need(wants) == Need(gpus=1)
+
+
+def test_a_spot_machine_is_dearer_than_its_price_by_the_hours_that_are_lost() -> None:
+    spot, kept = Offer("gcp", "a", price=0.99, market="spot"), Offer("gcp", "b", price=1.0)
+    assert expected(kept) == 1.0 < expected(spot)
+    assert expected(Offer("gcp", "c", price=0.4, market="spot")) < expected(kept)
