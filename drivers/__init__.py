@@ -19,6 +19,7 @@ DRIVERS = {
     "local": ("drivers.local:Local", ""),
     "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
     "vastai": ("drivers.vastai:Vastai", install_line("vastai")),
+    "slurm": ("drivers.slurm:Slurm", ""),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, what to install for it)"""

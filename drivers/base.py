@@ -62,6 +62,7 @@ class Traits(NamedTuple):
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
+    allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,14 @@ class Prolonging(Driver, Protocol):
 
 
 @runtime_checkable
+class Queueing(Driver, Protocol):
+    """A driver whose machines are waited for in a queue."""
+
+    waits: str
+    """Why the last `hosts` answered None, in words; empty when it did not."""
+
+
+@runtime_checkable
 class Charging(Driver, Protocol):
     """A driver whose provider says what it charged."""
 
@@ -288,6 +297,14 @@ class Addressed(Host, Protocol):
 
     address: str
     """What other nodes dial."""
+
+
+@runtime_checkable
+class Named(Host, Protocol):
+    """A host that is one of several of its lease."""
+
+    name: str
+    """What people call it."""
 
 
 class DriverError(Exception):
