@@ -25,6 +25,7 @@ Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 """Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
 
 AT_WORK: Final = "its run is at work"
+DEAD: Final = "the worker of its run is gone"
 
 
 class Fate(NamedTuple):
@@ -45,7 +46,7 @@ def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
     if standing == "over":
         return Fate(True, "its run is over")
     if standing == "dead":
-        return Fate(not row.price, "the worker of its run is gone")
+        return Fate(not row.price, DEAD)
     return Fate(False, "its workspace does not know its run")
 
 
@@ -85,10 +86,12 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     for row, (ends, why) in judged(leases.ledger.living(), environ):
         if row.run == leases.run:
             continue
-        if ends and row.driver == leases.name:
+        ours = row.driver == leases.name
+        at_work = ours and why == DEAD and leases.driver.traits.allocates  # its jobs would end with it; its driver ends it when it is idle
+        if ends and ours and not at_work:
             if left := await end(leases, row, why):
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
-        elif row.price and why != AT_WORK:
+        elif (row.price or at_work) and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
     if leases.driver.traits.priced:
         said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await _strangers(leases)]
