@@ -262,6 +262,15 @@ class Queueing(Driver, Protocol):
 
 
 @runtime_checkable
+class Describing(Driver, Protocol):
+    """A driver of something that describes itself, such as a cluster."""
+
+    async def about(self) -> Sequence[tuple[str, str]]:
+        """What it is, as name and words, for `recipe doctor`.  Raises Denied, with what to do, where it cannot be used."""
+        ...
+
+
+@runtime_checkable
 class Charging(Driver, Protocol):
     """A driver whose provider says what it charged."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import calls, machine
 from . import slurm_commands as commands
-from .base import NOTHING, ROOT, Argv, Denied, DriverError, HostLost, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
+from .base import NOTHING, ROOT, Argv, Denied, DriverError, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
 from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
@@ -119,7 +119,7 @@ class Slurm:
                 self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}") for name, address in nodes)
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
-        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason})"
+        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason})" if job.reason != "None" else ""
         if (why := commands.hopeless(job.reason)) and age > PATIENCE:
             raise Denied(f"job {job.id} never begins: {why} ({job.reason})")
         self._again[lease.id] = time.monotonic() + commands.pause(age)
@@ -134,6 +134,15 @@ class Slurm:
     async def leases(self) -> Sequence[Lease]:
         found = [(job.id, commands.key_of(job.comment, self._mark)) for job in await self._listed()]
         return [self._lease(id, key) for id, key in found if key is not None]
+
+    async def about(self) -> Sequence[tuple[str, str]]:
+        """What the cluster says of itself.  Raises Denied where it is too old."""
+        told = commands.config(await self._ask(commands.config_of()))
+        if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
+            raise Denied(wrong)
+        said = await self._ask(commands.sinfo())
+        names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
+        return [*((name, told.get(key, "not told")) for name, key in names.items()), ("partitions", ", ".join(commands.partitions(said)))]
 
     async def call(self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The `call` of one node."""
@@ -163,10 +172,10 @@ class Slurm:
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
-        why = ""
+        said = ""
         with suppress(DriverError):
-            why = commands.ended(await self._ask(commands.story(lease.id)))
-        raise HostLost(f"job {lease.id} of Slurm is over" + (f": {why}" if why else ""))
+            said = await self._ask(commands.story(lease.id))
+        raise commands.ended(lease.id, said)
 
     async def _listed(self, name: str = "") -> list[Listed]:
         return commands.jobs(await self._ask(commands.squeue(name)))

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from .base import Argv, Denied, DriverError, Rejected, Resources, Throttled, Unreachable, Unsure
+from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure
 
 PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
 OURS = (
@@ -44,6 +44,8 @@ SILENT = ("unable to contact", "socket timed out", "connection refused", "connec
 """What is said of a controller that does not answer."""
 NO_PYTHON, NO_ROOM = 93, 94
 """How the batch script ends when a node has no Python, or no folder can be made there."""
+OLDEST = (20, 11)
+"""The first version that has `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%j|%k"
 
 
@@ -114,6 +116,11 @@ def story(job: str) -> Argv:
     return ("scontrol", "show", "job", "-o", job)
 
 
+def config_of() -> Argv:
+    """What the cluster says of itself."""
+    return ("scontrol", "show", "config")
+
+
 def sbatch(order: Order) -> Argv:
     """Ask for an allocation: whole nodes, but for a number of `cpus`.  The script is its input."""
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
@@ -170,6 +177,19 @@ def groups(said: str) -> list[Group]:
     return sorted(found, key=lambda group: not group.default)
 
 
+def config(said: str) -> dict[str, str]:
+    """What the cluster says of itself, by name."""
+    return {name.strip(): value.strip() for name, equals, value in (line.partition("=") for line in said.splitlines()) if equals}
+
+
+def too_old(version: str) -> str:
+    """Why this version of Slurm does not do, in words; empty where it does or is not known."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) >= OLDEST:
+        return ""
+    return f"Slurm {version} has no `srun --overlap`, by which programs are begun in an allocation: 20.11 or later is needed"
+
+
 def partitions(said: str) -> list[str]:
     """The names of all partitions, of those that are down too."""
     return list(dict.fromkeys(line.split("|")[0].rstrip("*") for line in said.splitlines()))
@@ -202,16 +222,17 @@ def submitted(said: str) -> str:
     return found[1]
 
 
-def ended(said: str) -> str:
-    """Why a job is over, by `story`; empty where nothing is remembered of it."""
+def ended(job: str, said: str) -> DriverError:
+    """Why a job is over, by `story`: Denied where the next one would end like it."""
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
     code = _number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
-        return "its node has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
+        return Denied("a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`")
     if code == NO_ROOM:
-        return "its folder on the node cannot be written: name another as `root` in [drivers.slurm]"
+        return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
     reason = told.get("Reason", "None")
-    return " ".join(filter(None, (told.get("JobState", ""), "" if reason == "None" else f"({reason})")))
+    why = " ".join(filter(None, (told.get("JobState", ""), "" if reason == "None" else f"({reason})")))
+    return HostLost(f"job {job} of Slurm is over" + (f": {why}" if why else ""))
 
 
 def comment(mark: str, key: str) -> str:

@@ -14,7 +14,6 @@ import contextlib
 import getpass
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -107,14 +106,9 @@ class Slurm:
         with contextlib.suppress(subprocess.SubprocessError, AssertionError):
             if len(self._daemons) == 4:
                 self.clear()
-        for daemon in reversed(self._daemons):
-            daemon.send_signal(signal.SIGKILL if daemon is self._daemons[0] else signal.SIGTERM)
         for daemon in self._daemons:
-            try:
-                daemon.wait(5)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.kill()
+            daemon.wait()
         shutil.rmtree(self.place, ignore_errors=True)
 
     def ask(self, *argv: str, check: bool = True) -> str:
@@ -122,14 +116,18 @@ class Slurm:
         return subprocess.run(argv, env={**os.environ, **self.env}, check=check, capture_output=True, text=True, timeout=30).stdout.strip()
 
     def jobs(self) -> list[str]:
-        """The ids of all jobs that are not over."""
-        return self.ask("squeue", "-h", "-o", "%i").split()
+        """The ids of all jobs that wait or run."""
+        return self.ask("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split()
 
-    def clear(self) -> None:
-        """Cancel all jobs, and wait until they are gone."""
+    def cancel(self) -> None:
+        """Cancel all jobs."""
         if jobs := self.jobs():
             self.ask("scancel", *jobs)
-            self._wait(lambda: not self.jobs())
+
+    def clear(self) -> None:
+        """Cancel all jobs, and wait until nothing of them is left on the nodes."""
+        self.cancel()
+        self._wait(lambda: not self.ask("squeue", "-h"))
 
     def _begin(self, program: str, *words: str) -> None:
         argv = [needs("setpriv"), "--pdeathsig", "TERM", needs(program), *words]

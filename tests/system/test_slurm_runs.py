@@ -1,0 +1,136 @@
+"""Whole runs on a cluster of Slurm, as somebody at a prompt meets them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.execution.terms import Settings
+from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
+from tests.support import Space, until
+
+SLURM = Settings(driver="slurm")
+COMMANDS = ("sinfo", "sbatch", "squeue", "scancel", "srun", "scontrol")
+
+
+@pytest.fixture
+def cluster(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:  # noqa: F811
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    yield slurm
+    slurm.cancel()
+
+
+@pytest.fixture
+def space(cluster: Slurm, tmp_path: Path) -> Space:
+    """A workspace; what lies on the nodes lies beside it."""
+    space = Space(tmp_path / "work")
+    settings(space)
+    return space
+
+
+def settings(space: Space, more: str = "") -> None:
+    space.write("recipe.toml", f"[drivers.slurm]\nroot = '{space.root.parent}/there'\n{more}\n")
+
+
+def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: Space, cluster: Slurm) -> None:
+    space.recipe(
+        "steps:\n"
+        "  a: {run: 'env | cut -d= -f1 | grep SLURM | wc -l > {{ outputs.o }}', outputs: {o: o.txt}}\n"
+        "  b: {nodes: 2, deps: [o.txt], run: 'echo $NODE_RANK of $NNODES; pwd > {{ outputs.p }}', outputs: {p: p.txt}}\n"
+    )
+    assert space.run(settings=SLURM) == ["a", "b"]
+    assert space.read("o.txt").strip() == "0", "a step is not told that it is a job of Slurm"
+    assert "/there/n1/attempts/" in space.read("p.txt")
+    assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
+    assert cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
+    assert space.run() == [], "what was made on a cluster is fresh here"
+
+
+def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:
+    gate, begun = space.root / "gate", space.root / "begun"
+
+    def steps() -> list[str]:
+        return cluster.ask("squeue", "-h", "-s", "-o", "%i").split()
+
+    space.recipe(
+        f"steps: {{s: {{shell: bash, outputs: {{o: o.txt}}, run: 'echo begun >> {begun}; until [ -e {gate} ]; do read -t 0.05 x <> <(:) || :; done;"
+        " echo made > o.txt'}}"
+    )
+    worker = space.start("run", "--driver", "slurm")
+    until(begun.exists, seconds=30)
+    before = cluster.jobs()
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    until(lambda: len(steps()) == 2, seconds=30)
+    again = space.start("run", "--driver", "slurm")
+    until(lambda: again.poll() is not None or len(steps()) > 2, seconds=30)
+    assert cluster.jobs() == before
+    gate.touch()
+    assert again.wait(60) == 0, again.communicate()
+    again.communicate()
+    assert begun.read_text() == "begun\n" and space.read("o.txt") == "made\n"
+    assert cluster.jobs() == []
+
+
+def test_many_steps_cost_the_controller_few_questions(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = space.root.parent / "counted", space.root.parent / "bin"
+    path.mkdir()
+    for name in COMMANDS:
+        wrapper = path / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\nexec {shutil.which(name)} "$@"\n')
+        wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path), prepend=":")
+    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(200))}}}, run: 'true'}}}}")
+    assert len(space.run(settings=SLURM)) == 200
+    said = counted.read_text().split()
+    assert len(said) <= 30, {name: said.count(name) for name in COMMANDS}
+
+
+def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) -> None:
+    settings(space, "idle = 1")
+    space.recipe("steps: {s: {run: 'echo begun > begun; sleep 1000', outputs: {o: o.txt}}}")
+    worker = space.start("run", "--driver", "slurm")
+    until(lambda: list(space.root.parent.glob("there/n1/attempts/*/begun")) or worker.poll() is not None, seconds=30)
+    worker.kill()
+    worker.communicate()
+    assert cluster.jobs(), "a step runs there"
+    for cwd in space.root.parent.glob("there/n1/attempts/*"):
+        cluster.ask("pkill", "-f", "sleep 1000", check=False) if cwd.is_dir() else None
+    until(lambda: not cluster.jobs(), seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes", "code", "words"),
+    [
+        ("", 3, 5, "partition main has 2 nodes, and 3 are asked for"),
+        ("partition = 'mian'", 1, 5, 'there is no partition "mian", did you mean "main"?'),
+        ("time = 'soon'", 1, 3, "time"),
+        ("options = ['--nodes=7']", 1, 2, "is the driver's own"),
+        ("constraint = 'h100'", 1, 5, "no node that does for it"),
+        ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
+        ("python = '/nowhere/python3'", 1, 5, "has no Python 3.9 or later"),
+        ("root = '/proc/nowhere'", 1, 5, "cannot be written"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_refused_in_a_sentence_and_nothing_is_left_in_the_queue(
+    space: Space, cluster: Slurm, more: str, nodes: int, code: int, words: str
+) -> None:
+    if "root" in more:
+        space.write("recipe.toml", f"[drivers.slurm]\n{more}\n")
+    else:
+        settings(space, more)
+    space.recipe(f"steps: {{s: {{nodes: {nodes}, run: 'true'}}}}")
+    began = time.monotonic()
+    answer, _, err = space.command("run", "--driver", "slurm")
+    assert (answer, words in err) == (code, True), err
+    assert time.monotonic() - began < 10 and cluster.jobs() == []
+
+
+def test_doctor_describes_the_cluster(space: Space) -> None:
+    code, out, _ = space.command("doctor", "--driver", "slurm")
+    assert code == 0 and "proctrack/cgroup" in out and "main, short" in out
