@@ -38,7 +38,7 @@ class Slurm:
     is kept on which nothing of ours runs and to which nobody is connected (0: until `time`).  `setup` are lines of shell before anything runs there.
     """
 
-    traits = Traits(replays=True, settles=timedelta(seconds=10), ends="machine", comes_up=timedelta(hours=24), allocates=True)
+    traits = Traits(replays=True, settles=timedelta(seconds=10), ends="machine", poll=timedelta(seconds=0.2), comes_up=timedelta(hours=24), allocates=True)
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Slurm:
         """The `call` of one node."""
         mark = f"\x1e{secrets.token_hex(8)} "
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
-        program = (self._python or "python3", "-I", "-c", keeper, "call", commands.kept(lease.id, node), mark, *argv)
+        program = (self._python or "python3", "-I", "-S", "-c", keeper, "call", commands.kept(lease.id, node), mark, *argv)
         end = _End(mark.encode())
         try:
             async with aclosing(calls.call(commands.srun(lease.id, node, program), stdin, self._env, Path("/"))) as stream:

@@ -306,7 +306,7 @@ def check(time: str, options: Sequence[str]) -> str:
 
 def pause(age: float) -> float:
     """Seconds until a job is asked for again that has waited for so long: often at first, then every 10, at last every 60."""
-    return min(60.0, max(0.1, age / 6)) if age > 60 else min(10.0, max(0.1, age / 2))
+    return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
 
 
 def least(found: Sequence[Group]) -> Resources:

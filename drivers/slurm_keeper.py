@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
-import threading
 import time
 
 COMES_UP = 10.0
@@ -36,6 +33,10 @@ DESCRIPTORS = 3
 
 def keep(name: str, idle: float) -> None:
     """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never)."""
+    import ctypes
+    import subprocess  # noqa: F401  # once, for all that is forked from here: a relay needs neither
+    import threading  # noqa: F401
+
     os.chdir(os.path.expanduser("~"))
     reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0  # what a call leaves behind is then a child of ours, and counted
     with socket.socket(socket.AF_UNIX) as listener:
@@ -69,6 +70,9 @@ def _children() -> bool:
 
 def _serve(connection: socket.socket) -> None:
     """Run what one relay hands over, and tell it the end.  When the relay goes away the program's group is killed."""
+    import subprocess
+    import threading
+
     connection.settimeout(None)
     if _peer(connection) != os.getuid():
         return

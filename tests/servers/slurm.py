@@ -72,7 +72,7 @@ class Slurm:
         for program in ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol"):
             needs(program)
         if proctrack == "cgroup" and not (os.geteuid() == 0 and os.access("/sys/fs/cgroup/freezer", os.W_OK)):
-            pytest.skip("only root may make cgroups, and Slurm needs those of version 1 here")
+            pytest.skip("Slurm needs cgroups of version 1 here, and leave to make them")
         self.place = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
         self.env = {"SLURM_CONF": str(self.place / "slurm.conf")}
         self._proctrack = proctrack
