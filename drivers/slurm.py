@@ -38,7 +38,9 @@ class Slurm:
     is kept on which nothing of ours runs and to which nobody is connected (0: until `time`).  `setup` are lines of shell before anything runs there.
     """
 
-    traits = Traits(replays=True, settles=timedelta(seconds=10), ends="machine", poll=timedelta(seconds=0.2), comes_up=timedelta(hours=24), allocates=True)
+    traits = Traits(
+        replays=True, settles=timedelta(seconds=10), ends="machine", poll=timedelta(seconds=0.2), comes_up=timedelta(hours=24), allocates=True
+    )
 
     def __init__(
         self,

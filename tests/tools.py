@@ -24,7 +24,6 @@ MAY_BE_MISSING = (
     r"docker-init is not installed",
     r"this process may not limit memory",  # a container of a CI has no cgroup to write to
     r"/dev/shm is on the disk of the tests",
-    r"Slurm needs cgroups of version 1 here",  # a container of a CI may not make any
     r"RECIPE_PROVIDER_SCHEMAS names no folder",  # documents without a licence, which nobody may hand on
     r"there is no Python 3\.9 here",  # the oldest that the agent runs on; Debian has none
     r"another Python than 3\.11\.7",  # the numbers of the test are of its tokenizer module

@@ -1,11 +1,13 @@
 """A Slurm cluster of two nodes on loopback ports: munged, slurmctld and two slurmd, all of them ours.  Knows nothing of the driver that asks it.
 
-    with Slurm(folder, proctrack="cgroup") as cluster:
+    with Slurm() as cluster:
         cluster.env       # what the commands of Slurm need in their environment: SLURM_CONF
         cluster.ask("squeue", "-h")
+        cluster.jobs()    # what waits or runs
         cluster.clear()   # cancels all that is there, and waits until it is gone
 
-Fixtures: `slurm` has `proctrack/cgroup`, where this machine lets us, and lasts as long as the module.  Where Slurm is not installed a test is skipped.
+`proctrack` is `cgroup` where this machine lets us make some, for there whatever a step leaves behind dies with it, and else `linuxproc`.  The fixture
+`slurm` lasts as long as a module.  Where Slurm is not installed a test is skipped.
 """
 
 from __future__ import annotations
@@ -63,16 +65,16 @@ PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=n[1-2] MaxTime=1 State=UP
 """
 COMES_UP = 20.0
+CGROUPS = os.geteuid() == 0 and os.access("/sys/fs/cgroup/freezer", os.W_OK)
+"""Whether Slurm may make cgroups of version 1; those of version 2 it has from systemd alone."""
 
 
 class Slurm:
-    """The cluster.  `proctrack` says how Slurm finds the processes of a step; with `cgroup` whatever a step leaves behind dies with it."""
+    """The cluster.  `proctrack` says how Slurm finds the processes of a step."""
 
-    def __init__(self, proctrack: Literal["cgroup", "linuxproc"] = "cgroup") -> None:
+    def __init__(self, proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc") -> None:
         for program in ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol"):
             needs(program)
-        if proctrack == "cgroup" and not (os.geteuid() == 0 and os.access("/sys/fs/cgroup/freezer", os.W_OK)):
-            pytest.skip("Slurm needs cgroups of version 1 here, and leave to make them")
         self.place = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
         self.env = {"SLURM_CONF": str(self.place / "slurm.conf")}
         self._proctrack = proctrack
@@ -149,6 +151,6 @@ class Slurm:
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    """A cluster on which whatever a step leaves behind dies with it."""
-    with Slurm("cgroup") as cluster:
+    """A cluster for the tests of a module."""
+    with Slurm() as cluster:
         yield cluster
