@@ -231,7 +231,8 @@ def ended(job: str, said: str) -> DriverError:
     if code == NO_ROOM:
         return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
     reason = told.get("Reason", "None")
-    why = " ".join(filter(None, (told.get("JobState", ""), "" if reason == "None" else f"({reason})")))
+    state = told.get("JobState", "")
+    why = " ".join(filter(None, ("" if state == "COMPLETING" else state, "" if reason == "None" else f"({reason})")))
     return HostLost(f"job {job} of Slurm is over" + (f": {why}" if why else ""))
 
 
