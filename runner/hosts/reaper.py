@@ -87,11 +87,11 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         if row.run == leases.run:
             continue
         ours = row.driver == leases.name
-        at_work = ours and why == DEAD and leases.driver.traits.allocates  # its jobs would end with it; its driver ends it when it is idle
-        if ends and ours and not at_work:
+        allocated = ours and leases.driver.traits.allocates
+        if ends and ours and not (allocated and why == DEAD):  # what runs there would end with it; it ends itself when it is idle
             if left := await end(leases, row, why):
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
-        elif (row.price or at_work) and why != AT_WORK:
+        elif (row.price or allocated) and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
     if leases.driver.traits.priced:
         said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await _strangers(leases)]
