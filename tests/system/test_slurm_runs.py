@@ -159,8 +159,9 @@ def test_what_the_cluster_cannot_do_is_refused_in_a_sentence_and_nothing_is_left
         settings(space, more)
     space.recipe(f"steps: {{s: {{nodes: {nodes}, run: 'true'}}}}")
     began = time.monotonic()
-    answer, _, err = space.command("run", "--driver", "slurm")
-    assert (answer, words in err) == (code, True), err
+    with pytest.raises(RecipeError) as refused:
+        space.attempt(settings=SLURM)
+    assert (refused.value.exit_code, words in str(refused.value)) == (code, True), refused.value
     assert time.monotonic() - began < 10 and cluster.jobs() == []
 
 
