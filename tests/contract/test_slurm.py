@@ -1,10 +1,10 @@
-"""The slurm driver keeps the contract, on a cluster of two nodes.  All claims on both ways to find processes take two minutes: RECIPE_SLURM_ALL=1."""
+"""The slurm driver keeps the contract, on a cluster of two nodes.  All claims on both ways to find processes take two minutes: `make proof`."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,6 @@ from runner.hosts.client import Client
 from tests.servers.slurm import CGROUPS
 from tests.servers.slurm import Slurm as Cluster
 
-ALL = bool(os.environ.get("RECIPE_SLURM_ALL"))
 RENTS = ("test_what_is_offered_can_be_rented_is_listed_and_given_back", "test_a_lease_that_was_given_back_has_no_hosts")
 OF_THIS_DRIVER = (
     *RENTS,
@@ -35,7 +34,7 @@ OF_THIS_DRIVER = (
     "test_a_call_need_not_read_all_it_is_given",
     "test_a_call_that_is_given_up_is_ended",
 )
-"""The others are of the agent, which is the same on every host."""
+"""The others are of the agent, which is the same on every host: they are for `make proof`."""
 
 
 @pytest.fixture(scope="class")
@@ -72,11 +71,18 @@ class TestSlurm(OnSlurm):
     pass
 
 
-if ALL:
+@pytest.mark.proof
+class TestLinuxproc(OnSlurm):
+    proctrack = "linuxproc"
 
-    class TestLinuxproc(OnSlurm):
-        proctrack = "linuxproc"
 
-else:
-    for _name in {name for name in dir(DriverContract) if name.startswith("test_")} - set(OF_THIS_DRIVER):
-        setattr(TestSlurm, _name, None)
+def _for_proof(test: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def tried(*arguments: object, **more: object) -> None:
+        test(*arguments, **more)
+
+    return pytest.mark.proof(tried)
+
+
+for _name in {name for name in dir(DriverContract) if name.startswith("test_")} - set(OF_THIS_DRIVER):
+    setattr(TestSlurm, _name, _for_proof(getattr(DriverContract, _name)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
@@ -24,8 +23,6 @@ from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
 LOOPBACK = Settings(driver="loopback")
-ALL = bool(os.environ.get("RECIPE_NODES_ALL"))
-"""Kill the worker at every point."""
 
 
 @pytest.fixture
@@ -240,7 +237,7 @@ def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(s
         assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
 
 
-@pytest.mark.parametrize("point", ["attempt-carried:2", *(["job-started", "job-over"] if ALL else [])])
+@pytest.mark.parametrize("point", ["attempt-carried:2", *(pytest.param(point, marks=pytest.mark.proof) for point in ("job-started", "job-over"))])
 def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(space: Space, point: str) -> None:
     gated(space).touch()
     assert space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL

@@ -19,7 +19,7 @@ from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
 SLURM = Settings(driver="slurm")
-STEPS = 200 if os.environ.get("RECIPE_SLURM_ALL") else 40
+STEPS = int(os.environ.get("RECIPE_SLURM_STEPS", "40"))
 COMMANDS = ("sinfo", "sbatch", "squeue", "scancel", "srun", "scontrol")
 
 
@@ -110,6 +110,7 @@ def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space,
     assert cluster.jobs() == []
 
 
+@pytest.mark.longer
 def test_many_steps_cost_the_controller_few_questions(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, path = space.root.parent / "counted", space.root.parent / "bin"
     path.mkdir()
