@@ -16,10 +16,11 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 from . import calls, machine
 from . import slurm_commands as commands
-from .base import NOTHING, ROOT, Argv, Denied, DriverError, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
+from .base import NOTHING, ROOT, Argv, Denied, DriverError, Host, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Visiting, Wish
 from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
@@ -36,6 +37,8 @@ class Slurm:
     `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
     `time` is the walltime, by default that of the partition.  `queue` is how many hours a job may wait; `idle` for how many seconds an allocation
     is kept on which nothing of ours runs and to which nobody is connected (0: until `time`).  `setup` are lines of shell before anything runs there.
+    `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and settings
+    of the driver ssh.
     """
 
     traits = Traits(
@@ -59,12 +62,10 @@ class Slurm:
         setup: str | Sequence[str] = (),
         python: str = "python3",
         options: Sequence[str] = (),
-        login: str = "",
+        login: str | Mapping[str, Any] = "",
     ) -> None:
         if wrong := commands.check(str(time), options):
             raise Rejected(wrong)
-        if login:
-            raise Rejected("the driver slurm runs the commands of Slurm here, and has no `login` yet: run `recipe` on a login node of the cluster")
         self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
@@ -73,6 +74,8 @@ class Slurm:
         self._setup = (setup,) if isinstance(setup, str) else tuple(setup)
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
+        self._login = _login(login) if login else None
+        self._node: Host | None = None  # that login, once it was reached
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
 
@@ -153,7 +156,7 @@ class Slurm:
         program = (self._python or "python3", "-I", "-S", "-c", keeper, "call", commands.kept(lease.id, node), mark, *argv)
         end = _End(mark.encode())
         try:
-            async with aclosing(calls.call(commands.srun(lease.id, node, program), stdin, self._env, Path("/"))) as stream:
+            async with aclosing(await self._run(commands.srun(lease.id, node, program), stdin)) as stream:
                 async for data in stream:
                     if ours := end.feed(data):
                         yield ours
@@ -190,12 +193,30 @@ class Slurm:
 
         try:
             async with asyncio.timeout(LONGEST):
-                stream = calls.call(argv, input() if script else NOTHING, self._env, Path("/"))
+                stream = await self._run(argv, input() if script else NOTHING)
                 return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
         except Rejected as error:
             raise commands.refused(argv[0], str(error)) from error
         except TimeoutError as error:
             raise commands.refused(argv[0], "Socket timed out") from error
+
+    async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """A program here, or on the login node.  Raises DriverError where that cannot be reached."""
+        if self._login is None:
+            return calls.call(argv, stdin, self._env, Path("/"))
+        if self._node is None:
+            async for _name, node in self._login.visit():
+                if isinstance(node, DriverError):
+                    raise node
+                self._node = node
+        assert self._node is not None
+        return cast("AsyncGenerator[bytes, None]", self._node.call(argv, stdin))
+
+    async def aclose(self) -> None:
+        """Let go of the login node; allocations stay."""
+        node, self._node = self._node, None
+        if node is not None:
+            await node.aclose()
 
     def _lease(self, job: str, key: str) -> Lease:
         return Lease("slurm", job, key, {"python": self._python})
@@ -261,6 +282,16 @@ class _End:
         if whole:
             self.words = words
         return b""
+
+
+def _login(given: str | Mapping[str, Any]) -> Visiting:
+    """The login node as the only server of the ssh driver: its address, or a table of `host` and settings of that driver."""
+    from . import load
+
+    settings = {"host": given, "use_config": True} if isinstance(given, str) else dict(given)
+    found = load("ssh")(hosts=[settings.pop("host", "")], **settings)
+    assert isinstance(found, Visiting)
+    return found
 
 
 def _name(key: str) -> str:

@@ -269,7 +269,7 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
     said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd)\S*: (error: )?", "", words.strip(), flags=re.MULTILINE)
     low = said.lower()
-    if "no such file" in low and "cannot run" in low:
+    if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
         return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")
     if "munge" in low or "authentication" in low:
         return Denied(f"munge does not vouch for us to Slurm: start munged, or ask the administrators ({_line(said)})")

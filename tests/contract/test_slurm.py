@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from driver_contract import DriverContract, ExcludingContract
+from driver_contract import ClosingContract, ExcludingContract
 
 from drivers.base import Driver, Order, Wish
 from drivers.slurm import Slurm
@@ -43,7 +43,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
-class OnSlurm(ExcludingContract):
+class OnSlurm(ExcludingContract, ClosingContract):
     """An allocation takes a second to begin: those claims that are of jobs share one, each with a folder of its own."""
 
     proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc"
@@ -84,5 +84,5 @@ def _for_proof(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.proof(tried)
 
 
-for _name in {name for name in dir(DriverContract) if name.startswith("test_")} - set(OF_THIS_DRIVER):
-    setattr(TestSlurm, _name, _for_proof(getattr(DriverContract, _name)))
+for _name in {name for name in dir(OnSlurm) if name.startswith("test_")} - set(OF_THIS_DRIVER):
+    setattr(TestSlurm, _name, _for_proof(getattr(OnSlurm, _name)))

@@ -16,6 +16,7 @@ from drivers import slurm as driver
 from runner.errors import RecipeError
 from runner.execution.terms import Settings
 from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
+from tests.servers.sshd import Sshd
 from tests.support import Space, until
 
 SLURM = Settings(driver="slurm")
@@ -164,6 +165,19 @@ def test_what_the_cluster_cannot_do_is_refused_in_a_sentence_and_nothing_is_left
         space.attempt(settings=SLURM)
     assert (refused.value.exit_code, words in str(refused.value)) == (code, True), refused.value
     assert time.monotonic() - began < 10 and cluster.jobs() == []
+
+
+def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = f"HOME={tmp_path / 'sshd' / 'home'}"
+    with Sshd(tmp_path / "sshd", options=[f"SetEnv SLURM_CONF={cluster.env['SLURM_CONF']} {home}"]) as login:
+        keys = f"identity = '{login.identity}', known_hosts = '{login.known_hosts}', agent = false"
+        settings(space, f"login = {{host = '{login.address}', {keys}}}")
+        monkeypatch.setenv("SLURM_CONF", "/nowhere")
+        space.recipe("steps: {s: {run: 'pwd > o.txt', outputs: {o: o.txt}}}")
+        assert space.run(settings=SLURM) == ["s"]
+    assert "/there/n1/attempts/" in space.read("o.txt")
+    monkeypatch.undo()
+    assert cluster.jobs() == []
 
 
 def test_doctor_describes_the_cluster(space: Space) -> None:

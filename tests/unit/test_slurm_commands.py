@@ -18,6 +18,7 @@ from drivers.slurm import _End
         ("sbatch", "sbatch: error: slurm_job_submit: Resource temporarily unavailable; try again later", Throttled, "try again"),
         ("squeue", "squeue: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", Denied, "start munged"),
         ("sbatch", "cannot run sbatch: [Errno 2] No such file or directory: 'sbatch'", Denied, "install the commands of Slurm"),
+        ("sinfo", "sh: 1: exec: sinfo: not found", Denied, "install the commands of Slurm"),
         ("sbatch", "sbatch: error: invalid partition specified: mian\nsbatch: error: Invalid partition name specified", Denied, 'did you mean "main"'),
         ("sbatch", "Batch job submission failed: Invalid account or account/partition combination specified", Denied, "the `account`"),
         ("sbatch", "Batch job submission failed: Invalid qos specification", Denied, "the `qos`"),
