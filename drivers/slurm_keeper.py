@@ -42,21 +42,25 @@ def keep(name: str, idle: float) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
-        listener.settimeout(LOOK)
         quiet_since = time.monotonic()
         while not (idle and reaps) or time.monotonic() - quiet_since < idle:
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                pass
-            else:
-                with connection:
-                    if os.fork() == 0:
-                        listener.close()
-                        _serve(connection)
-                        os._exit(0)
+            if select.select([listener], [], [], LOOK)[0]:
+                with contextlib.suppress(ConnectionError):
+                    _begin(listener)
             if _children():
                 quiet_since = time.monotonic()
+
+
+def _begin(listener: socket.socket) -> None:
+    """Serve the next relay, in a process of its own."""
+    connection, _ = listener.accept()
+    with connection:
+        if os.fork() == 0:
+            try:
+                listener.close()
+                _serve(connection)
+            finally:
+                os._exit(0)
 
 
 def _children() -> bool:
@@ -73,7 +77,6 @@ def _serve(connection: socket.socket) -> None:
     import subprocess
     import threading
 
-    connection.settimeout(None)
     if _peer(connection) != os.getuid():
         return
     room = socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize)

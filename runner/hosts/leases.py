@@ -299,6 +299,10 @@ class Leases:
                 if charged := await self._call(partial(self.driver.charges, lease_of(row), since), SOON):
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
 
+    async def listed(self, row: LeaseRow) -> bool:
+        """Whether the provider has the machine of a lease still.  Raises DriverError."""
+        return row.key in {lease.key for lease in await self._call(self.driver.leases, SOON)}
+
     async def strangers(self) -> list[Lease]:
         """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""
         found = await self._call(self.driver.leases, SOON)

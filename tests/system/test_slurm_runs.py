@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +33,27 @@ def cluster(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:  
     slurm.cancel()
 
 
+class Workers(Space):
+    """A workspace whose runs do not outlive their test: one that failed would take the nodes of the next."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        self.started.append(super().start(*words, **more))
+        return self.started[-1]
+
+
 @pytest.fixture
-def space(cluster: Slurm, tmp_path: Path) -> Space:
+def space(cluster: Slurm, tmp_path: Path) -> Iterator[Space]:
     """A workspace; what lies on the nodes lies beside it."""
-    space = Space(tmp_path / "work")
+    space = Workers(tmp_path / "work")
     settings(space)
-    return space
+    yield space
+    for worker in space.started:
+        worker.kill()
+        worker.wait()
 
 
 def settings(space: Space, more: str = "") -> None:
@@ -73,6 +90,9 @@ def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_
     worker.send_signal(signal.SIGKILL)
     worker.communicate()
     until(lambda: len(steps()) == 2, seconds=30)
+    space.recipe("steps: {other: {run: 'true'}}", name="other.yaml")
+    _, _, said = space.command("run", "./other.yaml", "--driver", "slurm")
+    assert "the worker of its run is gone; it is left alone, and `recipe reap" in said and cluster.jobs() == before
     again = space.start("run", "--driver", "slurm")
     until(lambda: again.poll() is not None or len(steps()) > 2, seconds=30)
     assert cluster.jobs() == before
