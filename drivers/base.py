@@ -64,6 +64,7 @@ class Traits(NamedTuple):
     notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
     prices: str = ""  # what prices are, in words, where they are not asked of the provider
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
+    allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,23 @@ class Prolonging(Driver, Protocol):
 
 
 @runtime_checkable
+class Queueing(Driver, Protocol):
+    """A driver whose machines are waited for in a queue."""
+
+    waits: str
+    """Why the last `hosts` answered None, in words; empty when it did not."""
+
+
+@runtime_checkable
+class Describing(Driver, Protocol):
+    """A driver of something that describes itself, such as a cluster."""
+
+    async def about(self) -> Sequence[tuple[str, str]]:
+        """What it is, as name and words, for `recipe doctor`.  Raises Denied, with what to do, where it cannot be used."""
+        ...
+
+
+@runtime_checkable
 class Charging(Driver, Protocol):
     """A driver whose provider says what it charged."""
 
@@ -296,6 +314,14 @@ class Addressed(Host, Protocol):
 
     address: str
     """What other nodes dial."""
+
+
+@runtime_checkable
+class Named(Host, Protocol):
+    """A host that is one of several of its lease."""
+
+    name: str
+    """What people call it."""
 
 
 class DriverError(Exception):

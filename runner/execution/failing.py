@@ -55,8 +55,7 @@ def lose(work: Work, place: Site, error: HostLost) -> None:
 
 async def _replace(work: Work, lost: Site) -> None:
     try:
-        found = await work.host_pool.replace(lost)
-        if found is not None:
+        for found in await work.host_pool.replace(lost):
             await work.attempts.hooks_of(found).setup()
             work.commits.say(f"{found.name} takes its place")
     except RecipeError as error:

@@ -64,7 +64,7 @@ class Away(Site):
         devices: Sequence[Device],
         depot: Depot,
         *,
-        slots: int,
+        slots: int | None,
         python: str,
         version: str,
         path: str,

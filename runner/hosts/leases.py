@@ -7,6 +7,7 @@ whose reply is lost or cannot be read is looked for in two listings before anyth
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import os
 import time
@@ -31,6 +32,7 @@ from drivers.base import (
     Offer,
     Order,
     Prolonging,
+    Queueing,
     Rejected,
     Resources,
     Throttled,
@@ -65,7 +67,7 @@ SOON: Final = 3
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
 OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term")
-"""Settings of a driver's table that are not the driver's."""
+"""Settings of a driver's table that are not the driver's, unless it takes them."""
 
 _log = Log("leases")
 
@@ -75,7 +77,7 @@ Heard: TypeAlias = Callable[[str, LeaseRow], None]
 
 def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = "") -> Driver:
     """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun."""
-    given = {key: value for key, value in settings.items() if key not in OURS}
+    given = dict(settings)
     if hosts:
         given["hosts"] = list(hosts)
     if python:
@@ -83,7 +85,9 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     if name == "loopback":
         given.setdefault("root", f"{home}/loopback")
     try:
-        made: Driver = load(name, extensions.drivers(name))(**given)
+        make = load(name, extensions.drivers(name))
+        takes = inspect.signature(make).parameters
+        made: Driver = make(**{key: value for key, value in given.items() if key in takes or key not in OURS})
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
         raise CannotRun(f"the driver {name} does not take these settings: {error}", fix=fix) from error
@@ -115,6 +119,8 @@ class Leases:
         self.least = LEAST
         self.term = TERM
         """For which a lease is asked."""
+        self.say: Callable[[str], None] = lambda _text: None
+        self._waits = ""
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
@@ -210,19 +216,22 @@ class Leases:
         crashpoint("lease-recorded")
         return row
 
-    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Host]:
-        """Wait for the machine of a lease.  Raises HostLost, after the lease was given back, when it is gone or does not come up in time."""
+    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+        """Wait for the machines of a lease.  Raises HostLost, after the lease was given back, when it is gone or does not come up in time."""
         traits = self.driver.traits
         deadline = time.monotonic() + traits.comes_up.total_seconds()
         while not (hosts := await self._hosts(row)):
             if time.monotonic() > deadline:
                 await self.release(row, "it did not come up")
                 raise HostLost(f"it did not come up within {traits.comes_up.total_seconds() / 60:g} minutes")
+            if isinstance(self.driver, Queueing) and self.driver.waits != self._waits:
+                self._waits = self.driver.waits
+                self.say(self._waits)
             await asyncio.sleep(traits.poll.total_seconds())
         if row.state == "COMING":
             row = self._move(row, "UP")
             crashpoint("lease-up")
-        return row, hosts[0]
+        return row, hosts
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         try:
@@ -320,6 +329,10 @@ class Leases:
                 since = datetime.fromtimestamp(row.asked, UTC)
                 if charged := await self._call(partial(self.driver.charges, lease_of(row), since), SOON):
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
+
+    async def listed(self, row: LeaseRow) -> bool:
+        """Whether the provider has the machine of a lease still.  Raises DriverError."""
+        return row.key in {lease.key for lease in await self._call(self.driver.leases, SOON)}
 
     async def strangers(self) -> list[Lease]:
         """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""

@@ -28,6 +28,7 @@ from drivers.base import (
     HostLost,
     Lease,
     Market,
+    Named,
     Need,
     Offer,
     Rejected,
@@ -149,6 +150,7 @@ class HostPool:
     leases: Leases | None = None
     _idle: float = IDLE
     _market: Market | Literal["any"] = "on-demand"
+    _nodes: int = 1
     _used: list[_Used] = field(default_factory=list)
     _spot: set[str] = field(default_factory=set)
     """Names of places that were rented on the spot market."""
@@ -227,25 +229,37 @@ class HostPool:
         if not self.away:
             self.sites = [self.here]
             return
-        self.leases = self._leases()
+        self.leases, self._nodes = self._leases(), nodes
         await self._tidy()
         kept = _by_machine(await self.leases.adopt())
         if self.priced:
             self.here.slots = len(os.sched_getaffinity(0))
         else:
-            await self._fill(kept, want, nodes)
+            await self._fill(kept, want)
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
         self._beside += [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
 
-    async def _fill(self, kept: dict[str, list[LeaseRow]], want: int, nodes: int) -> None:
-        """Take places until there are `want`, and `nodes` hosts; first where we have one."""
+    async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
+        """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one."""
+        if self._of().driver.traits.allocates:
+            if not kept:
+                await self._allocate()
+            return
         for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < nodes))
+            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < self._nodes))
             if missing > 0 or offer.id in kept:
                 await self._take(offer, missing, Need(), kept.pop(offer.id, []))
+
+    async def _allocate(self) -> Sequence[Site]:
+        """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
+        need = Need(nodes=self._nodes)
+        for offer in await self._offers(Wish(need)):
+            if found := await self._take(offer, 1, need):
+                return found
+        return ()
 
     async def _tidy(self) -> None:
         """End what dead runs left to nobody; say what they left that costs money."""
@@ -297,9 +311,9 @@ class HostPool:
             asked.add(offer.id)
             self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
-            if (found := await self._take(offer, 1, need, ready=ready)) is not None:
-                self.say(f"{found.name} is up after {time.monotonic() - began:.0f} s")
-                return found
+            if found := await self._take(offer, 1, need, ready=ready):
+                self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
+                return found[0]
             if (row := self._of().ledger.of_run(self.run)[-1]).lease:
                 tried.append(f"{offer.id}: {row.reason}")
         why = f"{self.name} has no machine left that does for it" if len(tried) < BOOTS else f"{len(tried)} machines of {self.name} failed to come up"
@@ -355,15 +369,20 @@ class HostPool:
 
     async def give_back(self, site: Site, reason: str) -> bool:
         """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""
-        if site in self.sites:
-            self.sites.remove(site)
+        rows = {row.key: row for used in self._used if used.site is site for row in used.leases}
+        with_it = [used.site for used in self._used if used.site is not site and any(row.key in rows for row in used.leases)]
+        self._used = [used for used in self._used if used.site is not site and used.site not in with_it]
+        for each in with_it:
+            each.lost = each.lost or reason
+        for each in (site, *with_it):
+            if each in self.sites:
+                self.sites.remove(each)
+            await each.aclose()
         gone = True
-        await site.aclose()
-        for used in [used for used in self._used if used.site is site]:
-            self._used.remove(used)
-            self._gone(used.site)
-            for row in used.leases:
-                gone &= await self._of().release(row, reason)
+        for each in (site, *with_it):
+            self._gone(each)
+        for row in rows.values():
+            gone &= await self._of().release(row, reason)
         return gone
 
     def _gone(self, site: Site) -> None:
@@ -385,15 +404,18 @@ class HostPool:
                 site.leaving = f"{self.name} takes it away"
                 return
 
-    async def replace(self, lost: Site) -> Site | None:
-        """Another place for one that is gone, if there is any.  One that costs money is asked for again when a step needs it."""
+    async def replace(self, lost: Site) -> Sequence[Site]:
+        """Other places for one that is gone, if there are any.  One that costs money is asked for again when a step needs it."""
         self.lost.append(f"{lost.name}: {lost.lost}")
         _log.info("%s lost: %s", lost.name, lost.lost)
+        held = any(used.site is lost for used in self._used)
         with contextlib.suppress(DriverError):
             await self.give_back(lost, lost.lost)
         if self.priced:
-            return None
+            return ()
         try:
+            if self._of().driver.traits.allocates:
+                return await self._allocate() if held else ()
             for offer in await self._offers(Wish()):
                 if not any(site.name == f"{self.name} {offer.id}" for site in self.sites) and (
                     found := await self._take(offer, lost.slots or 1, Need())
@@ -401,7 +423,7 @@ class HostPool:
                     return found
         except (DriverError, Infrastructure) as error:
             self.say(f"there is no other host for {lost.name}: {error}")
-        return None
+        return ()
 
     async def _renew(self) -> None:
         """Keep the leases, until cancelled."""
@@ -474,7 +496,7 @@ class HostPool:
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
         leases.limits = self.ws.config.limits if driver.traits.priced else {}
-        leases.limit, leases.least = self.limit, float(settings.get("least", LEAST))
+        leases.limit, leases.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
         leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
         return leases
 
@@ -485,13 +507,14 @@ class HostPool:
             for host, why in leases.driver.left_out.items():
                 self.say(f"{host} is left out: {why}")
         if not offers and not self.priced:
-            raise Infrastructure(f"the driver {self.name} offers no host", fix=f"`recipe doctor --driver {self.name}` says what there is")
+            why = f": {'; '.join(leases.driver.excluded)}" if isinstance(leases.driver, Excluding) and leases.driver.excluded else ""
+            raise Infrastructure(f"the driver {self.name} offers no host{why}", fix=f"`recipe doctor --driver {self.name}` says what there is")
         return offers
 
     async def _take(
         self, offer: Offer, want: int, need: Need, kept: Sequence[LeaseRow] = (), ready: Callable[[Site], Awaitable[object]] | None = None
-    ) -> Site | None:
-        """As many places on one machine as are free and wanted, beside those `kept`; None when there is none.
+    ) -> Sequence[Site]:
+        """As many places on one machine as are free and wanted, beside those `kept`; empty when there is none.
 
         Raises CannotRun when it lets us in and can do nothing for us.
         """
@@ -500,7 +523,7 @@ class HostPool:
             with self._usable(offer):
                 while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.coming)))) is not None:
                     taken.append(row)
-            return await self._enter(offer, [*kept, *taken], ready) if kept or taken else None
+            return await self._enter(offer, [*kept, *taken], ready) if kept or taken else ()
         except Exception as error:
             await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
             raise
@@ -514,28 +537,34 @@ class HostPool:
             fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
             raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
 
-    async def _enter(self, offer: Offer, rows: Sequence[LeaseRow], ready: Callable[[Site], Awaitable[object]] | None = None) -> Site | None:
-        """The place that these leases on one machine give us, when it is up; None when it is gone, and they are given back.  Raises CannotRun."""
+    async def _enter(self, offer: Offer, rows: Sequence[LeaseRow], ready: Callable[[Site], Awaitable[object]] | None = None) -> Sequence[Site]:
+        """The place that these leases on one machine give us, or the nodes of a lease, when they are up; empty when they are gone, and given back.
+
+        Raises CannotRun.
+        """
         try:
             with self._usable(offer):
                 leased = [await self._of().up(row) for row in rows]
                 rows = [row for row, _ in leased]
+                hosts = leased[0][1]
                 if self.priced:
-                    await self._measure(offer, need_of(rows[0]), leased[0][1])
-                site = await self._site(offer, lease_of(rows[0]), leased[0][1], len(rows))
+                    await self._measure(offer, need_of(rows[0]), hosts[0])
+                slots = None if self._of().driver.traits.allocates else len(rows)
+                sites = [await self._site(offer, lease_of(rows[0]), host, slots) for host in hosts]
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
             await self._of().close({row.key for row in rows}, str(error))
-            return None
-        if ready is not None:
-            await ready(site)  # before any step can be started there
-        self._used.append(_Used(site, offer, list(rows), time.monotonic()))
-        self.sites.append(site)
-        if offer.market == "spot":
-            self._spot.add(site.name)
-            if self._of().driver.traits.notice:
-                self._beside.append(asyncio.get_running_loop().create_task(self._watch(site, leased[0][1])))
-        return site
+            return ()
+        for site, host in zip(sites, hosts, strict=True):
+            if ready is not None:
+                await ready(site)  # before any step can be started there
+            self._used.append(_Used(site, offer, list(rows), time.monotonic()))
+            self.sites.append(site)
+            if offer.market == "spot":
+                self._spot.add(site.name)
+                if self._of().driver.traits.notice:
+                    self._beside.append(asyncio.get_running_loop().create_task(self._watch(site, host)))
+        return sites
 
     async def _measure(self, offer: Offer, need: Need, host: Host) -> None:
         """Raises HostLost when a machine has less than was promised."""
@@ -543,11 +572,11 @@ class HostPool:
         if short := machine.less(offer.resources, need, told):
             raise HostLost(short)
 
-    async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int) -> Site:
+    async def _site(self, offer: Offer, lease: Lease, host: Host, slots: int | None) -> Site:
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
-        name = f"{self.name} {lease.id if self.priced else offer.id}"
+        name = f"{self.name} {host.name if isinstance(host, Named) else lease.id if self.priced else offer.id}"
         from .transfer import Depot
         from .wire import Wire
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Accounted, Closing, Denied, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
+from drivers.base import Accounted, Closing, Denied, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 from drivers.devices import Device
 
 from .stream import PYTHONS
@@ -91,6 +91,8 @@ async def examine(driver: Driver) -> list[Finding]:
     if isinstance(driver, Accounted):
         return await _account(driver)
     try:
+        if isinstance(driver, Describing):
+            found += [Finding("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
                 found.append(_refused(host)._replace(host=name))

@@ -25,6 +25,8 @@ Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 """Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
 
 AT_WORK: Final = "its run is at work"
+DEAD: Final = "the worker of its run is gone"
+UNKNOWN: Final = "its workspace does not know its run"
 
 
 class Fate(NamedTuple):
@@ -45,8 +47,8 @@ def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
     if standing == "over":
         return Fate(True, "its run is over")
     if standing == "dead":
-        return Fate(not row.price, "the worker of its run is gone")
-    return Fate(False, "its workspace does not know its run")
+        return Fate(not row.price, DEAD)
+    return Fate(False, UNKNOWN)
 
 
 def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
@@ -85,10 +87,14 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     for row, (ends, why) in judged(leases.ledger.living(), environ):
         if row.run == leases.run:
             continue
-        if ends and row.driver == leases.name:
+        ours, tell = row.driver == leases.name, bool(row.price)
+        if ours and row.lease and why in (DEAD, UNKNOWN) and leases.driver.traits.allocates:
+            tell = await leases.listed(row)  # what runs there would end with it, and it ends itself when it is idle
+            ends = not tell
+        if ends and ours:
             if left := await end(leases, row, why):
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
-        elif row.price and why != AT_WORK:
+        elif tell and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
     if leases.driver.traits.priced:
         said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await _strangers(leases)]

@@ -14,6 +14,7 @@ import pytest
 import runner
 from drivers.base import Argv, Command, Job, Lease
 from drivers.loopback import Loopback, _end_all
+from runner.errors import RecipeError
 from runner.execution.terms import Settings
 from runner.hosts import group
 from runner.hosts.away import Away
@@ -120,8 +121,9 @@ def test_nodes_that_cannot_reach_each_other_are_told_before_the_command_begins(s
 )
 def test_a_number_of_nodes_that_cannot_be_is_refused_in_a_sentence(space: Space, step: str, code: int, words: str) -> None:
     space.recipe(f"inputs: {{n: {{type: integer, default: 2}}}}\nsteps: {{s: {{run: 'true', {step}}}}}")
-    answer, _, err = space.command("run", "--driver", "loopback")
-    assert answer == code and words in err
+    with pytest.raises(RecipeError) as refused:
+        space.attempt(settings=LOOPBACK)
+    assert refused.value.exit_code == code and words in str(refused.value)
 
 
 def test_what_a_step_asks_for_counts_for_each_of_its_nodes(space: Space) -> None:
@@ -235,7 +237,7 @@ def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(s
         assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
 
 
-@pytest.mark.parametrize("point", ["attempt-carried:2", "job-started", "job-over"])
+@pytest.mark.parametrize("point", ["attempt-carried:2", *(pytest.param(point, marks=pytest.mark.proof) for point in ("job-started", "job-over"))])
 def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(space: Space, point: str) -> None:
     gated(space).touch()
     assert space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL

@@ -6,11 +6,14 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from tests.servers.slurm import Slurm
 from tests.support import Space, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +25,32 @@ ENV = {"OMP_NUM_THREADS": "1"}  # as many threads in each process, on however ma
 pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.slow]
 
 
-def workspace(root: Path, recipe: str, processes: int) -> Space:
+class Nodes(NamedTuple):
+    """Two hosts of a driver: what their folders are below the workspace, and the driver's settings."""
+
+    driver: str
+    first: str
+    second: str
+    settings: str
+
+
+LOOPBACK = Nodes("loopback", ".recipe/loopback/host-1/.recipe-host", ".recipe/loopback/host-2/.recipe-host", "hosts = 2")
+SLURM = Nodes("slurm", "there/n1", "there/n2", "")
+"""One allocation of two nodes, where Slurm is installed."""
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    if request.param is LOOPBACK:
+        yield LOOPBACK
+        return
+    with Slurm() as cluster:
+        monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+        yield SLURM
+        assert cluster.jobs() == []
+
+
+def workspace(root: Path, recipe: str, processes: int, nodes: Nodes = LOOPBACK) -> Space:
     """A recipe of the library with so many processes on a node, whose checkpoints come home every second."""
     space = Space(root)
     shutil.copytree(ROOT / "recipes" / "trainers", root / "trainers", ignore=shutil.ignore_patterns("__pycache__"))
@@ -31,7 +59,8 @@ def workspace(root: Path, recipe: str, processes: int) -> Space:
     space.write(
         "recipe.yaml", text.replace("every: 5m", "every: 1s").replace("    accelerate:\n", f"    accelerate:\n      processes: {processes}\n")
     )
-    space.write("recipe.toml", f"[drivers.loopback]\nhosts = 2\npython = '{sys.executable}'\n")
+    there = f"root = '{root}/there'\n" if nodes is SLURM else ""
+    space.write("recipe.toml", f"[drivers.{nodes.driver}]\npython = '{sys.executable}'\n{nodes.settings}\n{there}")
     return space
 
 
@@ -52,18 +81,18 @@ def ran(space: Space, *words: str) -> None:
     assert process.returncode == 0, said
 
 
-def killed(space: Space, *words: str) -> None:
+def killed(space: Space, nodes: Nodes, *words: str) -> None:
     """The same; when both nodes have saved, time stands still there until that has come home, and one node is killed."""
     worker = space.start(*words, "-v", env=ENV)
-    home, there = space.root / ".recipe" / "states", space.root / ".recipe" / "loopback"
+    home, second = space.root / ".recipe" / "states", f"{space.root}/{nodes.second}/attempts/"
     try:
-        until(lambda: list(there.glob("host-1/.recipe-host/states/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=200)
+        until(lambda: list(space.root.glob(f"{nodes.first}/states/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=200)
         assert worker.poll() is None, worker.communicate()
-        for process in trainers(there):
+        for process in trainers(space.root):
             process.send_signal(signal.SIGSTOP)
         until(lambda: list(home.glob("*/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=60)
-        for process in trainers(there):
-            process.send_signal(signal.SIGKILL if "/host-2/" in process.cwd() else signal.SIGCONT)
+        for process in trainers(space.root):
+            process.send_signal(signal.SIGKILL if process.cwd().startswith(second) else signal.SIGCONT)
         _, said = worker.communicate(timeout=300)
     finally:
         worker.kill()
@@ -83,13 +112,17 @@ def trainers(folder: Path) -> list[psutil.Process]:
     return found
 
 
-CASES = [("sft@1", True)] + ([("sft@1", False), ("cpt@1", True), ("dpo@1", True), ("flux-lora@1", True)] if ALL else [])
+HERE = SLURM if shutil.which("slurmctld", path=f"{os.defpath}:/usr/sbin") else LOOPBACK
+CASES = [("sft@1", True, HERE)]
+if ALL:
+    CASES += [("sft@1", False, SLURM), *((recipe, True, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1"))]
 
 
-@pytest.mark.parametrize(("recipe", "dies"), CASES)
-def test_two_nodes_learn_the_very_bits_that_two_processes_learn(recipe: str, dies: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "dies", "nodes"), CASES, indirect=["nodes"], ids=lambda value: value.driver if isinstance(value, Nodes) else None)
+def test_two_nodes_learn_the_very_bits_that_two_processes_learn(recipe: str, dies: bool, nodes: Nodes, tmp_path: Path) -> None:
     one = workspace(tmp_path / "one", recipe, 2)
     ran(one, *asked(recipe))
-    two = workspace(tmp_path / "two", recipe, 1)
-    (killed if dies else ran)(two, *asked(recipe), "--nodes", "2", "--driver", "loopback")
+    two = workspace(tmp_path / "two", recipe, 1, nodes)
+    words = (*asked(recipe), "--nodes", "2", "--driver", nodes.driver)
+    killed(two, nodes, *words) if dies else ran(two, *words)
     assert learned(two) == learned(one) != {}

@@ -63,7 +63,7 @@ def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path
         leases.heard = lambda before, row: moves.append((before, row.state))
         row = await rented(leases)
         assert row is not None and need_of(row) == NEED and offer_of(row).price == row.price == 1.2 and lease_of(row).key == row.key
-        row, host = await leases.up(row)
+        row, (host, *_) = await leases.up(row)
         assert alive(tmp_path) == 1 and await leases.release(row, "done")
         await host.aclose()
         assert leases.ledger.spent(row.key) > 0
@@ -128,7 +128,7 @@ def test_a_provider_that_is_silent_or_busy_is_asked_again_at_every_call(tmp_path
     async def act(leases: Leases) -> None:
         row = await rented(leases)
         assert row is not None
-        row, host = await leases.up(row)
+        row, (host, *_) = await leases.up(row)
         await host.aclose()
         assert await leases.release(row, "done")
 
@@ -206,7 +206,7 @@ async def work():
     root = Path(sys.argv[1])
     leases = Leases(Loopback(root / "cloud", price=1.2, hosts=3), "loopback", Ledger.open(root / "ledger.db"), "r1", str(root))
     row = await leases.ask(Need(), (await leases.offers(Wish()))[0])
-    row, host = await leases.up(row)
+    row, (host, *_) = await leases.up(row)
     await leases.release(row, "done")
 asyncio.run(work())
 """

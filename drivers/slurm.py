@@ -1,0 +1,298 @@
+"""A cluster of Slurm: a lease is an allocation, a host one of its nodes.  Knows settings and allocations; what is asked is in `slurm_commands`.
+
+Nothing is remembered here: a job bears our mark in its comment and its key in its name, and is found again by them.  What runs on a node is begun by
+`slurm_keeper`, a step that lasts as long as the allocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+from . import calls, machine
+from . import slurm_commands as commands
+from .base import NOTHING, ROOT, Argv, Denied, DriverError, Host, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Visiting, Wish
+from .slurm_commands import Group, Listed
+
+LONGEST = 30.0
+"""Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
+PATIENCE = 60.0
+"""Seconds after which a job that can never begin is given up: partitions and accounts may be in change."""
+PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
+"""Variables that the commands of Slurm get; sbatch hands all that it has to the job, and keeps it where others may read."""
+
+
+class Slurm:
+    """A cluster, asked by its own commands.
+
+    `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
+    `time` is the walltime, by default that of the partition.  `queue` is how many hours a job may wait; `idle` for how many seconds an allocation
+    is kept on which nothing of ours runs and to which nobody is connected (0: until `time`).  `setup` are lines of shell before anything runs there.
+    `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
+    settings of the driver ssh.
+    """
+
+    traits = Traits(
+        replays=True, settles=timedelta(seconds=10), ends="machine", poll=timedelta(seconds=0.2), comes_up=timedelta(hours=24), allocates=True
+    )
+
+    def __init__(
+        self,
+        *,
+        partition: str = "",
+        account: str = "",
+        qos: str = "",
+        gres: str = "",
+        constraint: str = "",
+        time: str | int = "",
+        cpus: int | None = None,
+        memory: str = "",
+        queue: float = 24.0,
+        idle: float = 120.0,
+        root: str = ROOT,
+        setup: str | Sequence[str] = (),
+        python: str = "python3",
+        options: Sequence[str] = (),
+        login: str | Mapping[str, Any] = "",
+    ) -> None:
+        if wrong := commands.check(str(time), options):
+            raise Rejected(wrong)
+        self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
+        self.excluded: Mapping[str, int] = {}
+        self.waits = ""
+        self._pattern = commands.Order("", "", 1, partition, account, qos, gres, constraint, str(time), cpus, memory, tuple(options))
+        self._root, self._python, self._idle = root, python, idle
+        self._setup = (setup,) if isinstance(setup, str) else tuple(setup)
+        self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
+        self._login = _login(login) if login else None
+        self._node: Host | None = None  # that login, once it was reached
+        self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
+        self._again: dict[str, float] = {}
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
+        said = await self._ask(commands.sinfo())
+        if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
+            raise commands.refused("sbatch", f"invalid partition specified: {self._pattern.partition}", commands.partitions(said))
+        by_name: dict[str, list[Group]] = {}
+        for group in commands.groups(said):
+            if self._pattern.partition in ("", group.partition):
+                by_name.setdefault(group.partition, []).append(group)
+        found, left_out = [], dict[str, int]()
+        for name, groups in by_name.items():
+            fitting = [group for group in groups if self._fits(group, wish)]
+            if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
+                found.append(Offer("slurm", name, self._share(commands.least(fitting)), wish.need.nodes, fetched=time.time()))
+            else:
+                nodes = sum(group.nodes for group in fitting or groups)
+                short = f"{nodes} nodes, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
+                left_out[f"partition {name} has {short}"] = nodes or 1
+        self.excluded = left_out
+        return found
+
+    async def acquire(self, order: Order) -> Lease:
+        """Submit a job, or find the one of this key.  Raises Denied for what Slurm refuses, Unsure when its reply was lost."""
+        for job in await self._listed(_name(order.key)):
+            if commands.key_of(job.comment, self._mark) == order.key:
+                return self._lease(job.id, order.key)
+        asked = self._pattern._replace(
+            name=_name(order.key), comment=commands.comment(self._mark, order.key), nodes=order.offer.nodes, partition=order.offer.id
+        )
+        keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
+        script = commands.script(keeper, self._python, self._root, self._idle, self._setup)
+        return self._lease(commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key)
+
+    async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
+        """The nodes of an allocation; None while it waits in the queue, which is asked less and less often.  Raises Denied when it never begins."""
+        if self._again.get(lease.id, 0.0) > time.monotonic():
+            return None
+        job = await self._job(lease)
+        if job.state == "RUNNING":
+            self.waits = ""
+            if lease.id not in self._hosts:
+                nodes = commands.addresses(await self._ask(commands.names(job.nodes)))
+                self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}") for name, address in nodes)
+            return self._hosts[lease.id]
+        age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
+        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason})" if job.reason != "None" else ""
+        if (why := commands.hopeless(job.reason)) and age > PATIENCE:
+            raise Denied(f"job {job.id} never begins: {why} ({job.reason})")
+        self._again[lease.id] = time.monotonic() + commands.pause(age)
+        return None
+
+    async def release(self, lease: Lease) -> bool:
+        self._hosts.pop(lease.id, None)
+        with suppress(Denied):  # it is unknown, or over
+            await self._ask(commands.scancel(lease.id))
+        return not [job for job in await self._listed(_name(lease.key)) if job.id == lease.id]
+
+    async def leases(self) -> Sequence[Lease]:
+        found = [(job.id, commands.key_of(job.comment, self._mark)) for job in await self._listed()]
+        return [self._lease(id, key) for id, key in found if key is not None]
+
+    async def about(self) -> Sequence[tuple[str, str]]:
+        """What the cluster says of itself.  Raises Denied where it is too old."""
+        told = commands.config(await self._ask(commands.config_of()))
+        if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
+            raise Denied(wrong)
+        said = await self._ask(commands.sinfo())
+        names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
+        return [*((name, told.get(key, "not told")) for name, key in names.items()), ("partitions", ", ".join(commands.partitions(said)))]
+
+    async def call(self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """The `call` of one node."""
+        mark = f"\x1e{secrets.token_hex(8)} "
+        keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
+        program = (self._python or "python3", "-I", "-S", "-c", keeper, "call", commands.kept(lease.id, node), mark, *argv)
+        end = _End(mark.encode())
+        try:
+            async with aclosing(await self._run(commands.srun(lease.id, node, program), stdin)) as stream:
+                async for data in stream:
+                    if ours := end.feed(data):
+                        yield ours
+        except Rejected as error:
+            if not end.words:
+                await self._job(lease)  # raises HostLost where it is over
+                raise Unreachable(f"{node} does not answer: {error}") from error
+        if not end.words:
+            await self._job(lease)
+            raise Unreachable(f"{node} broke the connection while {argv[0]} ran there")
+        how, _, words = end.words.decode("utf-8", "replace").partition("\n")
+        if how != "ended with 0":
+            raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
+
+    async def _job(self, lease: Lease) -> Listed:
+        """The job of a lease.  Raises HostLost when it is over."""
+        for job in await self._listed(_name(lease.key)):
+            if job.id == lease.id:
+                return job
+        self._hosts.pop(lease.id, None)
+        said = ""
+        with suppress(DriverError):
+            said = await self._ask(commands.story(lease.id))
+        raise commands.ended(lease.id, said)
+
+    async def _listed(self, name: str = "") -> list[Listed]:
+        return commands.jobs(await self._ask(commands.squeue(name)))
+
+    async def _ask(self, argv: Argv, script: bytes = b"") -> str:
+        """What a command of Slurm prints.  Raises what it complains of, as a DriverError."""
+
+        async def input() -> AsyncIterator[bytes]:
+            yield script
+
+        try:
+            async with asyncio.timeout(LONGEST):
+                stream = await self._run(argv, input() if script else NOTHING)
+                return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
+        except Rejected as error:
+            raise commands.refused(argv[0], str(error)) from error
+        except TimeoutError as error:
+            raise commands.refused(argv[0], "Socket timed out") from error
+
+    async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """A program here, or on the login node.  Raises DriverError where that cannot be reached."""
+        if self._login is None:
+            return calls.call(argv, stdin, self._env, Path("/"))
+        if self._node is None:
+            async for _name, node in self._login.visit():
+                if isinstance(node, DriverError):
+                    raise node
+                self._node = node
+        assert self._node is not None
+        return cast("AsyncGenerator[bytes, None]", self._node.call(argv, stdin))
+
+    async def aclose(self) -> None:
+        """Let go of the login node; allocations stay."""
+        node, self._node = self._node, None
+        if node is not None:
+            await node.aclose()
+
+    def _lease(self, job: str, key: str) -> Lease:
+        return Lease("slurm", job, key, {"python": self._python})
+
+    def _fits(self, group: Group, wish: Wish) -> bool:
+        """Whether one of these nodes does for one node of a wish, and has what the settings ask for."""
+        if not set(filter(None, self._pattern.constraint.replace("&", ",").split(","))) <= group.features and self._pattern.constraint.isalnum():
+            return False
+        if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(self._pattern.gres) > (group.have.gpus or 0):
+            return False
+        return machine.enough(self._share(group.have), wish._replace(need=replace(wish.need, nodes=1)))
+
+    def _share(self, have: Resources) -> Resources:
+        """What an allocation has of one node."""
+        return Resources(
+            cpus=float(self._pattern.cpus) if self._pattern.cpus else have.cpus,
+            memory=have.memory,
+            gpus=commands.gpus(self._pattern.gres),
+            disk=have.disk,
+        )
+
+
+class SlurmHost:
+    """A node of an allocation."""
+
+    deadman: float | None = None
+
+    def __init__(self, driver: Slurm, lease: Lease, name: str, address: str, root: str) -> None:
+        self.name, self.address, self.root = name, address, root
+        self.python = lease.data.get("python", "python3")
+        self._driver, self._lease = driver, lease
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        return self._driver.call(self._lease, self.name, argv, stdin)
+
+    async def aclose(self) -> None:
+        """A connection is a call."""
+
+
+class _End:
+    """What a relay says after the output of a program: between two marks, how it ended and what it complained of."""
+
+    def __init__(self, mark: bytes) -> None:
+        self.words = b""
+        self._mark, self._held, self._over = mark, b"", False
+
+    def feed(self, data: bytes) -> bytes:
+        """What of it is the program's own."""
+        self._held += data
+        if self._over:
+            return self._close()
+        ours, over, rest = self._held.partition(self._mark)
+        if over:
+            self._held, self._over = rest, True
+            self._close()
+            return ours
+        kept = next((n for n in range(min(len(self._mark) - 1, len(ours)), 0, -1) if self._mark.startswith(ours[-n:])), 0)
+        self._held = ours[len(ours) - kept :]
+        return ours[: len(ours) - kept]
+
+    def _close(self) -> bytes:
+        words, whole, _ = self._held.partition(self._mark)
+        if whole:
+            self.words = words
+        return b""
+
+
+def _login(given: str | Mapping[str, Any]) -> Visiting:
+    """The login node as the only server of the ssh driver: its address, or a table of `host` and settings of that driver."""
+    from . import load
+
+    settings = {"host": given, "use_config": True} if isinstance(given, str) else dict(given)
+    found = load("ssh")(hosts=[settings.pop("host", "")], **settings)
+    assert isinstance(found, Visiting)
+    return found
+
+
+def _name(key: str) -> str:
+    return f"recipe-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"

@@ -1,0 +1,332 @@
+"""What Slurm is asked, as commands, and what it answers, as values.  Runs nothing: another batch system is another such table."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure
+
+PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
+OURS = (
+    *("--account", "--chdir", "--comment", "--constraint", "--cpus-per-task", "--exclusive", "--export", "--gres", "--job-name", "--mem", "--nodes"),
+    *("--no-requeue", "--ntasks", "--ntasks-per-node", "--output", "--parsable", "--partition", "--qos", "--requeue", "--time", "--wait", "--wrap"),
+    *("-A", "-C", "-D", "-J", "-N", "-W", "-c", "-n", "-o", "-p", "-q", "-t"),
+)
+"""Options of sbatch that the driver sets itself, or that would break it."""
+TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}")
+"""Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+OVER = frozenset(
+    ("COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED")
+)
+"""States of a job that is charged no more."""
+DOWN = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "boot", "power", "not_resp")
+"""How the states of nodes begin that begin no job now."""
+NEVER = {
+    "PartitionConfig": "the partition has not so many nodes, or ends jobs earlier than `time` says",
+    "PartitionNodeLimit": "the partition lets no job have so many nodes",
+    "PartitionTimeLimit": "the partition ends jobs earlier than `time` says",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition takes no jobs now",
+    "BadConstraints": "no node has what `constraint`, `gres` and `cpus` ask for",
+    "InvalidAccount": "the `account` may not be used",
+    "InvalidQOS": "the `qos` may not be used",
+    "ReqNodeNotAvail": "the nodes that do for it are reserved or down",
+    "Licenses": "a licence that `options` ask for is not there",
+}
+"""Reasons for which a job waits that do not pass by themselves, in words; those that begin with AssocGrp, AssocMax or QOSMax are others."""
+SILENT = ("unable to contact", "socket timed out", "connection refused", "connection timed out", "communication connection")
+"""What is said of a controller that does not answer."""
+NO_PYTHON, NO_ROOM = 93, 94
+"""How the batch script ends when a node has no Python, or no folder can be made there."""
+OLDEST = (20, 11)
+"""The first version that has `srun --overlap`."""
+NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%j|%k"
+
+
+class Group(NamedTuple):
+    """Nodes of one partition that are alike."""
+
+    partition: str
+    default: bool
+    nodes: int
+    have: Resources
+    features: frozenset[str]
+
+
+class Listed(NamedTuple):
+    """A job as the queue shows it."""
+
+    id: str
+    state: str
+    reason: str
+    submitted: float
+    """Seconds since the epoch, by the clock of the cluster read as ours; 0 where it is not known."""
+    nodes: str
+    name: str
+    comment: str
+
+
+class Order(NamedTuple):
+    """What is asked of sbatch."""
+
+    name: str
+    comment: str
+    nodes: int
+    partition: str
+    account: str = ""
+    qos: str = ""
+    gres: str = ""
+    constraint: str = ""
+    time: str = ""
+    cpus: int | None = None
+    memory: str = ""
+    options: tuple[str, ...] = ()
+
+
+# --- commands
+
+
+def sinfo() -> Argv:
+    """Nodes, by partition and by what they have."""
+    return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%G|%f")
+
+
+def names(nodes: str) -> Argv:
+    """The names and addresses of some nodes."""
+    return ("sinfo", "-h", "-N", "-n", nodes, "-o", NODE)
+
+
+def squeue(name: str = "") -> Argv:
+    """Jobs of this login: all, or those of a name.  `--json` ignores such filters in Slurm 22.05."""
+    return ("squeue", "--me", "-h", "-o", JOB, *(("-n", name) if name else ()))
+
+
+def scancel(job: str) -> Argv:
+    return ("scancel", job)
+
+
+def story(job: str) -> Argv:
+    """All that the controller remembers of a job that may be over."""
+    return ("scontrol", "show", "job", "-o", job)
+
+
+def config_of() -> Argv:
+    """What the cluster says of itself."""
+    return ("scontrol", "show", "config")
+
+
+def sbatch(order: Order) -> Argv:
+    """Ask for an allocation: whole nodes, but for a number of `cpus`.  The script is its input."""
+    share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
+    share += [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
+    said = {"account": order.account, "qos": order.qos, "gres": order.gres, "constraint": order.constraint, "time": order.time}
+    return (
+        *("sbatch", "--parsable", f"--job-name={order.name}", f"--comment={order.comment}", "--no-requeue", f"--nodes={order.nodes}"),
+        *("--ntasks-per-node=1", "--output=/dev/null", "--chdir=/", f"--partition={order.partition}"),
+        *share,
+        *(f"--{name}={value}" for name, value in said.items() if value),
+        *order.options,
+    )
+
+
+def srun(job: str, node: str, program: Argv) -> Argv:
+    """Run a program on one node of an allocation, beside all that runs there.
+
+    A srun that is killed leaves its step running; one that is asked to end does not.  So it is below a process that may be killed.
+    """
+    mind = ("setpriv", "--pdeathsig", "KILL", "setsid", "--wait", "setpriv", "--pdeathsig", "TERM")
+    step = ("srun", "--quiet", "--overlap", "--mem=0", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--unbuffered")
+    return (*mind, *step, *program)
+
+
+def kept(job: str, node: str) -> str:
+    """The name of the keeper of a node."""
+    return f"recipe-{job}-{node}"
+
+
+def script(keeper: str, python: str, root: str, idle: float, setup: Sequence[str]) -> bytes:
+    """The batch script: a keeper on each node, as one step."""
+    task = (
+        'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
+        '"$0" -c "import sys; sys.exit(sys.version_info < (3, 9))" || exit 93; '
+        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2"'
+    )
+    step = "srun --overlap --mem=0 --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_ON_NODE --cpu-bind=none --wait=0 --kill-on-bad-exit=1 /bin/sh -c"
+    words = " ".join(shlex.quote(word) for word in (task, python or "python3", keeper, f"{idle:g}", root))
+    return "\n".join(["#!/bin/bash -l" if setup else "#!/bin/sh", *setup, f"exec {step} {words}", ""]).encode()
+
+
+# --- answers
+
+
+def groups(said: str) -> list[Group]:
+    """The nodes that may begin jobs, the default partition first."""
+    found = []
+    for line in said.splitlines():
+        partition, count, state, cpus, memory, disk, gres, features = line.split("|")
+        if state.startswith(DOWN) or state.endswith("*"):
+            continue
+        have = Resources(cpus=float(_number(cpus)), memory=_number(memory) << 20, gpus=gpus(gres), disk=_number(disk) << 20)
+        found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, frozenset(features.split(","))))
+    return sorted(found, key=lambda group: not group.default)
+
+
+def config(said: str) -> dict[str, str]:
+    """What the cluster says of itself, by name."""
+    return {name.strip(): value.strip() for name, equals, value in (line.partition("=") for line in said.splitlines()) if equals}
+
+
+def too_old(version: str) -> str:
+    """Why this version of Slurm does not do, in words; empty where it does or is not known."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) >= OLDEST:
+        return ""
+    return f"Slurm {version} has no `srun --overlap`, by which programs are begun in an allocation: 20.11 or later is needed"
+
+
+def partitions(said: str) -> list[str]:
+    """The names of all partitions, of those that are down too."""
+    return list(dict.fromkeys(line.split("|")[0].rstrip("*") for line in said.splitlines()))
+
+
+def addresses(said: str) -> list[tuple[str, str]]:
+    """Nodes and where others dial them, in the order of ranks."""
+    return list(dict.fromkeys((name, address or name) for name, _, address in (line.partition("|") for line in said.splitlines() if line)))
+
+
+def jobs(said: str) -> list[Listed]:
+    """Jobs that are not over."""
+    found = []
+    for line in said.splitlines():
+        id, state, reason, submitted, nodes, name, comment = line.split("|", 6)
+        try:
+            since = datetime.fromisoformat(submitted).timestamp()
+        except ValueError:
+            since = 0.0
+        if state not in OVER:
+            found.append(Listed(id, state, reason, since, nodes, name, comment))
+    return found
+
+
+def submitted(said: str) -> str:
+    """The id of a job that was accepted; a cluster's name may follow it.  Raises ValueError."""
+    found = re.search(r"^(\d+)(;\S*)?$", said.strip(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"sbatch answered {said!r}")
+    return found[1]
+
+
+def ended(job: str, said: str) -> DriverError:
+    """Why a job is over, by `story`: Denied where the next one would end like it."""
+    told = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    code = _number(told.get("ExitCode", "").partition(":")[0])
+    if code == NO_PYTHON:
+        return Denied("a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`")
+    if code == NO_ROOM:
+        return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
+    reason = told.get("Reason", "None")
+    state = told.get("JobState", "")
+    why = " ".join(filter(None, ("" if state == "COMPLETING" else state, "" if reason == "None" else f"({reason})")))
+    return HostLost(f"job {job} of Slurm is over" + (f": {why}" if why else ""))
+
+
+def comment(mark: str, key: str) -> str:
+    """What a job says of itself, so that we find it again."""
+    return f"recipe:{mark}:{quote(key, safe='', errors='surrogateescape')}"
+
+
+def key_of(said: str, mark: str) -> str | None:
+    """The key in the comment of a job; None where it is not ours."""
+    ours, _, rest = said.partition(f"recipe:{mark}:")
+    return unquote(rest, errors="surrogateescape") if rest and not ours else None
+
+
+def hopeless(reason: str) -> str:
+    """Why a job for that reason never begins, in words; empty where it may."""
+    name = reason.partition(",")[0].strip()
+    if name.startswith(("AssocGrp", "AssocMax", "QOSMax", "QOSGrp", "QOSMin")):
+        return "the account or QOS does not allow so much"
+    return NEVER.get(name, "")
+
+
+def gpus(gres: str) -> int:
+    """How many GPUs `gpu:a100:4(S:0-1),gpu:2` are."""
+    found = 0
+    for each in re.sub(r"\([^)]*\)", "", gres).split(","):
+        kind, _, rest = each.strip().partition(":")
+        if kind in ("gpu", "gres/gpu"):
+            found += _number(rest.rpartition(":")[2]) if rest and rest.rpartition(":")[2].isdigit() else 1
+    return found
+
+
+def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
+    """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
+    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd)\S*: (error: )?", "", words.strip(), flags=re.MULTILINE)
+    low = said.lower()
+    if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
+        return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")
+    if "munge" in low or "authentication" in low:
+        return Denied(f"munge does not vouch for us to Slurm: start munged, or ask the administrators ({_line(said)})")
+    if "socket timed out" in low and program == "sbatch":
+        return Unsure(f"the reply to sbatch was lost: {_line(said)}")
+    if any(sign in low for sign in SILENT):
+        return Unreachable(f"the controller of Slurm does not answer: {_line(said)}")
+    if "temporarily unable" in low or "try again later" in low:
+        return Throttled(_line(said))
+    if program != "sbatch":
+        return Denied(f"{program}: {_line(said)}")
+    if "partition" in low and "invalid" in low and (named := re.search(r"specified: (\S+)", said)):
+        near = get_close_matches(named[1], known, n=1)
+        return Denied(f'there is no partition "{named[1]}"' + (f', did you mean "{near[0]}"?' if near else f" (there are {', '.join(known)})"))
+    for sign, setting in (("account", "account"), ("qos", "qos"), ("time limit", "time"), ("generic resource", "gres"), ("feature", "constraint")):
+        if sign in low:
+            return Denied(f"Slurm refuses the `{setting}` of [drivers.slurm]: {_line(said)}")
+    if "option" in low or "usage" in low:
+        return Rejected(f"sbatch does not take these `options`: {_line(said)}")
+    return Denied(f"Slurm refuses the job: {_line(said)}")
+
+
+def check(time: str, options: Sequence[str]) -> str:
+    """What is wrong with these settings, in words; empty when nothing is."""
+    if time and not TIME.fullmatch(time):
+        return f'the time "{time}" is none: write minutes, hours:minutes:seconds or days-hours, such as time = "2:00:00"'
+    for option in options:
+        name = option.partition("=")[0] if option.startswith("--") else option[:2]
+        if name in OURS:
+            return f'the option "{option}" is the driver\'s own: leave it out of `options`, and use the setting of [drivers.slurm]'
+        if not name.startswith("-"):
+            return f'"{option}" in `options` is no option of sbatch: write it as one word, such as "--reservation=NAME"'
+    return ""
+
+
+def pause(age: float) -> float:
+    """Seconds until a job is asked for again that has waited for so long: often at first, then every 10, at last every 60."""
+    return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
+
+
+def least(found: Sequence[Group]) -> Resources:
+    """What each of several nodes has."""
+    each = [group.have for group in found]
+    return Resources(
+        cpus=min((have.cpus or 0.0 for have in each), default=0.0),
+        memory=min((have.memory or 0 for have in each), default=0),
+        gpus=min((have.gpus or 0 for have in each), default=0),
+        disk=min((have.disk or 0 for have in each), default=0),
+    )
+
+
+def _number(text: str) -> int:
+    digits = re.match(r"\d+", text)
+    return int(digits[0]) if digits else 0
+
+
+def _line(said: str) -> str:
+    """The words that say most, as one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return "; ".join(lines[-2:])[:500]

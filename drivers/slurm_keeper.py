@@ -1,0 +1,181 @@
+"""What runs on the nodes of an allocation of Slurm: a keeper for as long as it lasts, and a relay for each call.  Imports nothing of ours.
+
+`proctrack/cgroup` ends with a step all that it left behind.  So programs are begun by a keeper, which is a step that lasts: a relay, the step of one
+call, hands it a program with its own input and output, and waits for the end.  The agent that such a program begins is then of the keeper's step.
+
+Only the standard library, of Python 3.9.  Sent as text: `python -c TEXT keep NAME IDLE` and `python -c TEXT call NAME MARK PROGRAM...`.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+COMES_UP = 10.0
+"""Seconds in which the keeper of an allocation that has begun must be there."""
+LOOK = 1.0
+"""Seconds between two looks whether there is anything left to keep."""
+WORDS = 4096
+"""Bytes of stderr that are kept for an error."""
+DRAIN = 1
+"""Seconds for which input is read that no program wants any more."""
+SUBREAPER = 36
+DESCRIPTORS = 3
+
+
+def keep(name: str, idle: float) -> None:
+    """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never)."""
+    import ctypes
+    import subprocess  # noqa: F401  # once, for all that is forked from here: a relay needs neither
+    import threading  # noqa: F401
+
+    os.chdir(os.path.expanduser("~"))
+    reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0  # what a call leaves behind is then a child of ours, and counted
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(64)
+        quiet_since = time.monotonic()
+        while not (idle and reaps) or time.monotonic() - quiet_since < idle:
+            if select.select([listener], [], [], LOOK)[0]:
+                with contextlib.suppress(ConnectionError):
+                    _begin(listener)
+            if _children():
+                quiet_since = time.monotonic()
+
+
+def _begin(listener: socket.socket) -> None:
+    """Serve the next relay, in a process of its own."""
+    connection, _ = listener.accept()
+    with connection:
+        if os.fork() == 0:
+            try:
+                listener.close()
+                _serve(connection)
+            finally:
+                os._exit(0)
+
+
+def _children() -> bool:
+    """Whether any child is left; reaps those that are over."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _serve(connection: socket.socket) -> None:
+    """Run what one relay hands over, and tell it the end.  When the relay goes away the program's group is killed."""
+    import subprocess
+    import threading
+
+    if _peer(connection) != os.getuid():
+        return
+    room = socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize)
+    size, control, _, _ = connection.recvmsg(4, room)
+    given = array.array("i")
+    for _level, _kind, data in control:
+        given.frombytes(data[: len(data) - len(data) % given.itemsize])
+    wanted, body = int.from_bytes(size, "little"), b""
+    while len(body) < wanted:
+        more = connection.recv(wanted - len(body))
+        if not more:
+            return
+        body += more
+    argv = [os.fsencode(word) for word in json.loads(body)]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SRUN_", "PMI"))}
+    try:
+        program = subprocess.Popen(argv, stdin=given[0], stdout=given[1], stderr=given[2], env=env, start_new_session=True)
+    except (OSError, ValueError) as error:
+        connection.sendall(f"cannot be run: {error}".encode())
+        return
+    for fd in given:
+        os.close(fd)
+
+    def watch() -> None:
+        connection.recv(1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    code = program.wait()
+    with contextlib.suppress(OSError):
+        connection.sendall((f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}").encode())
+
+
+def call(name: str, mark: str, argv: list[str]) -> None:
+    """Have the keeper run a program with our input and output.  Our last words are a mark, how it ended, and what it complained of."""
+    give_up_at = time.monotonic() + COMES_UP
+    printed, out = os.pipe()  # our own output is a terminal where srun does not hold back what lacks the end of a line
+    said, err = os.pipe()
+    with socket.socket(socket.AF_UNIX) as connection:
+        while True:
+            try:
+                connection.connect(f"\0{name}")
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > give_up_at:
+                    sys.exit("nothing in this allocation begins programs: its batch script did not come so far, or has ended")
+                time.sleep(0.02)
+        if _peer(connection) != os.getuid():
+            sys.exit("what answers in this allocation is another user's")
+        body = json.dumps(argv).encode()
+        given = array.array("i", (0, out, err))
+        connection.sendmsg([len(body).to_bytes(4, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)])
+        connection.sendall(body)
+        os.close(out)
+        os.close(err)
+        words, end = _follow(connection.fileno(), printed, said)
+    if not end:
+        sys.exit("the allocation ended")
+    _write(f"{mark}{end}\n".encode() + words + f"\n{mark}".encode())
+    signal.alarm(DRAIN)  # srun loses what we said last if it has input for a program that is gone
+    while os.read(0, 1 << 16):
+        pass
+
+
+def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
+    """Print what a program prints.  Answers its last words on stderr, and how it ended; nothing where its keeper went away."""
+    words, end, open_ = b"", None, [connection, printed, said]
+    while connection in open_ or (end and open_):
+        ready, _, _ = select.select(open_, [], [], None if end is None else 0)
+        for fd in ready:
+            more = os.read(fd, 1 << 17)
+            if fd == connection:
+                end = more.decode()
+            elif fd == printed:
+                _write(more)
+            else:
+                words = (words + more)[-WORDS:]
+            if not more or fd == connection:
+                open_.remove(fd)
+        if end is not None and not ready:
+            break  # what the program left behind may hold its outputs
+    return words, end or ""
+
+
+def _write(data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(1, left) :]
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user at the other end: names of this kind of socket are free to all."""
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "keep":
+        keep(sys.argv[2], float(sys.argv[3]))
+    else:
+        call(sys.argv[2], sys.argv[3], sys.argv[4:])

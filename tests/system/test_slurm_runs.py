@@ -1,0 +1,205 @@
+"""Whole runs on a cluster of Slurm, as somebody at a prompt meets them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runner
+from drivers import slurm as driver
+from runner.errors import RecipeError
+from runner.execution.terms import Settings
+from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
+from tests.servers.sshd import Sshd
+from tests.support import Space, until
+
+SLURM = Settings(driver="slurm")
+STEPS = int(os.environ.get("RECIPE_SLURM_STEPS", "40"))
+COMMANDS = ("sinfo", "sbatch", "squeue", "scancel", "srun", "scontrol")
+
+
+@pytest.fixture
+def cluster(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:  # noqa: F811
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    yield slurm
+    slurm.cancel()
+
+
+class Workers(Space):
+    """A workspace whose runs do not outlive their test: one that failed would take the nodes of the next."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        self.started.append(super().start(*words, **more))
+        return self.started[-1]
+
+
+@pytest.fixture
+def space(cluster: Slurm, tmp_path: Path) -> Iterator[Space]:
+    """A workspace; what lies on the nodes lies beside it."""
+    space = Workers(tmp_path / "work")
+    settings(space)
+    yield space
+    for worker in space.started:
+        worker.kill()
+        worker.wait()
+
+
+def settings(space: Space, more: str = "") -> None:
+    space.write("recipe.toml", f"[drivers.slurm]\nroot = '{space.root.parent}/there'\n{more}\n")
+
+
+def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: Space, cluster: Slurm) -> None:
+    space.recipe(
+        "steps:\n"
+        "  a: {run: 'env | cut -d= -f1 | grep SLURM | wc -l > {{ outputs.o }}', outputs: {o: o.txt}}\n"
+        "  b: {nodes: 2, deps: [o.txt], run: 'echo $NODE_RANK of $NNODES; pwd > {{ outputs.p }}', outputs: {p: p.txt}}\n"
+    )
+    assert space.run(settings=SLURM) == ["a", "b"]
+    assert space.read("o.txt").strip() == "0", "a step is not told that it is a job of Slurm"
+    assert "/there/n1/attempts/" in space.read("p.txt")
+    assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
+    assert cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
+    assert space.run() == [], "what was made on a cluster is fresh here"
+
+
+def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:
+    gate, begun = space.root / "gate", space.root / "begun"
+
+    def steps() -> list[str]:
+        return cluster.ask("squeue", "-h", "-s", "-o", "%i").split()
+
+    space.recipe("recipe: other@1\nsummary: Another\nsteps: {other: {run: 'true'}}", name="other.yaml")
+    space.recipe(
+        f"steps: {{s: {{shell: bash, outputs: {{o: o.txt}}, run: 'echo begun >> {begun}; until [ -e {gate} ]; do read -t 0.05 x <> <(:) || :; done;"
+        " echo made > o.txt'}}"
+    )
+    worker = space.start("run", "--driver", "slurm")
+    until(begun.exists, seconds=30)
+    before = cluster.jobs()
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    until(lambda: len(steps()) == 2, seconds=30)
+    _, _, said = space.command("run", "./other.yaml", "--driver", "slurm")
+    assert "the worker of its run is gone; it is left alone, and `recipe reap" in said and cluster.jobs() == before
+    again = space.start("run", "--driver", "slurm")
+    until(lambda: again.poll() is not None or len(steps()) > 2, seconds=30)
+    assert cluster.jobs() == before
+    gate.touch()
+    _, told = again.communicate(timeout=60)
+    assert again.returncode == 0, told
+    assert begun.read_text() == "begun\n" and space.read("o.txt") == "made\n", told
+    assert cluster.jobs() == []
+
+
+def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(space: Space, cluster: Slurm) -> None:
+    gate, begun = space.root / "gate", space.root / "begun"
+    space.recipe(
+        f"steps: {{s: {{run: 'echo begun >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt', outputs: {{o: o.txt}}}}}}"
+    )
+    worker = space.start("run", "--driver", "slurm")
+    until(begun.exists, seconds=30)
+    before = cluster.jobs()
+    cluster.cancel()
+    gate.touch()
+    _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 0, said
+    assert f"is lost: job {before[0]} of Slurm is over" in said and "takes its place" in said
+    assert begun.read_text() == "begun\n" * 2 and cluster.jobs() == []
+
+
+def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings(space, "partition = 'short'\ntime = 10")
+    told: list[str] = []
+    monkeypatch.setattr(runner._Calls, "say", lambda _listener, text: told.append(text))
+    monkeypatch.setattr(driver, "PATIENCE", 1.0)
+    space.recipe("steps: {s: {run: 'true'}}")
+    with pytest.raises(RecipeError, match="never begins: the partition ends jobs earlier than `time` says"):
+        space.attempt(settings=SLURM)
+    assert any("waits in the queue of Slurm (PartitionTimeLimit)" in words for words in told)
+    assert cluster.jobs() == []
+
+
+@pytest.mark.longer
+def test_many_steps_cost_the_controller_few_questions(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = space.root.parent / "counted", space.root.parent / "bin"
+    path.mkdir()
+    for name in COMMANDS:
+        wrapper = path / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\nexec {shutil.which(name)} "$@"\n')
+        wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path), prepend=":")
+    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true'}}}}")
+    assert len(space.run(settings=SLURM)) == STEPS
+    said = counted.read_text().split()
+    assert len(said) <= 30, {name: said.count(name) for name in COMMANDS}
+
+
+def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) -> None:
+    settings(space, "idle = 1")
+    space.recipe("steps: {s: {run: 'echo begun > begun; sleep 1000', outputs: {o: o.txt}}}")
+    worker = space.start("run", "--driver", "slurm")
+    until(lambda: list(space.root.parent.glob("there/n1/attempts/*/begun")) or worker.poll() is not None, seconds=30)
+    worker.kill()
+    worker.communicate()
+    assert cluster.jobs(), "a step runs there"
+    for cwd in space.root.parent.glob("there/n1/attempts/*"):
+        cluster.ask("pkill", "-f", "sleep 1000", check=False) if cwd.is_dir() else None
+    until(lambda: not cluster.jobs(), seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes", "code", "words"),
+    [
+        ("", 3, 5, "partition main has 2 nodes, and 3 are asked for"),
+        ("partition = 'mian'", 1, 5, 'there is no partition "mian", did you mean "main"?'),
+        ("time = 'soon'", 1, 3, "time"),
+        ("options = ['--nodes=7']", 1, 2, "is the driver's own"),
+        ("constraint = 'h100'", 1, 5, "no node that does for it"),
+        ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
+        ("python = '/nowhere/python3'", 1, 5, "has no Python 3.9 or later"),
+        ("root = '/proc/nowhere'", 1, 5, "cannot be written"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_refused_in_a_sentence_and_nothing_is_left_in_the_queue(
+    space: Space, cluster: Slurm, more: str, nodes: int, code: int, words: str
+) -> None:
+    if "root" in more:
+        space.write("recipe.toml", f"[drivers.slurm]\n{more}\n")
+    else:
+        settings(space, more)
+    space.recipe(f"steps: {{s: {{nodes: {nodes}, run: 'true'}}}}")
+    began = time.monotonic()
+    with pytest.raises(RecipeError) as refused:
+        space.attempt(settings=SLURM)
+    assert (refused.value.exit_code, words in str(refused.value)) == (code, True), refused.value
+    assert time.monotonic() - began < 10 and cluster.jobs() == []
+
+
+def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = f"HOME={tmp_path / 'sshd' / 'home'}"
+    with Sshd(tmp_path / "sshd", options=[f"SetEnv SLURM_CONF={cluster.env['SLURM_CONF']} {home}"]) as login:
+        keys = f"identity = '{login.identity}', known_hosts = '{login.known_hosts}', agent = false"
+        settings(space, f"login = {{host = '{login.address}', {keys}}}")
+        monkeypatch.setenv("SLURM_CONF", "/nowhere")
+        space.recipe("steps: {s: {run: 'pwd > o.txt', outputs: {o: o.txt}}}")
+        assert space.run(settings=SLURM) == ["s"]
+    assert "/there/n1/attempts/" in space.read("o.txt")
+    monkeypatch.undo()
+    assert cluster.jobs() == []
+
+
+def test_doctor_describes_the_cluster(space: Space) -> None:
+    code, out, _ = space.command("doctor", "--driver", "slurm")
+    assert code == 0 and "proctrack/" in out and "main, short" in out

@@ -1,0 +1,94 @@
+"""What Slurm is asked and what it answers, without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivers import slurm_commands as commands
+from drivers.base import Denied, DriverError, HostLost, Rejected, Throttled, Unreachable, Unsure
+from drivers.slurm import _End
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "kind", "said"),
+    [
+        ("sbatch", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", Unsure, "the reply to sbatch was lost"),
+        ("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", Unreachable, "does not answer"),
+        ("sbatch", "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", Unreachable, "does not"),
+        ("sbatch", "sbatch: error: slurm_job_submit: Resource temporarily unavailable; try again later", Throttled, "try again"),
+        ("squeue", "squeue: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", Denied, "start munged"),
+        ("sbatch", "cannot run sbatch: [Errno 2] No such file or directory: 'sbatch'", Denied, "install the commands of Slurm"),
+        ("sinfo", "sh: 1: exec: sinfo: not found", Denied, "install the commands of Slurm"),
+        ("sbatch", "sbatch: error: invalid partition specified: mian\nsbatch: error: Invalid partition name specified", Denied, 'did you mean "main"'),
+        ("sbatch", "Batch job submission failed: Invalid account or account/partition combination specified", Denied, "the `account`"),
+        ("sbatch", "Batch job submission failed: Invalid qos specification", Denied, "the `qos`"),
+        ("sbatch", "Batch job submission failed: Invalid generic resource (gres) specification", Denied, "the `gres`"),
+        ("sbatch", "Batch job submission failed: Invalid feature specification", Denied, "the `constraint`"),
+        ("sbatch", "sbatch: unrecognized option '--no-such'\nTry \"sbatch --help\" for more information", Rejected, "these `options`"),
+        ("sbatch", "Batch job submission failed: Requested node configuration is not available", Denied, "Slurm refuses the job"),
+    ],
+)  # fmt: skip
+def test_what_slurm_complains_of_says_what_to_do(program: str, words: str, kind: type[DriverError], said: str) -> None:
+    error = commands.refused(program, f"{program} ended with 1: {words}", ["main", "short"])
+    assert type(error) is kind and said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [("PartitionConfig", True), ("AssocGrpGRES", True), ("QOSMaxWallDurationPerJobLimit", True), ("ReqNodeNotAvail, UnavailableNodes:n1", True),
+     ("Resources", False), ("Priority", False), ("None", False)],
+)  # fmt: skip
+def test_a_reason_that_does_not_pass_is_told_from_one_that_does(reason: str, never: bool) -> None:
+    assert bool(commands.hopeless(reason)) is never
+
+
+def test_jobs_that_are_over_are_not_listed_and_a_comment_bears_any_key() -> None:
+    key = "a/key with: |odd| characters \udcff"
+    lines = [
+        f"7|RUNNING|None|2026-11-22T10:00:00|n[1-2]|recipe-1|{commands.comment('m', key)}",
+        "8|COMPLETING|None|2026-11-22T10:00:00|n1|recipe-2|recipe:m:x",
+        "9|PENDING|Resources|N/A||other|",
+    ]
+    found = commands.jobs("\n".join(lines))
+    assert [(job.id, commands.key_of(job.comment, "m")) for job in found] == [("7", key), ("9", None)]
+    assert commands.key_of(found[0].comment, "another installation") is None
+
+
+def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_first() -> None:
+    said = "gpu|4|idle|64|512000|100|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|(null)|(null)\nmain*|9|drained*|8|2000|0|(null)|(null)\nmain*|1|idle*|8|1|0||"
+    found = commands.groups(said)
+    assert [(group.partition, group.nodes, group.have.gpus) for group in found] == [("main", 2, 0), ("gpu", 4, 8)]
+    assert commands.partitions(said) == ["gpu", "main"]
+    assert commands.gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.gpus("gpu") == 1
+
+
+def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lost_host() -> None:
+    assert isinstance(commands.ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"), Denied)
+    lost = commands.ended("7", "JobId=7 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15")
+    assert isinstance(lost, HostLost) and str(lost) == "job 7 of Slurm is over: TIMEOUT (TimeLimit)"
+
+
+def test_settings_that_fight_the_drivers_own_are_named() -> None:
+    assert "--nodes=3" in commands.check("", ["--reservation=x", "--nodes=3"])
+    assert "-N2" in commands.check("", ["-N2"]) and "is no option" in commands.check("", ["exclusive"])
+    assert "soon" in commands.check("soon", []) and not commands.check("1-12:00", ["--reservation=x"])
+
+
+def test_a_queue_is_asked_often_at_first_and_at_last_once_a_minute() -> None:
+    asked, age = 0, 0.0
+    while age < 3600:
+        asked, age = asked + 1, age + max(0.2, commands.pause(age))
+    assert asked < 110 and commands.pause(0) <= 0.1 and commands.pause(40) == 10 and commands.pause(7200) == 60
+
+
+def test_a_cluster_without_overlap_is_too_old() -> None:
+    assert "20.11 or later" in commands.too_old("19.05.5") and not commands.too_old("22.05.8") and not commands.too_old("")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_the_end_of_a_program_is_found_in_its_output_however_it_is_cut(size: int) -> None:
+    mark = b"\x1eabcdefgh "
+    said = b"out\x1eput \x1eabcdef" + mark + b"ended with 3\nits words\n" + mark
+    end = _End(mark)
+    ours = b"".join(end.feed(said[at : at + size]) for at in range(0, len(said), size))
+    assert ours == b"out\x1eput \x1eabcdef" and end.words == b"ended with 3\nits words\n"
