@@ -16,9 +16,10 @@ from starlette.types import ASGIApp
 
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
-from . import answers, recipes, runs
+from . import answers, artifacts, recipes, runs, service, streams
 from .answers import ErrorView, Refused
 from .guard import Guard
+from .pulse import Pulse
 from .room import Room
 
 AT_ONCE = 8
@@ -56,8 +57,8 @@ def application(room: Room, hosts: Set[str]) -> ASGIApp:
         )
     }  # fmt: skip
     app = FastAPI(title="recipe", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, responses=errors)
-    app.state.room = room
-    for part in (router, recipes.router, runs.router):
+    app.state.room, app.state.pulse = room, Pulse(room)
+    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router):
         app.include_router(part)
 
     async def answer(_request: Request, error: Exception) -> Response:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
@@ -33,7 +31,7 @@ MOST: Final = 200
 """Runs of one page."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
-_HIDDEN: Final = ("log", "env_files", "secrets", "dir", "root")
+_HIDDEN: Final = ("log", "metrics", "env_files", "secrets")
 """What events hold for workers alone."""
 
 
@@ -397,13 +395,3 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
         labels = row.data.get("labels")
         ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, str(row.data.get("user", "")))
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
-
-
-def now() -> str:
-    """This moment, as RFC 3339 writes it."""
-    return str(moment(time.time()))
-
-
-def stamp(at: datetime | None) -> float | None:
-    """A moment that was given, in seconds since the epoch."""
-    return at.timestamp() if at is not None else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,14 @@ steps:
     outputs: {o: over.txt}
   after: {run: 'cp {{ steps.wait.o }} {{ outputs.p }}', outputs: {p: after.txt}}
 """
+TREE = """\
+recipe: tree@1
+steps:
+  make:
+    run: 'mkdir -p {{ outputs.d }}/a; echo b > {{ outputs.d }}/a/b.txt; for n in 1 2 3 4; do echo "{\\"step\\": $n, \\"loss\\": 1.5}" >> $RECIPE_METRICS; done'
+    metrics: true
+    outputs: {d: tree/}
+"""
 
 
 def workspace(root: Path) -> Path:
@@ -51,8 +61,11 @@ def workspace(root: Path) -> Path:
     (root / "data" / "words.txt").write_text("words\n")
     (root / "hello.yaml").write_text(HELLO)
     (root / "hidden.yaml").write_text(HELLO.replace("hello@1", "hidden@1"))
+    (root / "tree.yaml").write_text(TREE)
     (root / "slow.yaml").write_text(SLOW.replace("ROOT", str(root)))
-    (root / "recipe.toml").write_text('[recipes]\nallow = ["./hello.yaml", "slow.yaml"]\n[data]\nroots = ["data"]\n')
+    (root / "recipe.toml").write_text(
+        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml"]\n[data]\nroots = ["data"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
+    )
     return root
 
 
@@ -163,3 +176,136 @@ def test_only_what_is_encrypted_leaves_the_machine(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="unencrypted"):
         serve(tmp_path, Listening("0.0.0.0", 0), lambda *_: None, with_worker=False, new_token=False)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- what runs do -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def begun(rest: Rest, name: str) -> str:
+    """A run whose first step is under way until there is a file `go-NAME`."""
+    run = rest.submit("slow", inputs={"name": name})
+    until((rest.root / f"begun-{name}").exists)
+    return run
+
+
+def go(rest: Rest, name: str) -> None:
+    (rest.root / f"go-{name}").touch()
+
+
+def streamed(answer: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The events of a stream, with their ids."""
+    found = []
+    for block in answer.text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((int(lines["id"]), json.loads(lines["data"])))
+    return found
+
+
+def test_a_run_is_followed_while_it_is_carried_out(rest: Rest) -> None:
+    run = begun(rest, "follow")
+    with ThreadPoolExecutor() as pool:
+        log = pool.submit(rest.ask, "GET", f"/v1/runs/{run}/logs?step=wait&follow=true&offset=2")
+        stream = pool.submit(rest.ask, "GET", f"/v1/runs/{run}/events?after=1", headers={"Accept": "text/event-stream"})
+        assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "begun\n"
+        assert [worker["runs"] for worker in rest.get("/v1/workers")["workers"] if worker["alive"]] == [[run]]
+        assert rest.get(f"/v1/runs/{run}")["word"] == "EXECUTING"
+        go(rest, "follow")
+        told = streamed(stream.result())
+        assert log.result().text == "gun\n"
+    known = rest.get(f"/v1/runs/{run}/events")
+    assert [event["seq"] for event in known["events"]] == list(range(1, known["next"] + 1))
+    assert [event for _, event in told] == known["events"][1:] and [seq for seq, _ in told] == list(range(2, known["next"] + 1))
+    last = {"Accept": "text/event-stream", "Last-Event-ID": str(known["next"] - 1)}
+    assert [seq for seq, _ in streamed(rest.ask("GET", f"/v1/runs/{run}/events", headers=last))] == [known["next"]]
+    refused(rest.ask("GET", f"/v1/runs/{run}/logs?step=none"), 404, "no-log")
+
+
+def test_the_bytes_of_logs_and_artifacts_are_given_by_range(rest: Rest) -> None:
+    run = rest.submit(inputs={"word": "bytes"})
+    rest.until(run, "COMPLETED")
+    for path, whole in ((f"/v1/runs/{run}/logs?step=say", b"said bytes\n"), (f"/v1/runs/{run}/artifacts/say.o", b"bytes\n")):
+        found = rest.ask("GET", path)
+        assert found.content == whole and found.headers["Content-Length"] == str(len(whole)) and found.headers["Accept-Ranges"] == "bytes"
+        assert found.headers["X-Content-Type-Options"] == "nosniff" and found.headers["Content-Disposition"].startswith("attachment")
+        part = rest.ask("GET", path, headers={"Range": "bytes=1-3"})
+        assert (part.status_code, part.content, part.headers["Content-Range"]) == (206, whole[1:4], f"bytes 1-3/{len(whole)}")
+        assert rest.ask("GET", path, headers={"Range": "bytes=-2"}).content == whole[-2:]
+        refused(rest.ask("GET", path, headers={"Range": "bytes=0-0,2-2"}), 416, "bad-range")
+        refused(rest.ask("GET", path, headers={"Range": "bytes=99-"}), 416, "bad-range")
+    (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
+    assert listed["name"] == "say.o" and listed["stored"] and listed["files"] == []
+    refused(rest.ask("GET", f"/v1/runs/{run}/artifacts/say.none"), 404, "not-found")
+
+
+def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest) -> None:
+    run = rest.submit("tree")
+    rest.until(run, "COMPLETED")
+    (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
+    assert listed["files"] == [{"path": "a/b.txt", "bytes": 2}] and listed["bytes"] == 2
+    path = f"/v1/runs/{run}/artifacts/make.d"
+    assert rest.ask("GET", f"{path}?path=a/b.txt").content == b"b\n"
+    for wrong in ("", "?path=a", "?path=../a/b.txt", "?path=/etc/passwd"):
+        refused(rest.ask("GET", path + wrong), 404, "not-found")
+    lines = [json.loads(line) for line in rest.ask("GET", f"/v1/runs/{run}/metrics").text.splitlines()]
+    assert [(line["step"], line["n"], line["values"]) for line in lines] == [("make", n, {"step": n, "loss": 1.5}) for n in (1, 2, 3, 4)]
+    lines = rest.ask("GET", f"/v1/runs/{run}/metrics?after=1&every=2&step=make").text.splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [2, 4]
+
+
+def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) -> None:
+    late = {"inputs": {"word": "late"}, "not_before": "2099-01-01T00:00:00Z"}
+    run = rest.submit(**late)
+    for verb, state in (("pause", "PAUSED"), ("resume", "QUEUED"), ("pause", "PAUSED"), ("cancel", "CANCELLED")):
+        found = rest.ask("POST", f"/v1/runs/{run}/{verb}")
+        assert found.status_code == 202 and found.json()["event"]["after"] == state, found.text
+        assert rest.get(f"/v1/runs/{run}")["state"] == state
+    for verb in ("cancel", "pause", "resume"):
+        refused(rest.ask("POST", f"/v1/runs/{run}/{verb}"), 409, "final")
+    refused(rest.ask("POST", f"/v1/runs/{rest.submit(**late)}/resume"), 409, "not-paused")
+
+
+def test_the_worker_of_a_run_pauses_it_resumes_it_and_cancels_it(rest: Rest) -> None:
+    run = begun(rest, "asked")
+    found = rest.ask("POST", f"/v1/runs/{run}/pause")
+    assert found.status_code == 202 and (found.json()["event"]["subject"], found.json()["event"]["after"]) == ("request", "pause")
+    assert rest.until(run, "PAUSED")["state"] == "PAUSED"
+    (rest.root / "begun-asked").unlink()
+    until(lambda: rest.ask("POST", f"/v1/runs/{run}/resume").status_code == 202)
+    until((rest.root / "begun-asked").exists)
+    assert rest.ask("POST", f"/v1/runs/{run}/cancel").status_code == 202
+    rest.until(run, "CANCELLED")
+    go(rest, "asked")
+    again = rest.ask("POST", f"/v1/runs/{run}/retry", {"from": "wait"})
+    assert again.status_code == 202 and again.json()["run"] != run
+    assert rest.until(again.json()["run"], "COMPLETED")["recipe"] == "slow@1"
+
+
+def test_a_token_is_made_used_and_removed(rest: Rest) -> None:
+    run, other = (rest.submit(not_before="2099-01-01T00:00:00Z", inputs={"word": word}) for word in ("mine", "other"))
+    made = rest.ask("POST", "/v1/tokens", {"scope": "read", "run": run, "name": "pod"})
+    assert made.status_code == 201 and made.headers["Cache-Control"] == "no-store"
+    secret, id = made.json()["token"], made.json()["id"]
+    assert rest.ask("GET", f"/v1/runs/{run}", token=secret).status_code == 200
+    refused(rest.ask("GET", f"/v1/runs/{other}", token=secret), 404, "not-found")
+    refused(rest.ask("POST", f"/v1/runs/{run}/cancel", token=secret), 403, "forbidden")
+    refused(rest.ask("GET", "/v1/runs", token=secret), 403, "forbidden")
+    assert secret not in rest.ask("GET", "/v1/tokens").text and id in [token["id"] for token in rest.get("/v1/tokens")["tokens"]]
+    assert rest.ask("DELETE", f"/v1/tokens/{id}").status_code == 204
+    refused(rest.ask("GET", f"/v1/runs/{run}", token=secret), 401, "unauthorized")
+    refused(rest.ask("DELETE", f"/v1/tokens/{id}"), 404, "not-found")
+
+
+def test_figures_are_what_prometheus_reads(rest: Rest) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    rest.submit(not_before="2099-01-01T00:00:00Z")
+    families = {family.name: family for family in text_string_to_metric_families(rest.ask("GET", "/metrics").text)}
+    (queued,) = [sample.value for sample in families["recipe_open_runs"].samples if sample.labels == {"state": "QUEUED"}]
+    assert queued >= 1 and {"recipe_workers", "recipe_machines", "recipe_month_cost_usd", "recipe_artifact_bytes"} <= families.keys()
+
+
+def test_offers_are_those_of_the_drivers_that_price(rest: Rest) -> None:
+    assert rest.ask("GET", "/v1/offers?driver=ssh").status_code == 422
+    (shelf,) = rest.get("/v1/offers?driver=loopback")["drivers"]
+    assert shelf["driver"] == "loopback" and [offer["usd_an_hour"] for offer in shelf["offers"]] == [1.2]
