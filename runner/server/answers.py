@@ -52,6 +52,10 @@ class NoSuchRun(Refused):
         super().__init__(404, "not-found", "there is no such run", "GET /v1/runs lists them")
 
 
+LONGEST: Final = 1000
+"""Characters of a message."""
+MOST: Final = 100
+"""Problems of one answer."""
 _PATH = re.compile(r"(?<![\w:/.~-])(?:~|(?!/v1/))(?:/[\w.@+%=-]+)+/([\w.@+%=-]*)")
 STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
     Invalid: (422, "invalid"),
@@ -77,10 +81,15 @@ def plain_value(value: object, root: Path) -> object:
     return [plain_value(inner, root) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
+def _short(text: str, root: Path) -> str:
+    text = plain(text, root)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
 def body(root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()) -> bytes:
     """The body of an error."""
-    shown = [ProblemView(code=each.code, message=plain(each.message, root), fix=plain(each.fix, root)) for each in problems]
-    fault = Fault(code=code, message=plain(message, root), fix=plain(fix, root), problems=shown)
+    shown = [ProblemView(code=each.code, message=_short(each.message, root), fix=_short(each.fix, root)) for each in problems]
+    fault = Fault(code=code, message=_short(message, root), fix=_short(fix, root), problems=shown[:MOST])
     return ErrorView(error=fault).model_dump_json().encode("utf-8", "replace")
 
 

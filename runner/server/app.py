@@ -41,6 +41,11 @@ def health(request: Request) -> Health:
 
 def application(room: Room, hosts: Set[str]) -> ASGIApp:
     """What the server of a workspace serves to clients that call it by one of `hosts`, with ports."""
+    return Guard(routes(room), room.root, room.tokens, hosts)
+
+
+def routes(room: Room) -> FastAPI:
+    """Every address, for requests that the guard has let pass."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -68,7 +73,7 @@ def application(room: Room, hosts: Set[str]) -> ASGIApp:
 
     for kind in (Refused, RecipeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
-    return Guard(app, room.root, room.tokens, hosts)
+    return app
 
 
 def _refused(error: Exception) -> Refused:

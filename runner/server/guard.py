@@ -19,11 +19,15 @@ from .tokens import Token, Tokens
 
 LARGEST: Final = 1 << 20
 """Bytes of a body."""
+DRAINED: Final = 8 << 20
+"""Bytes of a body that is too large which are read all the same: a client that is still sending would not see the answer."""
 HEADERS: Final = 64
 PATIENCE: Final = 30.0
 """Seconds in which a request has to be here as a whole."""
 DEEPEST: Final = 32
 """Levels of a body."""
+LONGEST: Final = 1 << 16
+"""Characters of one text in a body."""
 _NOWHERE = re.compile(rb"(?i)%2f|%5c|%00|//|(?:^|/)(?:\.|%2e){1,2}(?:/|$)")
 _SAFE: Final = {
     b"x-content-type-options": b"nosniff",
@@ -98,7 +102,7 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if method != "POST" and length == b"0" and b"transfer-encoding" not in headers:
             return None
-        if length.isdigit() and int(length[:20]) > LARGEST:
+        if length.isdigit() and int(length[:20]) > DRAINED:
             raise _too_large()
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if method == "POST" and (kind != b"application/json" or b"content-encoding" in headers):
@@ -113,13 +117,15 @@ class Guard:
 
 
 async def _whole(receive: Receive) -> bytes:
-    data = bytearray()
+    data, size = bytearray(), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Refused(400, "bad-request", "the request ended in the middle")
-        data += message.get("body", b"")
-        if len(data) > LARGEST:
+        size += len(message.get("body", b""))
+        if size <= LARGEST:
+            data += message.get("body", b"")
+        if size > DRAINED or (size > LARGEST and not message.get("more_body", False)):
             raise _too_large()
         if not message.get("more_body", False):
             return bytes(data)
@@ -141,6 +147,8 @@ def _examine(data: bytes) -> None:
         texts += [name for each in level if isinstance(each, dict) for name in each]
         if any("\0" in text or not _is_unicode(text) for text in texts):
             raise Refused(422, "bad-value", "a text has a NUL character in it, or half a character")
+        if any(len(text) > LONGEST for text in texts):
+            raise Refused(422, "too-long", f"a text has at most {LONGEST} characters", "give data by its address")
         level = [inner for each in level if isinstance(each, (dict, list)) for inner in (each.values() if isinstance(each, dict) else each)]
         if not level:
             return

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
+from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from ..interface.logs import Part, parts
@@ -53,13 +54,15 @@ class Pulse:
         if self._streams[caller.id] >= STREAMS:
             raise Refused(429, "too-many-streams", f"a token may follow {STREAMS} things at once", "close one of them")
 
-    @contextmanager
-    def stream(self, caller: Token) -> Iterator[None]:
-        """Counts a stream while it is open."""
+    @asynccontextmanager
+    async def stream(self, caller: Token, request: Request) -> AsyncIterator[asyncio.Task[None]]:
+        """Counts a stream while it is open.  The task is done when its client has gone."""
         self._streams[caller.id] += 1
+        gone = asyncio.create_task(_gone(request))
         try:
-            yield
+            yield gone
         finally:
+            gone.cancel()
             self._streams[caller.id] -= 1
             if not self.streams:
                 self._streams.clear()
@@ -81,3 +84,8 @@ class Pulse:
             same = last is not None and last.row.next_event == row.next_event
             found = last.parts if last is not None and same else parts(ws.store.runs.events(run))
             return Beat(time.monotonic(), row, found)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -95,13 +96,17 @@ def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, wi
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection may have a file open besides
             uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listener(where: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
-        return socket.create_server((where.host, where.port), family=family, backlog=1024)
+        listener = socket.create_server((where.host, where.port), family=family, backlog=1024)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body of an answer are two writes
+        return listener
     except (OSError, OverflowError) as error:
         raise Infrastructure(f"cannot listen on {where.host}:{where.port}: {error}", fix="give another --port; 0 takes a free one") from error
 

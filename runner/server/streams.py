@@ -80,14 +80,16 @@ async def events(
     pulse = pulse_of(request)
     pulse.allow(caller)
     await pulse.beat(run)
-    return StreamingResponse(_told(pulse, caller, run, after, found), media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(_told(pulse, caller, request, run, after, found), media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _told(pulse: Pulse, caller: Token, run: str, after: int, found: Callable[[int], Sequence[EventView]]) -> AsyncIterator[bytes]:
+async def _told(
+    pulse: Pulse, caller: Token, request: Request, run: str, after: int, found: Callable[[int], Sequence[EventView]]
+) -> AsyncIterator[bytes]:
     """Events as they come, until the run is over."""
     number, silent = after, 0.0
-    with pulse.stream(caller):
-        while True:
+    async with pulse.stream(caller, request) as gone:
+        while not gone.done():
             beat = await pulse.beat(run)
             while number < beat.row.next_event - 1 and (some := await run_in_threadpool(found, number)):
                 number, silent = some[-1].seq, 0.0
@@ -97,7 +99,7 @@ async def _told(pulse: Pulse, caller: Token, run: str, after: int, found: Callab
             if silent >= QUIET:
                 silent = 0.0
                 yield b": alive\n\n"
-            await asyncio.sleep(LOOK)
+            await asyncio.wait({gone}, timeout=LOOK)
             silent += LOOK
 
 
@@ -158,7 +160,7 @@ async def logs(
         return answer
     if follow:
         pulse.allow(caller)
-        told = _followed(pulse, caller, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt), begun)
+        told = _followed(pulse, caller, request, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt), begun)
         return StreamingResponse(told, media_type=_TEXT, headers=_HEADERS)
     tail = await run_in_threadpool(begun, part) if part is not None else None
     if tail is None:
@@ -179,14 +181,14 @@ def _so_far(tail: Tail, offset: int) -> Iterator[bytes]:
 
 
 async def _followed(
-    pulse: Pulse, caller: Token, run: str, offset: int, which: Callable[[Beat], Part | None], begun: Callable[[Part], Tail | None]
+    pulse: Pulse, caller: Token, request: Request, run: str, offset: int, which: Callable[[Beat], Part | None], begun: Callable[[Part], Tail | None]
 ) -> AsyncIterator[bytes]:
     """A log as it grows, until its attempt is over."""
     tail: Tail | None = None
     passed = 0
-    with pulse.stream(caller):
+    async with pulse.stream(caller, request) as gone:
         try:
-            while True:
+            while not gone.done():
                 beat = await pulse.beat(run)
                 part = which(beat)
                 over = beat.over or (part is not None and part.ended)
@@ -203,7 +205,7 @@ async def _followed(
                         yield data[max(0, offset - passed) :]
                         passed += len(data)
                     return
-                await asyncio.sleep(LOOK)
+                await asyncio.wait({gone}, timeout=LOOK)
         finally:
             if tail is not None:
                 tail.close()

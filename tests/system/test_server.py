@@ -34,17 +34,19 @@ steps:
 """
 SLOW = """\
 recipe: slow@1
-inputs: {name: {type: string}}
+inputs: {name: {type: string}, key: {type: secret, env: SLOW_KEY}}
+secrets: [key]
 steps:
   wait:
     run: |
-      echo begun
+      echo begun $SLOW_KEY
       touch ROOT/begun-{{ inputs.name }}
       while [ ! -e ROOT/go-{{ inputs.name }} ]; do sleep 0.05; done
       echo over > {{ outputs.o }}
     outputs: {o: over.txt}
   after: {run: 'cp {{ steps.wait.o }} {{ outputs.p }}', outputs: {p: after.txt}}
 """
+CANARY = "canary-0123456789"
 TREE = """\
 recipe: tree@1
 steps:
@@ -71,8 +73,12 @@ def workspace(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
-    with Rest(workspace(tmp_path_factory.mktemp("rest") / "space"), "--with-worker") as server:
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("SLOW_KEY", CANARY)
+        server = Rest(workspace(tmp_path_factory.mktemp("rest") / "space"), "--with-worker")
+    with server:
         yield server
+    assert CANARY not in server.said() and "Traceback" not in server.said() and server.token not in server.said()
 
 
 def refused(found: Any, status: int, code: str) -> dict[str, Any]:
@@ -207,18 +213,21 @@ def test_a_run_is_followed_while_it_is_carried_out(rest: Rest) -> None:
     with ThreadPoolExecutor() as pool:
         log = pool.submit(rest.ask, "GET", f"/v1/runs/{run}/logs?step=wait&follow=true&offset=2")
         stream = pool.submit(rest.ask, "GET", f"/v1/runs/{run}/events?after=1", headers={"Accept": "text/event-stream"})
-        assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "begun\n"
+        assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "begun ***\n", "a log that is being written is masked"
         assert [worker["runs"] for worker in rest.get("/v1/workers")["workers"] if worker["alive"]] == [[run]]
         assert rest.get(f"/v1/runs/{run}")["word"] == "EXECUTING"
         go(rest, "follow")
         told = streamed(stream.result())
-        assert log.result().text == "gun\n"
+        assert log.result().text == "gun ***\n"
     known = rest.get(f"/v1/runs/{run}/events")
     assert [event["seq"] for event in known["events"]] == list(range(1, known["next"] + 1))
     assert [event for _, event in told] == known["events"][1:] and [seq for seq, _ in told] == list(range(2, known["next"] + 1))
     last = {"Accept": "text/event-stream", "Last-Event-ID": str(known["next"] - 1)}
     assert [seq for seq, _ in streamed(rest.ask("GET", f"/v1/runs/{run}/events", headers=last))] == [known["next"]]
     refused(rest.ask("GET", f"/v1/runs/{run}/logs?step=none"), 404, "no-log")
+    for part in ("", "/events", "/logs", "/metrics", "/artifacts"):
+        text = rest.ask("GET", f"/v1/runs/{run}{part}").text
+        assert CANARY not in text and str(rest.root) not in text, part
 
 
 def test_the_bytes_of_logs_and_artifacts_are_given_by_range(rest: Rest) -> None:
