@@ -42,6 +42,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()) -> None:
         super().__init__(message)
+        self.headers: Mapping[str, str] = {}
         self.status, self.code, self.message, self.fix, self.problems = status, code, message, fix, problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -66,14 +67,25 @@ def routes(room: Room) -> FastAPI:
     for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router):
         app.include_router(part)
 
-    async def answer(_request: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
         refused = _refused(error)
+        if refused.status == 405:
+            refused.headers = {"allow": ", ".join(_methods(app, request.url.path))}
         text = answers.body(room.root, refused.code, refused.message, refused.fix, refused.problems)
-        return Response(text, refused.status, media_type="application/json")
+        return Response(text, refused.status, refused.headers, media_type="application/json")
 
     for kind in (Refused, RecipeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
     return app
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """The methods of an address; several routes may have it."""
+    found: dict[str, object] = {}
+    for template, methods in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
+            found |= methods
+    return sorted(map(str.upper, found)) or ["GET"]
 
 
 def _refused(error: Exception) -> Refused:

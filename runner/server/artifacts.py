@@ -57,7 +57,7 @@ def artifact(
     name: str,
     room: InRoom,
     path: Annotated[str, Query(max_length=4096, description="Of a folder: which of its files.")] = "",
-    range: Annotated[str | None, Header(max_length=100)] = None,
+    range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     with room.reading() as ws:
         found = next((each for each in outputs(ws, run_of(ws, run)) if each.name == name), None)

@@ -53,7 +53,7 @@ class Guard:
         try:
             headers = self._headers(scope)
             scope.setdefault("state", {})["caller"] = self._caller(scope["path"], headers)
-            given = await self._body(scope["method"], headers, receive)
+            given = await _body(headers, receive)
         except Refused as refused:
             await _refuse(send, self._root, refused)
             return
@@ -97,23 +97,24 @@ class Guard:
             raise Refused(401, "unauthorized", words, "send the header `Authorization: Bearer TOKEN`")
         return token
 
-    async def _body(self, method: str, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-        """The whole body of a request that has one.  Raises Refused for one that is no JSON of a sensible size."""
-        length = headers.get(b"content-length", b"0")
-        if method != "POST" and length == b"0" and b"transfer-encoding" not in headers:
-            return None
-        if length.isdigit() and int(length[:20]) > DRAINED:
-            raise _too_large()
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if method == "POST" and (kind != b"application/json" or b"content-encoding" in headers):
-            raise Refused(415, "not-json", "a body is sent as application/json, not compressed")
-        try:
-            data = await asyncio.wait_for(_whole(receive), PATIENCE)
-        except TimeoutError:
-            raise Refused(408, "too-slow", f"the request was not here as a whole within {PATIENCE:.0f} s") from None
-        if data:
-            _examine(data)
-        return data
+
+async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+    """The whole body of a request that has one.  Raises Refused for one that is no JSON of a sensible size."""
+    length = headers.get(b"content-length", b"0")
+    if length == b"0" and b"transfer-encoding" not in headers:
+        return None
+    if length.isdigit() and int(length[:20]) > DRAINED:
+        raise _too_large()
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json" or b"content-encoding" in headers:
+        raise Refused(415, "not-json", "a body is sent as application/json, not compressed")
+    try:
+        data = await asyncio.wait_for(_whole(receive), PATIENCE)
+    except TimeoutError:
+        raise Refused(408, "too-slow", f"the request was not here as a whole within {PATIENCE:.0f} s") from None
+    if data:
+        _examine(data)
+    return data
 
 
 async def _whole(receive: Receive) -> bytes:

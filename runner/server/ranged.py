@@ -16,9 +16,9 @@ PIECE: Final = 1 << 18
 _RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 
 
-def slice_of(asked: str | None, size: int) -> tuple[int, int] | None:
+def slice_of(asked: str, size: int) -> tuple[int, int] | None:
     """The first byte of a range and the one after its last; None for all.  Raises Refused for several ranges, or one beyond the end."""
-    if asked is None:
+    if not asked:
         return None
     found = _RANGE.fullmatch(asked.replace(" ", ""))
     if found is not None and found[3]:
@@ -30,7 +30,7 @@ def slice_of(asked: str | None, size: int) -> tuple[int, int] | None:
     return begin, end
 
 
-def sent(file: BinaryIO, asked: str | None, name: str, kind: str, *, tag: str = "", offset: int = 0) -> StreamingResponse:
+def sent(file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0) -> StreamingResponse:
     """The answer that gives out a file, and closes it: the range that was asked for, else all from `offset` on."""
     size = os.fstat(file.fileno()).st_size
     try:

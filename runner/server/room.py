@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +13,14 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
+from pydantic import AwareDatetime, BeforeValidator, Strict
 
 from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused
 from .tokens import Scope, Token, Tokens
+
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})")
 
 
 class Room:
@@ -87,6 +91,16 @@ OPERATE = [BEARER, Depends(Needs("operate"))]
 ADMIN = [BEARER, Depends(Needs("admin"))]
 READ_RUN = [BEARER, Depends(Needs("read", run=True))]
 OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
+
+
+def _rfc_3339(value: object) -> object:
+    if not isinstance(value, str) or not _MOMENT.fullmatch(value):
+        raise ValueError("a time is a text as RFC 3339 has it: 2026-12-01T20:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, Strict(False), BeforeValidator(_rfc_3339)]
+"""A time in a request."""
 
 
 def moment(at: float | None) -> str | None:

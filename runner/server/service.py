@@ -10,16 +10,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field
 
+from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts import offering
 from ..interface.cli import costs, offers
 from ..planning.schedule import word
 from ..storage.ledger import Ledger, of_user
 from ..storage.runs import Wanted
 from ..storage.workspace import Workspace
-from .answers import Refused
-from .room import ADMIN, READ, InRoom, moment, run_of
+from .answers import Refused, plain
+from .room import ADMIN, READ, InRoom, Moment, moment, run_of
 from .streams import pulse_of
 from .tokens import Scope, Token
 
@@ -60,7 +61,7 @@ class NewToken(BaseModel):
     scope: Scope
     name: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$")
     run: str = Field(default="", max_length=40, description="It opens this run alone.")
-    expires: Annotated[AwareDatetime, Strict(False)] | None = Field(default=None, description="RFC 3339; without it never.")
+    expires: Moment | None = Field(default=None, description="RFC 3339; without it never.")
 
 
 class TokenView(BaseModel):
@@ -99,9 +100,17 @@ def machines(
     from drivers.base import Need, Wish
 
     wish = Wish(Need(gpus=1), filters=offers.filters(where or ()))
+    found = []
     with room.working() as ws:
-        drivers = offering.priced(ws, driver)
-        found = asyncio.run(offering.shelves(drivers, [wish])) if drivers else []
+        try:
+            drivers = offering.priced(ws, driver)
+        except CannotRun as error:
+            raise Refused(404, "not-found", str(error), "GET /v1/offers asks all that do") from error
+        for name, each in drivers.items():
+            try:
+                found += asyncio.run(offering.shelves({name: each}, [wish]))
+            except (Infrastructure, Invalid) as error:  # no key for it, or it has no such filter: the others are shown all the same
+                found.append(offering.Shelf(name, wish, failed=plain(str(error), ws.root)))
     return OfferList(drivers=[Shelf.model_validate(offers.as_json("", shelf)) for shelf in found])
 
 

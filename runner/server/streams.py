@@ -65,9 +65,9 @@ async def events(
     request: Request,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only events with a greater number.")] = 0,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
-    last: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins.")] = None,
+    last: Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins.")] = 0,
 ) -> Response:
-    after = after if last is None else last
+    after = last or after
 
     def found(number: int) -> list[EventView]:
         with room.reading() as ws:
@@ -115,9 +115,9 @@ def opened(ws: Workspace, run: str, part: Part) -> Tail | None:
     return None
 
 
-def chosen(beat: Beat, step: str, attempt: int | None) -> Part | None:
+def chosen(beat: Beat, step: str, attempt: int) -> Part | None:
     """The attempt whose log was asked for, if it has begun."""
-    found = [part for part in beat.parts if (not step or step in names(part.step)) and attempt in (None, part.number)]
+    found = [part for part in beat.parts if (not step or step in names(part.step)) and attempt in (0, part.number)]
     return found[-1] if found else None
 
 
@@ -131,10 +131,10 @@ async def logs(
     caller: Caller,
     request: Request,
     step: StepName = "",
-    attempt: Annotated[int | None, Query(ge=1, le=10**9, description="The last by default.")] = None,
+    attempt: Annotated[int, Query(ge=0, le=10**9, description="0: the last.")] = 0,
     offset: Annotated[int, Query(ge=0, le=2**53, description="Bytes to pass over.")] = 0,
     follow: Annotated[bool, Query(description="Stay, and send what comes, until the attempt is over.")] = False,
-    range: Annotated[str | None, Header(max_length=100)] = None,
+    range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     pulse = pulse_of(request)
     beat = await pulse.beat(run)

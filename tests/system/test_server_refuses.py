@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
 from tests.servers.rest import Rest
 from tests.system.test_server import refused, workspace
+from tests.tools import client
 
 LATE = "2099-01-01T00:00:00Z"
 
@@ -123,6 +125,7 @@ BAD: dict[str, tuple[str, bytes, int]] = {
     "an unknown field": ("/v1/runs", b'{"recipe": "hello", "prioritty": 1}', 422),
     "a wrong type": ("/v1/runs", b'{"recipe": 1, "inputs": [], "priority": "high", "labels": {"a": 1}, "not_before": "soon"}', 422),
     "a float for an integer": ("/v1/runs", b'{"recipe": "hello", "priority": 1.5}', 422),
+    "a time as a number": ("/v1/tokens", b'{"scope": "read", "expires": 0}', 422),
     "a time without a zone": ("/v1/runs", b'{"recipe": "hello", "not_before": "2030-01-01T00:00:00"}', 422),
     "no recipe": ("/v1/runs", b"{}", 422),
     "no object": ("/v1/runs", b'["hello"]', 422),
@@ -327,3 +330,16 @@ def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     text = plain(f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c", tmp_path)
     assert text == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
     assert str(Refused(400, "x", "y")) == "y"
+
+
+@pytest.mark.slow
+def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> None:
+    """Schemathesis sends what the document allows, and what it does not: each answer is one that the document has."""
+    program = client("schemathesis").with_name("st")
+    words = ["run", f"{served.rest.url}/openapi.json", "-H", f"Authorization: Bearer {served.rest.token}", "--phases", "coverage", "--checks", "all"]
+    words += ["--exclude-path", "/v1/offers", "--seed", "1", "--no-color", "--continue-on-failure", "--warnings", "off"]
+    done = subprocess.run(
+        [program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={"HOME": str(tmp_path), "PATH": "/usr/bin"}
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "Traceback" not in served.rest.said()
