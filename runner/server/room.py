@@ -103,6 +103,16 @@ Moment = Annotated[AwareDatetime, Strict(False), BeforeValidator(_rfc_3339)]
 """A time in a request."""
 
 
+def _number(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("this is no number")
+    return value
+
+
+Whole = Annotated[int, Strict(False), BeforeValidator(_number)]
+"""A whole number in a request, also one that is written as 1.0."""
+
+
 def moment(at: float | None) -> str | None:
     """A time as RFC 3339 writes it."""
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -22,7 +22,7 @@ from ..survey.survey import Request
 from . import recipes
 from .answers import Refused, plain, plain_value
 from .recipes import Asked
-from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, moment, run_of
+from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, Whole, moment, run_of
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -39,7 +39,7 @@ class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
     driver: str = Field(default="local", min_length=1, max_length=64, description="Where it runs: a driver of `recipe doctor`.")
-    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, description="A higher one is taken first.")
+    priority: Whole = Field(default=0, ge=-1_000_000, le=1_000_000, description="A higher one is taken first.")
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")

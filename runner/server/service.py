@@ -128,9 +128,9 @@ def make(asked: NewToken, room: InRoom) -> MadeToken:
     return MadeToken(**_viewed(token).model_dump(), token=secret)
 
 
-@router.delete("/v1/tokens/{token}", status_code=204, dependencies=ADMIN, summary="Forget a token")
-def remove(token: str, room: InRoom) -> None:
-    if not room.tokens.remove(token):
+@router.delete("/v1/tokens/{id}", status_code=204, dependencies=ADMIN, summary="Forget a token")
+def remove(id: str, room: InRoom) -> None:
+    if not room.tokens.remove(id):
         raise Refused(404, "not-found", "there is no such token", "GET /v1/tokens lists them")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import time
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +48,7 @@ steps:
     outputs: {o: over.txt}
   after: {run: 'cp {{ steps.wait.o }} {{ outputs.p }}', outputs: {p: after.txt}}
 """
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
 CANARY = "canary-0123456789"
 TREE = """\
 recipe: tree@1
@@ -63,10 +66,11 @@ def workspace(root: Path) -> Path:
     (root / "data" / "words.txt").write_text("words\n")
     (root / "hello.yaml").write_text(HELLO)
     (root / "hidden.yaml").write_text(HELLO.replace("hello@1", "hidden@1"))
+    (root / "greet.yaml").write_text(DOCUMENT.split("```yaml\n")[1].split("```")[0])
     (root / "tree.yaml").write_text(TREE)
     (root / "slow.yaml").write_text(SLOW.replace("ROOT", str(root)))
     (root / "recipe.toml").write_text(
-        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml"]\n[data]\nroots = ["data"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
+        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml"]\n[data]\nroots = ["data"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
     )
     return root
 
@@ -318,3 +322,22 @@ def test_offers_are_those_of_the_drivers_that_price(rest: Rest) -> None:
     assert rest.ask("GET", "/v1/offers?driver=ssh").status_code == 404
     (shelf,) = rest.get("/v1/offers?driver=loopback")["drivers"]
     assert shelf["driver"] == "loopback" and [offer["usd_an_hour"] for offer in shelf["offers"]] == [1.2]
+
+
+def test_what_the_document_has_a_newcomer_type_works(rest: Rest) -> None:
+    section = DOCUMENT.split("## Try it")[1].split("\n## ")[0]
+    assert tomllib.loads(section.split("```toml\n")[1].split("```")[0]) == {"recipes": {"allow": ["./greet.yaml"]}}
+    lines = [line.removeprefix("$ ") for line in section.split("```console\n")[1].split("```")[0].splitlines()]
+    lines[0] = lines[0].replace("http://127.0.0.1:8765", rest.url)
+    done = subprocess.run(
+        ["sh", "-ec", "\n".join(lines)], cwd=rest.root, env={**os.environ, "TOKEN": rest.token}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (rest.root / "text.txt").read_text() == "hello Ann\n" and "\nhello Ann\n" in done.stdout and '"after":"COMPLETED"' in done.stdout
+    assert done.stdout.endswith('"problems":[]}}') and '"code":"final"' in done.stdout
+
+
+def test_every_address_stands_in_the_document(rest: Rest) -> None:
+    table = DOCUMENT.split("## Addresses")[1].split("\n## ")[0]
+    for path in rest.get("/openapi.json")["paths"]:
+        assert path.replace("/v1/runs/{run}/", "") in table or path in table, path
