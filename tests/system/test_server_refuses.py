@@ -277,7 +277,8 @@ def asked(app: Any, method: str, path: str, headers: list[tuple[bytes, bytes]], 
 def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "PATIENCE", 0.05)
     tokens = Tokens(tmp_path / "server", Locks(tmp_path))
-    headers = [(b"host", b"here"), (b"authorization", f"Bearer {tokens.first()}".encode()), (b"content-type", b"application/json")]
+    headers = [(b"host", b"here"), (b"authorization", f"Bearer {tokens.first()}".encode())]
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"9")]
 
     async def never() -> dict[str, Any]:
         await asyncio.Event().wait()
