@@ -17,11 +17,12 @@ from starlette.types import ASGIApp
 
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
-from . import answers, artifacts, recipes, runs, service, streams
+from ..storage.runs import Wanted
+from . import answers, artifacts, platform, recipes, runs, service, streams
 from .answers import ErrorView, Refused
 from .guard import Guard
 from .pulse import Pulse
-from .room import Room
+from .room import InRoom, Room
 
 AT_ONCE = 8
 """Requests that read or survey at the same time; others wait.  Each has a connection of its own."""
@@ -33,11 +34,17 @@ router = APIRouter(tags=["server"])
 class Health(BaseModel):
     status: Literal["ok"]
     version: str | None = None
+    gpu: platform.Gpu | None = None
+    active_jobs: int | None = None
 
 
-@router.get("/health", summary="Whether the server answers; the version only with a token", response_model_exclude_none=True)
-def health(request: Request) -> Health:
-    return Health(status="ok", version=VERSION if request.scope["state"]["caller"] is not None else None)
+@router.get("/health", summary="Whether the server answers; more only with a token", response_model_exclude_unset=True)
+def health(request: Request, room: InRoom) -> Health:
+    if request.scope["state"]["caller"] is None:
+        return Health(status="ok")
+    with room.reading() as ws:
+        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), service.LOOKED_AT))
+    return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 
 def application(room: Room, hosts: Set[str]) -> ASGIApp:
@@ -64,7 +71,7 @@ def routes(room: Room) -> FastAPI:
     }  # fmt: skip
     app = FastAPI(title="recipe", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, responses=errors)
     app.state.room, app.state.pulse = room, Pulse(room)
-    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router):
+    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router, platform.router):
         app.include_router(part)
 
     async def answer(request: Request, error: Exception) -> Response:

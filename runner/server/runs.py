@@ -337,7 +337,7 @@ def _done(ws: Workspace, run: str) -> Done:
     return Done(run=run, event=shown(ws, ws.store.runs.events(run, last)[-1]))
 
 
-def _stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]) -> Done:
+def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]) -> Done:
     """Cancel or pause: at once where it waits, else by its worker."""
     with room.reading() as ws:
         row = run_of(ws, run)
@@ -352,12 +352,12 @@ def _stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal
 
 @router.post("/runs/{run}/cancel", status_code=202, dependencies=OPERATE_RUN, summary="End a run; results and checkpoints stay")
 def cancel(run: str, _body: Nothing, room: InRoom) -> Done:
-    return _stop(room, run, "cancel", "CANCELLED")
+    return stop(room, run, "cancel", "CANCELLED")
 
 
 @router.post("/runs/{run}/pause", status_code=202, dependencies=OPERATE_RUN, summary="Stop a run so that it can be resumed")
 def pause(run: str, _body: Nothing, room: InRoom) -> Done:
-    return _stop(room, run, "pause", "PAUSED")
+    return stop(room, run, "pause", "PAUSED")
 
 
 @router.post("/runs/{run}/resume", status_code=202, dependencies=OPERATE_RUN, summary="Let a paused run continue")

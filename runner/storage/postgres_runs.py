@@ -106,7 +106,7 @@ class PostgresRuns:
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         rows = self._all(
-            f"SELECT {_COLUMNS} FROM runs WHERE workspace = %(workspace)s AND id < %(before)s"  # noqa: S608
+            f"SELECT {_COLUMNS} FROM runs WHERE workspace = %(workspace)s AND id < %(before)s AND (%(key)s = '' OR idempotency = %(key)s)"  # noqa: S608
             " AND (%(recipe)s = '' OR recipe = %(recipe)s) AND (cardinality(%(states)s::text[]) = 0 OR state = ANY(%(states)s::text[]))"
             " AND (%(user)s = '' OR data::jsonb ->> 'user' = %(user)s) AND labels @> %(labels)s::text[] ORDER BY id DESC LIMIT %(limit)s",
             {
@@ -114,6 +114,7 @@ class PostgresRuns:
                 "before": wanted.before,
                 "recipe": wanted.recipe,
                 "states": list(wanted.states),
+                "key": wanted.key,
                 "user": wanted.user,
             }
             | {"labels": _pairs(dict([wanted.label])) if wanted.label else [], "limit": limit},

@@ -30,6 +30,7 @@ class Wanted(NamedTuple):
     recipe: str = ""
     user: str = ""
     label: tuple[str, str] | None = None
+    key: str = ""  # the submitter's own name for the request
     before: str = "99999999"  # only runs whose ids are less than this: the next page; an id begins with its day
 
 

@@ -39,11 +39,19 @@ class SqliteRuns:
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         rows = self._database.all(
-            "SELECT * FROM runs WHERE id < :before AND (:recipe = '' OR recipe = :recipe)"
+            "SELECT * FROM runs WHERE id < :before AND (:key = '' OR idempotency = :key) AND (:recipe = '' OR recipe = :recipe)"
             " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
             " AND (:user = '' OR json_extract(data, '$.user') = :user) AND (:name IS NULL OR EXISTS"
             " (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)) ORDER BY id DESC LIMIT :limit",
-            {"before": wanted.before, "recipe": wanted.recipe, "states": json.dumps(list(wanted.states)), "user": wanted.user, "limit": limit}
+            {
+                "before": wanted.before,
+                "recipe": wanted.recipe,
+                "states": json.dumps(list(wanted.states)),
+                "user": wanted.user,
+                "limit": limit,
+                "key": wanted.key,
+            }
+            | {"limit": limit}
             | dict(zip(("name", "value"), wanted.label or (None, None), strict=True)),
         )
         return [_run(row) for row in rows]

@@ -62,7 +62,7 @@ def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path:
     before, walked = stored(served.rest), addresses(tmp_path)
     assert len(walked) > 25
     for method, path in walked:
-        where = path.replace("{run}", served.run).replace("{name}", "say.o").replace("{id}", "0" * 12)
+        where = path.replace("{run}", served.run).replace("{name}", "say.o").replace("{id}", "0" * 12).replace("{job_id}", "none")
         for accept in ("*/*", "text/event-stream"):
             for token in ("", "rcp_bad", served.expired, "é", served.rest.token[:-1]):
                 found = served.rest.ask(method, where, token=token and token.encode().decode("latin-1"), headers={"Accept": accept})
@@ -331,6 +331,27 @@ def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     text = plain(f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c", tmp_path)
     assert text == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
     assert str(Refused(400, "x", "y")) == "y"
+
+
+BODIES = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()}
+
+
+def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
+    ask = served.rest.ask
+    for n, name in enumerate(("execute", "execute_by_method", "execute_camel_case"), 1):
+        for _ in range(2):  # the same job again is the same job
+            found = ask("POST", "/api/training/execute", BODIES[name])
+            assert (found.status_code, found.json()) == (202, {"job_id": f"job-{n}", "status": "queued"}), found.text
+    refused(ask("POST", "/api/training/execute", {**BODIES["execute"], "user_id": "bob"}), 409, "key-in-use")
+    run = served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-1')['run']}")
+    assert run["user"] == "ann" and run["inputs"] == {"base": "hf://acme/tiny", "dataset": "https://data.example/train.jsonl", "epochs": 2}
+    assert BODIES["execute"]["job_token"].encode() not in (served.rest.root / ".recipe" / "recipe.db").read_bytes()
+    for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        found = ask("POST", f"/api/training/{verb}/job-1", BODIES[verb])
+        assert (found.status_code, found.json()) == (202, {"job_id": "job-1", "status": state}), found.text
+    refused(ask("POST", "/api/training/cancel/job-1", {}), 409, "final")
+    refused(ask("GET", "/api/training/status/none"), 404, "not-found")
+    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == ["job-1", "job-2", "job-3"]
 
 
 @pytest.mark.slow
