@@ -359,6 +359,7 @@ def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> Non
     """Schemathesis sends what the document allows, and what it does not: each answer is one that the document has."""
     for run in served.rest.get("/v1/runs?limit=200")["runs"]:  # else it waits for streams that do not end
         served.rest.ask("POST", f"/v1/runs/{run['id']}/cancel")
+    (tmp_path / "schemathesis.toml").write_text('[phases.coverage]\nunexpected-methods = ["PUT"]\n')  # one of six that are answered alike
     program = client("schemathesis").with_name("st")
     words = ["run", f"{served.rest.url}/openapi.json", "-H", f"Authorization: Bearer {served.rest.token}", "--phases", "coverage", "--checks", "all"]
     words += ["--exclude-path", "/v1/offers", "--seed", "1", "--no-color", "--continue-on-failure", "--warnings", "off", "--request-timeout", "5"]
