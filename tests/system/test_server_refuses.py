@@ -8,7 +8,8 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,12 +17,14 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from runner.server import guard
+from runner.server import guard, streams
 from runner.server.answers import Refused, plain
 from runner.server.app import application, routes
+from runner.server.pulse import Beat
 from runner.server.room import Room
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
+from runner.storage.runs import RunRow
 from tests.servers.rest import Rest
 from tests.system.test_server import refused, workspace
 from tests.tools import client
@@ -228,6 +231,31 @@ def test_a_token_follows_twenty_things_at_once(served: Served) -> None:
         assert time.monotonic() < deadline, "a stream that was closed is counted for ever"
         time.sleep(0.1)
     found.close()
+
+
+def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LOOK", 0.001)
+    monkeypatch.setattr(streams, "QUIET", 0.003)
+
+    class Still:
+        """A run to which nothing happens, and a client that stays."""
+
+        async def beat(self, run: str) -> Beat:
+            return Beat(0.0, RunRow(run, "a@1", "", {}, "/w", next_event=1), ())
+
+        @asynccontextmanager
+        async def stream(self, *_: object) -> AsyncIterator[asyncio.Task[None]]:
+            gone = asyncio.create_task(asyncio.sleep(60))
+            yield gone
+            gone.cancel()
+
+    async def first() -> bytes:
+        nobody: Any = None
+        pulse: Any = Still()
+        async with aclosing(streams._told(pulse, nobody, nobody, "r", 0, lambda _: [])) as told:
+            return await anext(told)
+
+    assert asyncio.run(first()).startswith(b":")
 
 
 def test_an_error_of_ours_tells_nothing_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
