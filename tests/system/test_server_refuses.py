@@ -174,6 +174,8 @@ def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(
         begun = time.perf_counter()
         found = served.rest.ask("POST", path, data=data, headers={"Content-Type": "application/json"})
         took.append(time.perf_counter() - begun)
+        if took[-1] < 0.1:  # other processes of the machine may have been first
+            break
     assert found.status_code == status, found.text
     assert len(found.content) < 4000 and str(served.rest.root) not in found.text and "hunter2" not in found.text and "root:" not in found.text
     assert found.json()["error"]["message"] and min(took) < 0.1, took
