@@ -17,11 +17,13 @@ from typing import NamedTuple
 import networkx as nx
 
 HOME = Path(__file__).resolve().parents[1]
-FLOORS = ("agent", "words", "language", "planning", "storage", "hosts", "survey", "advice", "execution", "interface")
+FLOORS = ("agent", "words", "language", "planning", "storage", "hosts", "survey", "advice", "execution", "interface", "server")
 """A floor imports itself and those before it, but nobody's agent imports anything.  `words` are the modules of `runner` itself; the front door,
 runner/__init__.py, opens any room."""
 PLAN_FREE = ("runner.planning.step",)
 """What `hosts` may know of planning: the types of a step's parts, never a Plan."""
+SERVES = "runner.interface.cli.serve"
+"""The one module that imports the server."""
 LOADERS = ("hosts",)
 """Who may load a driver."""
 OPEN = ("drivers.base", "drivers.machine", "drivers.devices", "drivers.fakes")
@@ -137,7 +139,7 @@ def _import_fault(each: Import) -> str:
     if target == "drivers":
         open_to = each.target in OPEN or each.source in LOADERS or source in LOADERS or (each.target == "drivers" and each.name in TABLE)
         return "" if open_to else f"{source} imports {what}; only hosts load a driver"
-    if target and FLOORS.index(target) > FLOORS.index(source):
+    if target and FLOORS.index(target) > FLOORS.index(source) and not (target == "server" and each.source == SERVES):
         return f"{source} imports {what}, which is {target}"
     if source == "hosts" and target == "planning" and each.target not in PLAN_FREE:
         return f"hosts imports {what}; a place knows no plan"

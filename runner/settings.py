@@ -18,6 +18,7 @@ from .reading import whole
 
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
+_LISTS = (("recipes", "allow"), ("data", "roots"), ("server", "hosts"))
 _PUBLIC = frozenset({"host_key", "keepalive"})
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
@@ -44,6 +45,7 @@ class Config:
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `server.hosts`
     origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
 
@@ -102,6 +104,8 @@ def listed(config: Config) -> list[tuple[str, Any, str]]:
             value = getattr(config.stores[keys[1]], keys[2])
         elif keys[0] in ("prices", "limits"):
             value = getattr(config, keys[0])[keys[1]]
+        elif keys in _LISTS:
+            value = list(config.lists[".".join(keys)])
         else:
             value = config.drivers[keys[1]][keys[2]]
         rows.append((".".join(keys), _masked(keys[-1], value), origin))
@@ -162,7 +166,12 @@ def _merged(files: list[_File]) -> Config:
     store = ""
     prices: dict[str, str] = {}
     limits: dict[str, float] = {}
+    lists: dict[str, tuple[str, ...]] = {}
     for file in reversed(files):
+        for keys in _LISTS:
+            if keys[1] in (table := file.value.get(keys[0], {})):
+                lists[".".join(keys)] = tuple(table[keys[1]])
+                origins[keys] = _origin(file, keys)
         for name, price in file.value.get("prices", {}).items():
             prices[name] = price
             origins["prices", name] = _origin(file, ("prices", name))
@@ -181,7 +190,7 @@ def _merged(files: list[_File]) -> Config:
                 for key in table:
                     origins[kind, name, key] = _origin(file, (kind, name, key))
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    return Config(store, stores, tables["drivers"], prices, origins, limits)
+    return Config(store, stores, tables["drivers"], prices, lists, origins, limits)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"yaml", "jinja2", "jsonschema", "networkx", "asyncio", "logging", "regex", "torch", "importlib.metadata", "psycopg"}
+HEAVY = {
+    "yaml",
+    "jinja2",
+    "jsonschema",
+    "networkx",
+    "asyncio",
+    "logging",
+    "regex",
+    "torch",
+    "importlib.metadata",
+    "psycopg",
+    "fastapi",
+    "runner.server",
+}
 RECIPE = """\
 recipe: two@1
 inputs: {word: {type: string, default: hello}}

@@ -17,6 +17,7 @@ from ..hosts import client
 from ..planning.schedule import Move
 from ..storage.runs import Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
+from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
 from .results import sizes
@@ -40,6 +41,8 @@ class Ticket(NamedTuple):
     not_before: float | None = None  # seconds since the epoch
     idempotency: str = ""  # the submitter's own name for the request: the same one again is the same run
     labels: Mapping[str, str] = {}
+    user: str = ""
+    run: str = ""  # the id of the new run; empty: one that is made now
 
 
 def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket) -> Submitted:
@@ -49,9 +52,10 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
     data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
+    data |= {"user": ticket.user} if ticket.user else {}
     data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.priority, ticket.not_before, dict(ticket.labels)])}
     now = time.time()
-    row = RunRow(new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
+    row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
     return ws.store.runs.submit(row)
 
@@ -116,6 +120,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     found = look(ws, request, choice)
     if not found.todo and not ws.store.runs.steps(row.id):
         total, fresh = sizes(found)
+        run_graph.remember(ws, row.id, found)
         listener.begin(Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
         _ended(ws, row, fence, "COMPLETED", "")
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))

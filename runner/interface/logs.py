@@ -171,7 +171,13 @@ class Tail:
             self._offset += len(data)
             write(self._masked.feed(data))
         write(self._masked.end())
-        os.close(self._handle)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; more than once is fine."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
 def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:

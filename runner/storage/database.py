@@ -121,7 +121,7 @@ class Database:
             with _trouble(self.root / self.kind.name, self.kind):
                 raise
 
-    def all(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
+    def all(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Row]:
         """Every row of a query."""
         with _trouble(self.root / self.kind.name, self.kind):
             return self.connection.execute(statement, values).fetchall()

@@ -98,6 +98,11 @@ class Index:
         rows = self._database.all("SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,))
         return Seal(*rows[0]) if rows else None
 
+    def stored_bytes(self) -> int:
+        """The bytes of all objects that have a seal."""
+        ((size,),) = self._database.all("SELECT coalesce(sum(size), 0) FROM objects")
+        return int(size)
+
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
         """The bytes of tiny contents, for `Objects`: of those that are here."""
         whole = "coalesce(CAST(data AS BLOB), x'')"  # whatever damage has made of it, these are bytes

@@ -23,7 +23,7 @@ from ..errors import Infrastructure, NotFound, Unusable
 from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
+from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, Wanted, is_progress, same_request
 
 CLAIM: Final = 30.0
 BEAT: Final = 10.0
@@ -101,6 +101,23 @@ class PostgresRuns:
         rows = self._all(
             f"SELECT {_COLUMNS} FROM runs WHERE workspace = %s AND (%s::text IS NULL OR recipe = %s) ORDER BY created DESC, id DESC LIMIT %s",  # noqa: S608
             (self._workspace, recipe, recipe, last),
+        )
+        return [_run(row) for row in rows]
+
+    def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
+        rows = self._all(
+            f"SELECT {_COLUMNS} FROM runs WHERE workspace = %(workspace)s AND id < %(before)s AND (%(key)s = '' OR idempotency = %(key)s)"  # noqa: S608
+            " AND (%(recipe)s = '' OR recipe = %(recipe)s) AND (cardinality(%(states)s::text[]) = 0 OR state = ANY(%(states)s::text[]))"
+            " AND (%(user)s = '' OR data::jsonb ->> 'user' = %(user)s) AND labels @> %(labels)s::text[] ORDER BY id DESC LIMIT %(limit)s",
+            {
+                "workspace": self._workspace,
+                "before": wanted.before,
+                "recipe": wanted.recipe,
+                "states": list(wanted.states),
+                "key": wanted.key,
+                "user": wanted.user,
+            }
+            | {"labels": _pairs(dict([wanted.label])) if wanted.label else [], "limit": limit},
         )
         return [_run(row) for row in rows]
 

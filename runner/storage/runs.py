@@ -16,9 +16,22 @@ FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 WORKER_GONE: Final = "its worker is gone"
 """Why a run is FAILED that nobody resumed: what it began may go on."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
+KEY_IN_USE: Final = "key-in-use"
+"""The code of the problem that an idempotency key was used for another request."""
 
 
 NO_DATA: Final[Data] = {}
+
+
+class Wanted(NamedTuple):
+    """Which runs are listed.  Empty: any."""
+
+    states: Collection[str] = ()
+    recipe: str = ""
+    user: str = ""
+    label: tuple[str, str] | None = None
+    key: str = ""  # the submitter's own name for the request
+    before: str = "99999999"  # only runs whose ids are less than this: the next page; an id begins with its day
 
 
 class Stale(Busy):
@@ -146,7 +159,7 @@ def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):
         words = f"the key {new.idempotency} was used for run {known}, which was asked for otherwise"
-        raise Invalid([Problem("bad-request", words, fix="give another key, or the same request")])
+        raise Invalid([Problem(KEY_IN_USE, words, fix="give another key, or the same request")])
 
 
 class Runs(Protocol):
@@ -158,6 +171,10 @@ class Runs(Protocol):
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
         """The latest runs, newest first."""
+        ...
+
+    def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
+        """At most `limit` runs that are as `wanted`, by id, the newest first."""
         ...
 
     def steps(self, run: str) -> dict[str, StepRow]:

@@ -11,7 +11,7 @@ from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
+from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, Wanted, is_progress, same_request
 
 
 class SqliteRuns:
@@ -36,6 +36,25 @@ class SqliteRuns:
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
         order = "ORDER BY created DESC, id DESC LIMIT ?"
         return [_run(row) for row in self._database.all(f"SELECT * FROM runs WHERE ? IS NULL OR recipe = ? {order}", (recipe, recipe, last))]  # noqa: S608
+
+    def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
+        rows = self._database.all(
+            "SELECT * FROM runs WHERE id < :before AND (:key = '' OR idempotency = :key) AND (:recipe = '' OR recipe = :recipe)"
+            " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
+            " AND (:user = '' OR json_extract(data, '$.user') = :user) AND (:name IS NULL OR EXISTS"
+            " (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)) ORDER BY id DESC LIMIT :limit",
+            {
+                "before": wanted.before,
+                "recipe": wanted.recipe,
+                "states": json.dumps(list(wanted.states)),
+                "user": wanted.user,
+                "limit": limit,
+                "key": wanted.key,
+            }
+            | {"limit": limit}
+            | dict(zip(("name", "value"), wanted.label or (None, None), strict=True)),
+        )
+        return [_run(row) for row in rows]
 
     def steps(self, run: str) -> dict[str, StepRow]:
         return {row[1]: StepRow(*row) for row in self._database.all("SELECT * FROM steps WHERE run = ?", (run,))}

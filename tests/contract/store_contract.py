@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Invalid, NotFound
+from runner.execution.terms import new_id
 from runner.storage.files import Content
 from runner.storage.index import Changes, Made, Published, Trace
-from runner.storage.runs import AttemptRow, Offer, Requested, RunRow, Stale, StepRow
+from runner.storage.runs import AttemptRow, Offer, Requested, RunRow, Stale, StepRow, Wanted
 from runner.storage.store import Store
 
 
@@ -223,3 +224,19 @@ def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(store: Store
     begun = [Move("step", id, "QUEUED", "RUNNING", data=data) for id, data in (("a", {"site": "box"}), ("b", {"site": "box"}), ("b", {}), ("c", {}))]
     store.runs.group("r1", claimed, [*begun, DONE])
     assert store.runs.places(["r1", "none"]) == {("r1", "a"): "box"} and store.runs.places([]) == {}
+
+
+def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
+    for n in range(5):
+        data = {"user": "ann" if n % 2 else "bob", "labels": {"gpu": str(n)}}
+        recipe = "b@1" if n else "a@1"
+        store.runs.submit(RunRow(f"20260101-00000{n}-aaaaaa", recipe, "", {}, "/w", data=data, due=4e9, idempotency=f"k{n}"))
+
+    def seconds(wanted: Wanted, limit: int = 9) -> str:
+        return "".join(row.id[14] for row in store.runs.page(wanted, limit))
+
+    assert seconds(Wanted(), 2) == "43" and seconds(Wanted(before="20260101-000003-aaaaaa")) == "210"
+    assert seconds(Wanted(user="ann", recipe="b@1")) == "31" and seconds(Wanted(label=("gpu", "2"))) == "2"
+    assert seconds(Wanted(key="k3")) == "3" and seconds(Wanted(key="k")) == ""
+    assert seconds(Wanted(states=["FAILED", "ACTIVE"])) == "" and seconds(Wanted(states=["QUEUED"])) == "43210"
+    assert new_id() < Wanted().before, "the id of any run is before the first page"

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             survey = look(ws, request, Choice())
             found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked).items()})
     if args.json:
-        print(json.dumps([_as_json(step, shelf) for step, shelf in found], indent=2))
+        print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
         return 0
     if not found:
         print("no step that is to run needs a rented machine")
@@ -129,7 +129,8 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
     return told
 
 
-def _as_json(step: str, shelf: Shelf) -> dict[str, object]:
+def as_json(step: str, shelf: Shelf) -> dict[str, object]:
+    """What a driver offers for a step, for programs."""
     hours = shelf.wish.hours
     offers = [
         {

@@ -32,6 +32,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "runs": ("history", "earlier runs"),
     "submit": ("queue", "store a run for the workers of this workspace, and print its id"),
     "worker": ("queue", "carry out the runs that were submitted here, one after another"),
+    "serve": ("serve", "serve runs over HTTP: store, list, watch, cancel"),
     "cancel": ("control", "end a run, wherever it was started"),
     "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
     "resume": ("control", "go on with a run that was paused, or whose worker died"),

@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -41,6 +42,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="runs at once, each in a process of its own (default: 1)")
         parser.add_argument("--driver", default="", metavar="NAME", help="only runs that were submitted for this driver")
         parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="what this worker has: runs may ask for it")
+        parser.add_argument("--tied", action="store_true", help="end when the standard input does: for a program that has this worker as its child")
         parser.add_argument("--json", action="store_true", help="one event a line")
         parser.description = (
             "Carry out the runs that were submitted in this workspace, those of the highest priority and the oldest first.  A run whose worker died"
@@ -80,6 +82,9 @@ def _work(args: argparse.Namespace) -> int:
         signal.signal(each, asked)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # of a process that `_several` forked
 
+    if args.tied:
+        threading.Thread(target=_tied, name="tied", daemon=True).start()
+
     def listener() -> Listener:
         return for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=False)
 
@@ -87,6 +92,13 @@ def _work(args: argparse.Namespace) -> int:
         sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {args.workspace}\n")
     serve(args.workspace, Offer(args.driver, dict(args.label)), listener, handover, os.environ, once=args.once)
     return 0
+
+
+def _tied() -> None:
+    """Ask this process to end when its standard input does."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _several(args: argparse.Namespace) -> int:

@@ -1,0 +1,105 @@
+"""How the server answers when it refuses: one shape for every error, without paths of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from ..errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
+from ..paths import shipped
+from ..storage.runs import KEY_IN_USE
+
+
+class ProblemView(BaseModel):
+    """One thing that is wrong with a request."""
+
+    code: str
+    message: str
+    fix: str = ""
+
+
+class Fault(BaseModel):
+    """Why a request was refused, and what to do."""
+
+    code: str
+    message: str
+    fix: str = ""
+    problems: list[ProblemView] = []
+
+
+class ErrorView(BaseModel):
+    """What every error looks like."""
+
+    error: Fault
+
+
+class Refused(Exception):
+    """A request that is refused with this HTTP status."""
+
+    def __init__(self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.headers: Mapping[str, str] = {}
+        self.status, self.code, self.message, self.fix, self.problems = status, code, message, fix, problems
+
+
+class NoSuchRun(Refused):
+    """There is no such run, or it is not the caller's to see."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "not-found", "there is no such run", "GET /v1/runs lists them")
+
+
+LONGEST: Final = 1000
+"""Characters of a message."""
+MOST: Final = 100
+"""Problems of one answer."""
+_PATH = re.compile(r"(?<![\w:/.~-])(?:~|(?!/v1/))(?:/[\w.@+%=-]+)+/([\w.@+%=-]*)")
+STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
+    Invalid: (422, "invalid"),
+    NotFound: (404, "not-found"),
+    Busy: (409, "busy"),
+    Infrastructure: (503, "infrastructure"),
+}
+
+
+def plain(text: str, root: Path) -> str:
+    """A text without the folders of this machine: a path below the workspace begins there, of any other only the last name stays."""
+    for folder in (str(root), str(shipped())):
+        text = text.replace(f"{folder}/", "").replace(folder, ".")
+    return _PATH.sub(lambda found: f"…/{found[1]}", text)
+
+
+def plain_value(value: object, root: Path) -> object:
+    """The same for every text in a value as JSON has it."""
+    if isinstance(value, str):
+        return plain(value, root)
+    if isinstance(value, Mapping):
+        return {plain(str(name), root): plain_value(inner, root) for name, inner in value.items()}
+    return [plain_value(inner, root) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _short(text: str, root: Path) -> str:
+    text = plain(text, root)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def body(root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()) -> bytes:
+    """The body of an error."""
+    shown = [ProblemView(code=each.code, message=_short(each.message, root), fix=_short(each.fix, root)) for each in problems]
+    fault = Fault(code=code, message=_short(message, root), fix=_short(fix, root), problems=shown[:MOST])
+    return ErrorView(error=fault).model_dump_json().encode("utf-8", "replace")
+
+
+def of_error(error: RecipeError) -> Refused:
+    """An error of ours, as a refusal."""
+    status, code = next((found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused"))
+    if not isinstance(error, Invalid):
+        return Refused(status, code, str(error), error.fix)
+    if any(problem.code == KEY_IN_USE for problem in error.problems):
+        status, code = 409, KEY_IN_USE
+    first = error.problems[0] if error.problems else Problem(code, str(error))
+    return Refused(status, code, first.message if len(error.problems) == 1 else f"{len(error.problems)} problems", first.fix, error.problems)

@@ -1,0 +1,124 @@
+"""The application: its routes together, and how an error of ours becomes an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from anyio.to_thread import current_default_thread_limiter
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from ..errors import Problem, RecipeError, did_you_mean
+from ..paths import VERSION
+from ..storage.runs import Wanted
+from . import answers, artifacts, platform, recipes, runs, service, streams
+from .answers import ErrorView, Refused
+from .guard import Guard
+from .pulse import Pulse
+from .room import InRoom, Room
+
+AT_ONCE = 8
+"""Requests that read or survey at the same time; others wait.  Each has a connection of its own."""
+_CODES = {404: "not-found", 405: "no-such-method"}
+
+router = APIRouter(tags=["server"])
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+    version: str | None = None
+    gpu: platform.Gpu | None = None
+    active_jobs: int | None = None
+
+
+@router.get("/health", summary="Whether the server answers; more only with a token", response_model_exclude_unset=True)
+def health(request: Request, room: InRoom) -> Health:
+    if request.scope["state"]["caller"] is None:
+        return Health(status="ok")
+    with room.reading() as ws:
+        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), service.LOOKED_AT))
+    return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
+
+
+def application(room: Room, hosts: Set[str]) -> ASGIApp:
+    """What the server of a workspace serves to clients that call it by one of `hosts`, with ports."""
+    return Guard(routes(room), room.root, room.tokens, hosts)
+
+
+def routes(room: Room) -> FastAPI:
+    """Every address, for requests that the guard has let pass."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        current_default_thread_limiter().total_tokens = AT_ONCE
+        yield
+        room.close()
+
+    errors: dict[int | str, dict[str, object]] = {
+        status: {"model": ErrorView, "description": words}
+        for status, words in (
+            (400, "The request cannot be read."), (401, "No token, or one that is not known."), (403, "The token does not allow it."),
+            (404, "There is no such thing."), (409, "It contradicts the state of a thing."), (413, "The body is too large."),
+            (415, "The body is not application/json."), (422, "It is wrong; `problems` has all."), (503, "The workspace cannot be used."),
+        )
+    }  # fmt: skip
+    app = FastAPI(title="recipe", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, responses=errors)
+    app.state.room, app.state.pulse = room, Pulse(room)
+    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router, platform.router):
+        app.include_router(part)
+
+    async def answer(request: Request, error: Exception) -> Response:
+        refused = _refused(error)
+        if refused.status == 405:
+            refused.headers = {"allow": ", ".join(_methods(app, request.url.path))}
+        text = answers.body(room.root, refused.code, refused.message, refused.fix, refused.problems)
+        return Response(text, refused.status, refused.headers, media_type="application/json")
+
+    for kind in (Refused, RecipeError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """The methods of an address; several routes may have it."""
+    found: dict[str, object] = {}
+    for template, methods in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
+            found |= methods
+    return sorted(map(str.upper, found)) or ["GET"]
+
+
+def _refused(error: Exception) -> Refused:
+    """Any error as a refusal.  What an error of ours that nobody foresaw was about stays in the log."""
+    match error:
+        case Refused():
+            return error
+        case RecipeError():
+            return answers.of_error(error)
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException():
+            words = {404: "there is no such address", 405: "this address has no such method"}.get(error.status_code, str(error.detail))
+            return Refused(error.status_code, _CODES.get(error.status_code, "refused"), words, "GET /openapi.json lists those there are")
+    return Refused(500, "internal", "an internal error ended the request", "its traceback is in the log of the server")
+
+
+def _invalid(error: RequestValidationError) -> Refused:
+    """Every problem of a request, by the place of each; what was given is not repeated."""
+    problems = []
+    for each in error.errors():
+        place = ".".join(str(part) for part in each["loc"][1:]) or str(each["loc"][0])
+        if each["type"] == "extra_forbidden":
+            fix = did_you_mean(str(each["loc"][-1])[:80], runs.NewRun.model_fields)
+            problems.append(Problem("unknown-field", f'there is no field "{place[:200]}"', None, fix))
+        else:
+            problems.append(Problem(each["type"].replace("_", "-"), f"{place[:200]}: {each['msg'][:400]}"))
+    message = problems[0].message if len(problems) == 1 else f"{len(problems)} problems"
+    return Refused(422, "invalid", message, problems[0].fix, problems)

@@ -1,0 +1,191 @@
+"""What every request passes before it is looked at: where it comes from, how large it is, what its body is, and whose token it bears."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from . import answers
+from .answers import Refused
+from .tokens import Token, Tokens
+
+LARGEST: Final = 1 << 20
+"""Bytes of a body."""
+DRAINED: Final = 8 << 20
+"""Bytes of a body that is too large which are read all the same: a client that is still sending would not see the answer."""
+HEADERS: Final = 64
+PATIENCE: Final = 30.0
+"""Seconds in which a request has to be here as a whole."""
+DEEPEST: Final = 32
+"""Levels of a body."""
+LONGEST: Final = 1 << 16
+"""Characters of one text in a body."""
+_NOWHERE = re.compile(rb"(?i)%2f|%5c|%00|//|(?:^|/)(?:\.|%2e){1,2}(?:/|$)")
+_SAFE: Final = {
+    b"x-content-type-options": b"nosniff",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
+
+
+class Guard:
+    """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`: a Token, or None on /health."""
+
+    def __init__(self, app: ASGIApp, root: Path, tokens: Tokens, hosts: Set[str]) -> None:
+        self._app, self._root, self._tokens, self._hosts = app, root, tokens, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            headers = self._headers(scope)
+            scope.setdefault("state", {})["caller"] = self._caller(scope["path"], headers)
+            given = await _body(headers, receive)
+        except Refused as refused:
+            await _refuse(send, self._root, refused)
+            return
+
+        async def replayed() -> Message:
+            nonlocal given
+            if given is None:
+                return await receive()
+            message: Message = {"type": "http.request", "body": given, "more_body": False}
+            given = None
+            return message
+
+        await self._app(scope, replayed, _safe(send))
+
+    def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
+        """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
+        if len(scope["headers"]) > HEADERS:
+            raise Refused(431, "too-many-headers", f"a request has at most {HEADERS} headers")
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        count = Counter(name for name, _ in scope["headers"])
+        if any(count[name] > 1 for name in (b"host", b"authorization", b"content-type", b"content-length", b"origin")):
+            raise Refused(400, "bad-request", "a header is there twice")
+        if headers.get(b"host", b"").decode("latin-1").lower() not in self._hosts:
+            raise Refused(421, "unknown-host", "the server is not called by this name", "add it to `hosts` under [server] in recipe.toml")
+        if (origin := headers.get(b"origin")) is not None and urlsplit(origin.decode("latin-1")).netloc.lower() not in self._hosts:
+            raise Refused(403, "foreign-origin", "pages of other servers may not ask this one")
+        if _NOWHERE.search(scope.get("raw_path") or b"/"):
+            raise Refused(404, "not-found", "there is no such address", "GET /openapi.json lists those there are")
+        if b"%00" in scope.get("query_string", b""):
+            raise Refused(422, "bad-value", "a parameter has a NUL character in it")
+        return headers
+
+    def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
+        """Whose request it is.  Raises Refused: only /health is answered without a token."""
+        kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
+        if not kind and path == "/health":
+            return None
+        token = self._tokens.of(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
+        if token is None:
+            words = "the token is not known, or it has expired" if kind else "a token is needed"
+            raise Refused(401, "unauthorized", words, "send the header `Authorization: Bearer TOKEN`")
+        return token
+
+
+async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+    """The whole body of a request that has one.  Raises Refused for one that is no JSON of a sensible size."""
+    length = headers.get(b"content-length", b"0")
+    if length == b"0" and b"transfer-encoding" not in headers:
+        return None
+    if length.isdigit() and int(length[:20]) > DRAINED:
+        raise _too_large()
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json" or b"content-encoding" in headers:
+        raise Refused(415, "not-json", "a body is sent as application/json, not compressed")
+    try:
+        data = await asyncio.wait_for(_whole(receive), PATIENCE)
+    except TimeoutError:
+        raise Refused(408, "too-slow", f"the request was not here as a whole within {PATIENCE:.0f} s") from None
+    if data:
+        _examine(data)
+    return data
+
+
+async def _whole(receive: Receive) -> bytes:
+    data, size = bytearray(), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(400, "bad-request", "the request ended in the middle")
+        size += len(message.get("body", b""))
+        if size <= LARGEST:
+            data += message.get("body", b"")
+        if size > DRAINED or (size > LARGEST and not message.get("more_body", False)):
+            raise _too_large()
+        if not message.get("more_body", False):
+            return bytes(data)
+
+
+def _too_large() -> Refused:
+    return Refused(413, "too-large", f"a body has at most {LARGEST} bytes", "give data by its address")
+
+
+def _examine(data: bytes) -> None:
+    """Raises Refused for what is no JSON, or is JSON that nothing of ours should have to read."""
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Refused(400, "not-json", "the body is no JSON, or it is nested too deeply") from None
+    level: list[object] = [value]
+    for _ in range(DEEPEST):
+        texts = [each for each in level if isinstance(each, str)]
+        texts += [name for each in level if isinstance(each, dict) for name in each]
+        if any("\0" in text or not _is_unicode(text) for text in texts):
+            raise Refused(422, "bad-value", "a text has a NUL character in it, or half a character")
+        if any(len(text) > LONGEST for text in texts):
+            raise Refused(422, "too-long", f"a text has at most {LONGEST} characters", "give data by its address")
+        level = [inner for each in level if isinstance(each, (dict, list)) for inner in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return
+    raise Refused(400, "not-json", f"the body is nested more than {DEEPEST} levels deep")
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(word)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+async def _refuse(send: Send, root: Path, refused: Refused) -> None:
+    data = answers.body(root, refused.code, refused.message, refused.fix, refused.problems)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()), *_SAFE.items()]
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refused.status in (408, 413):
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+def _safe(send: Send) -> Send:
+    """Adds to every answer what keeps a browser from making something else of it."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            there = {name.lower() for name, _ in message.get("headers", ())}
+            message["headers"] = [*message.get("headers", ()), *((name, value) for name, value in _SAFE.items() if name not in there)]
+        await send(message)
+
+    return sent

@@ -1,0 +1,194 @@
+"""The addresses that training platforms call, over the same functions as /v1: a job is a run whose idempotency key is `job:ID`.
+
+They name no bodies; those here are ours, with examples in fixtures/server.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from ..language.recipe import Recipe
+from ..storage.runs import RunRow, Wanted
+from ..storage.workspace import Workspace
+from . import recipes, runs, streams
+from .answers import Refused, plain
+from .room import OPERATE, READ, Caller, InRoom, Room
+from .runs import NewRun
+
+router = APIRouter(prefix="/api/training", tags=["platforms"])
+
+Status: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+_STATUS: Final[dict[str, Status]] = {
+    "QUEUED": "queued",
+    "ACTIVE": "running",
+    "PAUSED": "paused",
+    "COMPLETED": "completed",
+    "FAILED": "failed",
+    "CANCELLED": "cancelled",
+}
+_KEY: Final = "job:"
+_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+_LISTED: Final = 1000
+
+
+def _either(*names: str) -> AliasChoices:
+    return AliasChoices(*names)
+
+
+class Execute(BaseModel):
+    """A job, as a platform has it.  `job_token` is not stored: reports to the platform are not sent yet."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job_id: str = Field(max_length=100, pattern=_ID, validation_alias=_either("job_id", "jobId"))
+    user_id: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", validation_alias=_either("user_id", "userId"))
+    recipe: str = Field(min_length=1, max_length=80, validation_alias=_either("recipe", "method"))
+    model_name: str = Field(default="", max_length=400, validation_alias=_either("model_name", "modelName"))
+    dataset_url: str = Field(default="", max_length=4000, validation_alias=_either("dataset_url", "datasetUrl"))
+    config: dict[str, Any] = Field(default={}, description="Values of the recipe's inputs.")
+    job_token: str = Field(default="", max_length=4000, validation_alias=_either("job_token", "jobToken"))
+
+
+class Accepted(BaseModel):
+    job_id: str
+    status: Status
+
+
+class JobView(Accepted):
+    run: str
+    recipe: str
+    word: str
+    progress: float | None = Field(description="Percent.")
+    current_step: int
+    total_steps: int | None
+    error_message: str
+
+
+class JobList(BaseModel):
+    jobs: list[Accepted]
+
+
+class Gpu(BaseModel):
+    available: bool
+    name: str | None
+    cuda_version: str | None
+    device_count: int
+    memory: int | None = Field(description="Bytes of the first.")
+
+
+@router.post("/execute", status_code=202, dependencies=OPERATE, summary="Store a job; the same one again is the same job")
+def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
+    recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
+    inputs = dict(asked.config)
+    for value, kinds, field in ((asked.model_name, ("model",), "model_name"), (asked.dataset_url, ("dataset", "file"), "dataset_url")):
+        if value:
+            inputs[_input(recipe, kinds, field)] = value
+    new = NewRun(recipe=asked.recipe, inputs=inputs, user=asked.user_id)
+    view = runs.create(new, room, response, f"{_KEY}{asked.job_id}")
+    response.status_code = 202
+    return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
+
+
+def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
+    """The first input of a recipe that takes what a field names.  Raises Refused."""
+    found = next((spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None)
+    if found is None:
+        raise Refused(422, "invalid", f"the recipe {recipe.id} has no input for {field}", "leave it out, or give its inputs as `config`")
+    return found
+
+
+@router.get("/jobs", dependencies=READ, summary=f"Jobs, the newest first, among the last {_LISTED} runs")
+def jobs(room: InRoom) -> JobList:
+    with room.reading() as ws:
+        rows = ws.store.runs.page(Wanted(), _LISTED)
+        found = [Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state]) for row in rows if row.idempotency.startswith(_KEY)]
+        return JobList(jobs=found)
+
+
+@router.get("/status/{job_id}", dependencies=READ, summary="How far a job is")
+def status(job_id: str, room: InRoom) -> JobView:
+    with room.reading() as ws:
+        row = _row(ws, job_id)
+        (view,) = runs.viewed(ws, [row])
+        progress = runs.detailed(ws, row, view).progress
+        failed = row.state in ("FAILED", "CANCELLED")
+        return JobView(
+            job_id=job_id,
+            status=_STATUS[row.state],
+            run=row.id,
+            recipe=row.recipe,
+            word=view.word,
+            progress=progress.percent,
+            current_step=progress.step,
+            total_steps=progress.total,
+            error_message=plain(row.reason, ws.root) if failed else "",
+        )
+
+
+@router.post("/pause/{job_id}", status_code=202, dependencies=OPERATE, summary="Pause a job")
+def pause(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
+    runs.stop(room, _run(room, job_id), "pause", "PAUSED")
+    return _now(room, job_id)
+
+
+@router.post("/cancel/{job_id}", status_code=202, dependencies=OPERATE, summary="Cancel a job")
+def cancel(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
+    runs.stop(room, _run(room, job_id), "cancel", "CANCELLED")
+    return _now(room, job_id)
+
+
+@router.post("/resume/{job_id}", status_code=202, dependencies=OPERATE, summary="Resume a job from its newest checkpoint")
+def resume(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
+    runs.resume(_run(room, job_id), runs.Nothing(), room)
+    return _now(room, job_id)
+
+
+@router.get(
+    "/logs/{job_id}", dependencies=READ, summary="What the step of a job that began last printed", response_class=Response,
+    responses={200: {"content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}},
+)  # fmt: skip
+async def logs(
+    job_id: str, room: InRoom, caller: Caller, request: Request, offset: Annotated[int, Query(ge=0, le=2**53)] = 0, follow: bool = False
+) -> Response:
+    from starlette.concurrency import run_in_threadpool
+
+    run = await run_in_threadpool(_run, room, job_id)
+    return await streams.logs(run, room, caller, request, "", 0, offset, follow, "")
+
+
+def _row(ws: Workspace, job_id: str) -> RunRow:
+    found = ws.store.runs.page(Wanted(key=f"{_KEY}{job_id}"), 1)
+    if not found:
+        raise Refused(404, "not-found", "there is no such job", "GET /api/training/jobs lists them")
+    return found[0]
+
+
+def _run(room: Room, job_id: str) -> str:
+    with room.reading() as ws:
+        return _row(ws, job_id).id
+
+
+def _now(room: Room, job_id: str) -> Accepted:
+    with room.reading() as ws:
+        return Accepted(job_id=job_id, status=_STATUS[_row(ws, job_id).state])
+
+
+@cache
+def gpu() -> Gpu:
+    """The GPUs of this machine, by nvidia-smi; asked once."""
+    try:
+        head = subprocess.run(("nvidia-smi",), capture_output=True, text=True, timeout=10, check=True).stdout
+        query = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+        cards = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        name, _, memory = cards[0].rpartition(", ")
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return Gpu(available=False, name=None, cuda_version=None, device_count=0, memory=None)
+    version = re.search(r"CUDA Version: ([0-9.]+)", head)
+    bytes_ = int(memory) << 20 if memory.isdigit() else None
+    return Gpu(available=True, name=name, cuda_version=version[1] if version else None, device_count=len(cards), memory=bytes_)

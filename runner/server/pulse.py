@@ -1,0 +1,91 @@
+"""How far the runs are that somebody follows: each is asked for once, for all who follow it; and how many follow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from ..interface.logs import Part, parts
+from ..storage.runs import FINAL, RunRow
+from .answers import Refused
+from .room import Room, run_of
+from .tokens import Token
+
+LOOK: Final = 0.2
+"""Seconds between two looks at a run."""
+STREAMS: Final = 20
+"""Streams that one token may have open."""
+
+
+class Beat(NamedTuple):
+    """A run as it stood a moment ago, and the attempts that it had begun."""
+
+    at: float
+    row: RunRow
+    parts: Sequence[Part]
+
+    @property
+    def over(self) -> bool:
+        return self.row.state in FINAL
+
+
+class Pulse:
+    """Of one server; used by its event loop alone."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._beats: dict[str, asyncio.Task[Beat]] = {}
+        self._streams: Counter[str] = Counter()
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return self._streams.total()
+
+    def allow(self, caller: Token) -> None:
+        """Raises Refused where another stream would be one too many."""
+        if self._streams[caller.id] >= STREAMS:
+            raise Refused(429, "too-many-streams", f"a token may follow {STREAMS} things at once", "close one of them")
+
+    @asynccontextmanager
+    async def stream(self, caller: Token, request: Request) -> AsyncIterator[asyncio.Task[None]]:
+        """Counts a stream while it is open.  The task is done when its client has gone."""
+        self._streams[caller.id] += 1
+        gone = asyncio.create_task(_gone(request))
+        try:
+            yield gone
+        finally:
+            gone.cancel()
+            self._streams[caller.id] -= 1
+            if not self.streams:
+                self._streams.clear()
+                self._beats.clear()
+
+    async def beat(self, run: str) -> Beat:
+        """The run, not older than `LOOK`.  Raises Refused where it is none, or is no more."""
+        known = self._beats.get(run)
+        last: Beat | None = None
+        if known is not None and known.done():
+            last = known.result() if known.exception() is None else None
+        if known is None or (known.done() and (last is None or last.at < time.monotonic() - LOOK)):
+            known = self._beats[run] = asyncio.create_task(run_in_threadpool(self._looked, run, last))
+        return await asyncio.shield(known)
+
+    def _looked(self, run: str, last: Beat | None) -> Beat:
+        with self._room.reading() as ws:
+            row = run_of(ws, run)
+            same = last is not None and last.row.next_event == row.next_event
+            found = last.parts if last is not None and same else parts(ws.store.runs.events(run))
+            return Beat(time.monotonic(), row, found)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

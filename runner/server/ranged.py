@@ -1,0 +1,57 @@
+"""A file as an answer: all of it, or the one range that was asked for.  Sent in pieces, as an attachment that no browser takes for a page."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+from urllib.parse import quote
+
+from fastapi.responses import StreamingResponse
+
+from .answers import Refused
+
+PIECE: Final = 1 << 18
+_RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
+
+
+def slice_of(asked: str, size: int) -> tuple[int, int] | None:
+    """The first byte of a range and the one after its last; None for all.  Raises Refused for several ranges, or one beyond the end."""
+    if not asked:
+        return None
+    found = _RANGE.fullmatch(asked.replace(" ", ""))
+    if found is not None and found[3]:
+        begin, end = max(0, size - int(found[3])), size
+    elif found is not None:
+        begin, end = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
+    if found is None or begin >= min(end, size):
+        raise Refused(416, "bad-range", f"one range of bytes can be asked for, below {size}", "such as `Range: bytes=0-1023`")
+    return begin, end
+
+
+def sent(file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0) -> StreamingResponse:
+    """The answer that gives out a file, and closes it: the range that was asked for, else all from `offset` on."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        part = slice_of(asked, size)
+    except Refused:
+        file.close()
+        raise
+    begin, end = part or (min(offset, size), size)
+    headers = {
+        "content-length": str(end - begin),
+        "accept-ranges": "bytes",
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+    }
+    headers |= {"content-range": f"bytes {begin}-{end - 1}/{size}"} if part is not None else {}
+    headers |= {"etag": f'"{tag}"'} if tag else {}
+    return StreamingResponse(_pieces(file, begin, end), 206 if part is not None else 200, headers, kind)
+
+
+def _pieces(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    with file:
+        file.seek(begin)
+        while begin < end and (data := file.read(min(PIECE, end - begin))):
+            begin += len(data)
+            yield data

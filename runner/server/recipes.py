@@ -1,0 +1,255 @@
+"""The recipes that a server offers, what each takes, and what it would do: names of the library, of packages and of `recipes.allow`, never a path."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import Invalid, NotFound, Problem, did_you_mean
+from ..language import library
+from ..language.inputs import kind_of
+from ..language.library import Entry
+from ..language.recipe import Input, Recipe
+from ..settings import load
+from ..storage.workspace import Workspace
+from .answers import plain, plain_value
+from .room import READ, InRoom, Room
+
+router = APIRouter(prefix="/v1", tags=["recipes"])
+
+_NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
+_ADDRESSES: Final = ("file", "dataset", "model")
+_LIMITS: Final = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
+    *("minItems", "maxItems", "uniqueItems"),
+)
+_TYPES: Final[Mapping[str, Mapping[str, object]]] = {
+    "integer": {"type": "integer"},
+    "number": {"type": "number"},
+    "boolean": {"type": "boolean"},
+    "list": {"type": "array"},
+    "object": {"type": "object"},
+}
+
+
+class Offered(NamedTuple):
+    """A recipe that may be asked for: its first lines, and what the workspace calls it."""
+
+    entry: Entry
+    word: str
+
+
+class RecipeSummary(BaseModel):
+    id: str
+    summary: str
+    package: str = Field(description="The package that brings it; empty for the library and for recipes of the workspace.")
+
+
+class RecipeList(BaseModel):
+    recipes: list[RecipeSummary]
+
+
+class RecipeView(RecipeSummary):
+    doc: str
+    inputs: dict[str, Any] = Field(description="The JSON Schema of the inputs.")
+    presets: dict[str, dict[str, Any]] = Field(description="By name, the inputs that each sets.")
+    resources: dict[str, dict[str, Any]] = Field(description="By preset, empty for none: what the most demanding step needs of its machine.")
+    outputs: list[str]
+
+
+class Asked(BaseModel):
+    """What is to be run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    recipe: str = Field(min_length=1, max_length=80, description="NAME@VERSION, or NAME for the newest version.")
+    inputs: dict[str, Any] = Field(default={}, description="As GET /v1/recipes/NAME describes them.")
+    preset: str | None = Field(default=None, max_length=400, description="A set of inputs that the recipe brings, or several: a,b.")
+
+
+class StepPlan(BaseModel):
+    id: str
+    answer: str = Field(description="run, maybe, restore, fresh or skip.")
+    reasons: list[str]
+    needs: list[str]
+    seconds: float | None = Field(description="What it is expected to take.")
+    usd: float | None = Field(description="What it is expected to cost at most.")
+
+
+class PlanView(BaseModel):
+    recipe: str
+    inputs: dict[str, Any]
+    steps: list[StepPlan]
+    seconds: float | None = Field(description="Of all steps that would run, one after another; null where it is not known of each.")
+    usd: float | None
+    bytes: int = Field(description="The size of the outputs that would be restored.")
+
+
+def offered(root: Path, environ: Mapping[str, str]) -> list[Offered]:
+    """Every recipe that may be asked for.  Raises Invalid for a file of `recipes.allow` that is none, or has the name of another."""
+    found = {entry.id: Offered(entry, entry.id) for entry in library.entries()}
+    for word in load(root, environ).lists.get("recipes.allow", ()):
+        path = root / word
+        entry = next((each for each in library.beside(path.parent) if each.path.name == path.name), None)
+        if entry is None:
+            raise Invalid([Problem("no-recipe", f"{word} is no recipe", None, "look at `allow` under [recipes] in recipe.toml")])
+        if entry.id in found:
+            raise Invalid([Problem("name-clash", f"{word} is called {entry.id}, as another recipe is", None, "give it another name, or version")])
+        found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
+    return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
+
+
+def meant(root: Path, environ: Mapping[str, str], name: str) -> Offered:
+    """The recipe of that name.  Raises NotFound."""
+    known = offered(root, environ)
+    if _NAMED.fullmatch(name):
+        for each in known:
+            if name in (each.entry.id, each.entry.name):
+                return each
+    near = did_you_mean(name[:80], [*(each.entry.id for each in known), *(each.entry.name for each in known)])
+    raise NotFound("there is no such recipe", fix=near or "GET /v1/recipes lists them")
+
+
+def read(each: Offered) -> Recipe:
+    """A recipe as it is written."""
+    from ..language import parse
+
+    return parse.load(each.entry.path)
+
+
+def bound(room: Room, each: Offered, asked: Asked) -> None:
+    """Check the inputs of a request.  Raises Invalid with every problem."""
+    from ..language import inputs
+
+    recipe = read(each)
+    values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
+    roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in load(room.root, room.environ).lists.get("data.roots", ())]
+    fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
+    problems += [
+        Problem("path-not-allowed", f'"{name}" is a path, and not below a folder that this server reads', None, fix)
+        for name, path in _paths(recipe, {name: value for name, value in values.items() if name in asked.inputs})
+        if not _below(os.path.realpath(room.root / Path(path).expanduser()), roots)
+    ]
+    if problems:
+        raise Invalid(problems)
+
+
+def _paths(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The paths among the values of inputs that are read as addresses, with the names of the inputs."""
+    for name, value in values.items():
+        spec = recipe.inputs[name]
+        if {spec.type, spec.items} & set(_ADDRESSES):
+            yield from ((name, item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str) and kind_of(item) == "path")
+
+
+def _below(path: str, roots: list[str]) -> bool:
+    return any(path.startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+def schema_of(spec: Input) -> dict[str, Any]:
+    """The JSON Schema of one input."""
+    schema: dict[str, Any] = {**_TYPES.get(spec.type, {"type": "string"})}
+    if spec.doc:
+        schema["description"] = spec.doc
+    if spec.items:
+        schema["items"] = _TYPES.get(spec.items, {"type": "string"})
+    if spec.type == "choice":
+        schema = {**{name: value for name, value in schema.items() if name != "type"}, "enum": spec.limits.get("choices")}
+    if spec.type in _ADDRESSES:
+        schema["format"] = f"recipe-{spec.type}"
+    part = schema["items"] if spec.type == "list" and spec.items else schema
+    for name, limit in spec.limits.items():
+        if name in _LIMITS:
+            (schema if name.endswith("Items") else part)[name] = limit
+    if spec.has_default:
+        schema["default"] = spec.default
+    return schema
+
+
+@router.get("/recipes", dependencies=READ, summary="The recipes that may be run")
+def recipes(room: InRoom) -> RecipeList:
+    return RecipeList(recipes=[_summary(each) for each in offered(room.root, room.environ)])
+
+
+@router.get("/recipes/{name}", dependencies=READ, summary="One recipe: what it takes, its presets, what it needs")
+def recipe(name: str, room: InRoom) -> RecipeView:
+    from ..interface import datasheet
+
+    each = meant(room.root, room.environ, name)
+    found = read(each)
+    sheet = datasheet.described(datasheet.Sheet(found, {}))
+    given = [spec for spec in found.inputs.values() if spec.type != "secret"]
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {spec.name: schema_of(spec) for spec in given},
+        "required": [spec.name for spec in given if spec.required and not spec.has_default],
+        "additionalProperties": False,
+    }
+    return RecipeView.model_validate(
+        {
+            **_summary(each).model_dump(),
+            "doc": found.doc,
+            "inputs": schema,
+            "presets": sheet["presets"],
+            "resources": sheet["machines"],
+            "outputs": [name for name, _, _ in datasheet.results(found)],
+        }
+    )
+
+
+@router.post("/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run")
+def plan(asked: Asked, room: InRoom) -> PlanView:
+    from ..advice import estimates
+    from ..execution.session import look
+    from ..survey.survey import Request
+
+    each = meant(room.root, room.environ, asked.recipe)
+    bound(room, each, asked)
+    with room.working() as ws:
+        found = look(ws, Request(each.word, asked.inputs, asked.preset))
+        expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+        reckoned = estimates.of_plan(ws, found.plan, found.todo)
+        steps = []
+        for n, (node, verdict) in enumerate(zip(found.plan.nodes, found.verdicts, strict=True)):
+            runs = verdict.answer in ("run", "maybe")
+            estimate = reckoned.get(n)
+            steps.append(
+                StepPlan(
+                    id=node.id,
+                    answer=verdict.answer,
+                    reasons=[plain(reason, ws.root) for reason in verdict.reasons],
+                    needs=sorted(found.plan.nodes[need].id for need in found.plan.needs(n)),
+                    seconds=(estimate.seconds[1] if estimate is not None and estimate.seconds else expected.get(node.id)) if runs else 0.0,
+                    usd=(estimate.usd[1] if estimate is not None and estimate.usd else None) if runs else 0.0,
+                )
+            )
+        restored = [found.made[n] for n, verdict in enumerate(found.verdicts) if verdict.answer == "restore" and n in found.made]
+        size = sum(_size(ws, content) for made in restored for content in made.outputs.values())
+        given = plain_value(dict(found.plan.inputs), ws.root)
+    seconds, usd = [step.seconds for step in steps], [step.usd for step in steps]
+    return PlanView.model_validate(
+        {"recipe": found.plan.recipe, "inputs": given, "steps": steps, "bytes": size, "seconds": _sum(seconds), "usd": _sum(usd)}
+    )
+
+
+def _sum(parts: list[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _size(ws: Workspace, content: str) -> int:
+    from ..storage.files import Content
+
+    seal = ws.store.index.seal(Content(content))
+    return seal.size if seal is not None and isinstance(seal.size, int) else 0
+
+
+def _summary(each: Offered) -> RecipeSummary:
+    return RecipeSummary(id=each.entry.id, summary=each.entry.summary, package=each.entry.origin)

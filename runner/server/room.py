@@ -1,0 +1,131 @@
+"""What a route works with: the workspace that is served, opened for as many requests as are read at once, and whose request it is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+from pydantic import AwareDatetime, BeforeValidator, Strict
+
+from ..storage.runs import RunRow
+from ..storage.workspace import Workspace
+from .answers import NoSuchRun, Refused
+from .tokens import Scope, Token, Tokens
+
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})")
+
+
+class Room:
+    """The workspace of a server.  Its methods are called by many threads."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str], tokens: Tokens) -> None:
+        self.root, self.environ, self.tokens = Path(os.path.abspath(root)), environ, tokens
+        self._idle: deque[Workspace] = deque()
+
+    @contextmanager
+    def reading(self) -> Iterator[Workspace]:
+        """A workspace whose runs are read, used again by later requests.  Nothing is surveyed in it."""
+        try:
+            ws = self._idle.pop()
+        except IndexError:
+            ws = self.working()
+        try:
+            yield ws
+        except (Refused, GeneratorExit):
+            self._idle.append(ws)
+            raise
+        except BaseException:
+            ws.close()
+            raise
+        self._idle.append(ws)
+
+    def working(self) -> Workspace:
+        """The workspace anew, to survey a request in.  The caller closes it."""
+        return Workspace.open(self.root, environ=self.environ)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+def _room(request: Request) -> Room:
+    return cast("Room", request.app.state.room)
+
+
+def _caller(request: Request) -> Token:
+    caller = request.scope["state"]["caller"]
+    if caller is None:
+        raise Refused(401, "unauthorized", "a token is needed", "send the header `Authorization: Bearer TOKEN`")
+    return cast("Token", caller)
+
+
+class Needs:
+    """That the caller's token has this scope.  A token of one run opens only the addresses that name a run."""
+
+    def __init__(self, scope: Scope, *, run: bool = False) -> None:
+        self.scope, self.run = scope, run
+
+    def __call__(self, request: Request) -> None:
+        caller = _caller(request)
+        if caller.run and (not self.run or request.path_params.get("run") != caller.run):
+            raise NoSuchRun() if self.run else Refused(403, "forbidden", f"this token is for run {caller.run} alone", f"GET /v1/runs/{caller.run}")
+        if not caller.allows(self.scope):
+            raise Refused(
+                403, "forbidden", f"this needs the scope `{self.scope}`, and the token has `{caller.scope}`", "POST /v1/tokens makes another"
+            )
+
+
+InRoom = Annotated[Room, Depends(_room)]
+Caller = Annotated[Token, Depends(_caller)]
+BEARER = Depends(HTTPBearer(auto_error=False, description="A token, as the first `recipe serve` shows it, or POST /v1/tokens."))
+READ = [BEARER, Depends(Needs("read"))]
+OPERATE = [BEARER, Depends(Needs("operate"))]
+ADMIN = [BEARER, Depends(Needs("admin"))]
+READ_RUN = [BEARER, Depends(Needs("read", run=True))]
+OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
+
+
+def _rfc_3339(value: object) -> object:
+    if not isinstance(value, str) or not _MOMENT.fullmatch(value):
+        raise ValueError("a time is a text as RFC 3339 has it: 2026-12-01T20:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, Strict(False), BeforeValidator(_rfc_3339)]
+"""A time in a request."""
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("this is no number")
+    return value
+
+
+Whole = Annotated[int, Strict(False), BeforeValidator(_number)]
+"""A whole number in a request, also one that is written as 1.0."""
+
+
+def moment(at: float | None) -> str | None:
+    """A time as RFC 3339 writes it."""
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def run_of(ws: Workspace, id: str) -> RunRow:
+    """A run of this workspace.  Raises Refused."""
+    from ..errors import NotFound
+
+    try:
+        row = ws.store.runs.get(id)
+    except NotFound:
+        raise NoSuchRun() from None
+    if row.workspace != str(ws.root):
+        raise NoSuchRun()
+    return row

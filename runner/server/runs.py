@@ -1,0 +1,397 @@
+"""Runs: stored, listed, looked at, and asked to cancel, pause and resume.  What is asked of a run, its worker does; one that waits is moved here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import NotFound, did_you_mean
+from ..execution.queue import Ticket, submit
+from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
+from ..execution.unattended import end_unattended
+from ..planning.ids import stored
+from ..planning.schedule import Move, word
+from ..storage.ledger import Ledger, of_user
+from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow, Wanted
+from ..storage.workspace import Workspace
+from ..survey import run_graph
+from ..survey.survey import Request
+from . import recipes
+from .answers import Refused, plain, plain_value
+from .recipes import Asked
+from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, Whole, moment, run_of
+
+router = APIRouter(prefix="/v1", tags=["runs"])
+
+State: TypeAlias = Literal["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
+MOST: Final = 200
+"""Runs of one page."""
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+_Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
+_HIDDEN: Final = ("log", "metrics", "env_files", "secrets")
+"""What events hold for workers alone."""
+
+
+class NewRun(Asked):
+    """What is to be run, when, and by whom."""
+
+    driver: str = Field(default="local", min_length=1, max_length=64, description="Where it runs: a driver of `recipe doctor`.")
+    priority: Whole = Field(default=0, ge=-1_000_000, le=1_000_000, description="A higher one is taken first.")
+    not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
+    user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
+    labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
+
+
+class Progress(BaseModel):
+    step: int = Field(description="Steps that are over.")
+    total: int | None
+    percent: float | None
+    eta: float | None = Field(description="Seconds, by what the open steps took before; null where that is not known.")
+
+
+class RunView(BaseModel):
+    """A run.  Times are RFC 3339."""
+
+    id: str
+    recipe: str
+    state: State
+    word: str = Field(description="The state as people see it: EXECUTING, TRANSFERRING_DATA, PROVISIONING, NEEDS_RECOVERY, …")
+    reason: str
+    request: str = Field(description="What was asked of it and is not done yet: cancel, pause, resume.")
+    user: str
+    labels: dict[str, str]
+    priority: int
+    driver: str
+    preset: str | None
+    inputs: dict[str, Any]
+    created: str
+    not_before: str | None
+    ended: str | None
+
+
+class RunList(BaseModel):
+    runs: list[RunView]
+    next: str | None = Field(description="The value of `after` for the next page; null at the end.")
+
+
+class StepView(BaseModel):
+    id: str
+    state: str
+    reason: str
+    attempts: int
+    host: str = Field(description="Where it was begun last; empty for the worker's own machine.")
+
+
+class OutputView(BaseModel):
+    name: str
+    content: str = Field(description="The digest of its bytes.")
+    bytes: int | None
+    folder: bool
+
+
+class Instance(BaseModel):
+    provider: str
+    key: str
+    state: str
+    usd_an_hour: float
+
+
+class Estimate(BaseModel):
+    cost: float | None
+    seconds: float | None
+
+
+class RunDetail(RunView):
+    progress: Progress
+    provider: str
+    instances: list[Instance]
+    estimate: Estimate
+    cost: float = Field(description="US dollars so far.")
+    steps: list[StepView]
+    outputs: list[OutputView]
+
+
+class EventView(BaseModel):
+    run: str
+    seq: int
+    at: str
+    subject: str
+    id: str
+    before: str
+    after: str
+    reason: str
+    data: dict[str, Any]
+
+
+class Done(BaseModel):
+    """What was asked of a run, as its latest event says; `run` is another one after a retry."""
+
+    run: str
+    event: EventView
+
+
+class Retry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    begin: str | None = Field(default=None, alias="from", max_length=400, description="This step and everything after it, whatever is remembered.")
+
+
+class Nothing(BaseModel):
+    """An empty body: {}."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
+
+
+@router.post("/runs", status_code=201, dependencies=OPERATE, summary="Store a run for a worker", responses={200: {"model": RunView}})
+def create(
+    asked: NewRun, room: InRoom, response: Response, key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = ""
+) -> RunView:
+    from .. import extensions
+
+    each = recipes.meant(room.root, room.environ, asked.recipe)
+    recipes.bound(room, each, asked)
+    if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
+        raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
+    due = asked.not_before.timestamp() if asked.not_before is not None else None
+    ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id())
+    with room.working() as ws:
+        ws.share(None)
+        request = Request(each.word, asked.inputs, asked.preset)
+        run = submit(ws, request, Choice(), Settings(asked.driver), ticket).id
+        response.status_code = 201 if run == ticket.run else 200
+        return viewed(ws, [ws.store.runs.get(run)])[0]
+
+
+@router.get("/runs", dependencies=READ, summary="Runs, the newest first")
+def runs(
+    room: InRoom,
+    state: Annotated[list[State] | None, Query()] = None,
+    recipe: Annotated[str, Query(max_length=80)] = "",
+    user: Annotated[str, Query(max_length=100)] = "",
+    label: Annotated[str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")] = "",
+    after: Annotated[str, Query(max_length=40, description="`next` of the page before.")] = "",
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
+) -> RunList:
+    name, equals, value = label.partition("=")
+    wanted = Wanted(state or (), recipe, user, (name, value) if equals else None)
+    wanted = wanted._replace(before=after) if after else wanted
+    with room.reading() as ws:
+        rows = ws.store.runs.page(wanted, limit + 1)
+        return RunList(runs=viewed(ws, rows[:limit]), next=rows[limit - 1].id if len(rows) > limit else None)
+
+
+@router.get("/runs/{run}", dependencies=READ_RUN, summary="One run with its steps and outputs")
+def one(run: str, room: InRoom) -> RunDetail:
+    with room.reading() as ws:
+        row = run_of(ws, run)
+        (view,) = viewed(ws, [row])
+        return detailed(ws, row, view)
+
+
+def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
+    """Runs as the API shows them."""
+    open_runs = [row.id for row in rows if row.state not in FINAL]
+    tallies = ws.store.runs.tallies(open_runs) if open_runs else {}
+    found = []
+    for row in rows:
+        asked, labels = row.data.get("asked"), row.data.get("labels")
+        asked = asked if isinstance(asked, dict) else {}
+        begun = "ACTIVE" if row.state == "QUEUED" and row.fence and row.claim else row.state
+        live = begun == "ACTIVE" and ws.store.runs.live(row.id)
+        leases = _leases(ws, row.id) if begun == "ACTIVE" else ()
+        phases = [*tallies.get(row.id, {}), ("WAITING", "")]
+        found.append(
+            RunView.model_validate(
+                {
+                    "id": row.id,
+                    "recipe": row.recipe,
+                    "state": row.state,
+                    "word": word(begun, reason=row.reason, steps=phases, leases={lease.state for lease in leases}, claimed=live),
+                    "reason": plain(row.reason, ws.root),
+                    "request": row.request,
+                    "user": str(row.data.get("user", "")),
+                    "labels": labels if isinstance(labels, dict) else {},
+                    "priority": row.priority,
+                    "driver": settings_of_run(row).driver,
+                    "preset": asked.get("preset"),
+                    "inputs": plain_value(row.inputs, ws.root),
+                    "created": moment(row.created),
+                    "not_before": moment(row.due) if row.due is not None and row.due > row.created + 1 else None,
+                    "ended": moment(row.ended),
+                }
+            )
+        )
+    return found
+
+
+def detailed(ws: Workspace, row: RunRow, view: RunView) -> RunDetail:
+    """A run with all that is known of it."""
+    steps, hosts = ws.store.runs.steps(row.id), ws.store.runs.places([row.id])
+    tries: dict[str, int] = {}
+    for attempt in ws.store.runs.attempts(row.id):
+        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n)
+    shown = [
+        StepView(id=id, state=step.state, reason=plain(step.reason, ws.root), attempts=tries.get(id, 0), host=hosts.get((row.id, id), ""))
+        for id, step in steps.items()
+    ]
+    leases = _leases(ws, row.id)
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
+    instances = [Instance(provider=lease.driver, key=lease.key, state=lease.state, usd_an_hour=lease.price) for lease in leases]
+    progress = _progress(ws, row, {id: step.state for id, step in steps.items()})
+    price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
+    return RunDetail(
+        **view.model_dump(),
+        progress=progress,
+        provider=settings_of_run(row).driver,
+        instances=instances,
+        estimate=Estimate(seconds=progress.eta, cost=price * progress.eta / 3600 if progress.eta is not None else None),
+        cost=cost,
+        steps=shown,
+        outputs=outputs(ws, row),
+    )
+
+
+def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> Progress:
+    """How many steps are over, and how long the others took before."""
+    graph = run_graph.recall(ws, row.id)
+    fresh = row.data.get("fresh")
+    over = sum(state in STEP_FINAL for state in states.values()) + (len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0)
+    total = max(sum(graph.instances.values()), over) if graph is not None else over if row.state in FINAL else None
+    if row.state in FINAL:
+        return Progress(step=over, total=total, percent=100.0 if row.state == "COMPLETED" else _percent(over, total), eta=0.0)
+    waiting = [id for id, state in states.items() if state not in STEP_FINAL]
+    expected = ws.store.index.expected(row.recipe, waiting)
+    known = all(id in expected for id in waiting) and total is not None and over + len(waiting) >= total
+    return Progress(step=over, total=total, percent=_percent(over, total), eta=sum(expected.values()) if known else None)
+
+
+def _percent(over: int, total: int | None) -> float | None:
+    return round(100 * over / total, 1) if total else None
+
+
+def outputs(ws: Workspace, row: RunRow) -> list[OutputView]:
+    """What the steps of a run made, or found made, by STEP.OUTPUT."""
+    made = made_by(ws, row)
+    traces = ws.store.index.traces(list(made.values()))
+    contents = {f"{step}.{each[0]}": each[2] for step, key in made.items() if key in traces for each in traces[key].outputs}
+    tiny = ws.store.index.tiny(list(contents.values()))
+    found = []
+    for name, content in sorted(contents.items()):
+        seal = ws.store.index.seal(content) if content not in tiny else None
+        size = len(tiny[content]) if content in tiny else seal.size if seal is not None else None
+        found.append(OutputView(name=name, content=content, bytes=size, folder=content[0] == "t"))
+    return found
+
+
+def made_by(ws: Workspace, row: RunRow) -> dict[str, str]:
+    """The keys of the results of a run, by step."""
+    graph = run_graph.recall(ws, row.id)
+    keys = dict(graph.fresh) if graph is not None else {}
+    return keys | {attempt.step: attempt.key for attempt in ws.store.runs.attempts(row.id) if attempt.outcome == "done" and attempt.key}
+
+
+def _leases(ws: Workspace, run: str) -> list[Any]:
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        return ledger.of_run(run)
+
+
+def shown(ws: Workspace, event: Event) -> EventView:
+    """An event as the API shows it."""
+    data = {name: value for name, value in event.data.items() if name not in _HIDDEN}
+    return EventView.model_validate(
+        event._asdict() | {"at": moment(event.at), "reason": plain(event.reason, ws.root), "data": plain_value(data, ws.root)}
+    )
+
+
+# -- asking ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _final(row: RunRow) -> Refused:
+    return Refused(409, "final", f"the run is {row.state} already", f"POST /v1/runs/{row.id}/retry runs it anew")
+
+
+def _asked(ws: Workspace, run: str, what: str) -> Done:
+    """Store a request.  Raises Refused where the run is over, or no worker will read it."""
+    row = run_of(ws, run)
+    if row.state not in FINAL and row.due is None and not ws.store.runs.live(run):
+        raise _nobody(row, what)
+    if row.state in FINAL or not ws.store.runs.request(run, what):
+        raise _final(ws.store.runs.get(run))
+    return _done(ws, run)
+
+
+def _nobody(row: RunRow, what: str) -> Refused:
+    words = "the run was begun by `recipe run`, and no process works on it"
+    return Refused(409, "no-worker", words, f"`recipe {what} {row.id}` in its workspace does it")
+
+
+def _done(ws: Workspace, run: str) -> Done:
+    last = ws.store.runs.get(run).next_event - 2
+    return Done(run=run, event=shown(ws, ws.store.runs.events(run, last)[-1]))
+
+
+def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]) -> Done:
+    """Cancel or pause: at once where it waits, else by its worker."""
+    with room.reading() as ws:
+        row = run_of(ws, run)
+        if row.state in FINAL:
+            raise _final(row)
+        if row.state == state:
+            raise Refused(409, "already", f"the run is {state} already", f"POST /v1/runs/{run}/resume resumes it")
+        if row.state in ("QUEUED", "PAUSED") and end_unattended(ws, row, state, lambda _text: None):
+            return _done(ws, run)
+        return _asked(ws, run, what)
+
+
+@router.post("/runs/{run}/cancel", status_code=202, dependencies=OPERATE_RUN, summary="End a run; results and checkpoints stay")
+def cancel(run: str, _body: Nothing, room: InRoom) -> Done:
+    return stop(room, run, "cancel", "CANCELLED")
+
+
+@router.post("/runs/{run}/pause", status_code=202, dependencies=OPERATE_RUN, summary="Stop a run so that it can be resumed")
+def pause(run: str, _body: Nothing, room: InRoom) -> Done:
+    return stop(room, run, "pause", "PAUSED")
+
+
+@router.post("/runs/{run}/resume", status_code=202, dependencies=OPERATE_RUN, summary="Let a paused run continue")
+def resume(run: str, _body: Nothing, room: InRoom) -> Done:
+    with room.reading() as ws:
+        row = run_of(ws, run)
+        if row.state in FINAL:
+            raise _final(row)
+        if row.state != "PAUSED":
+            if row.request != "pause":
+                raise Refused(409, "not-paused", f"the run is {row.state}, and no pause was asked for", f"POST /v1/runs/{run}/pause pauses it")
+            return _asked(ws, run, "resume")
+        if row.due is None:
+            raise _nobody(row, "resume")
+        fence = ws.store.runs.claim(run, "server")
+        if fence is None:
+            raise Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")
+        try:
+            ws.store.runs.group(run, fence, [Move("run", run, "PAUSED", "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
+        finally:
+            ws.store.runs.release(run, fence)
+        return _done(ws, run)
+
+
+@router.post("/runs/{run}/retry", status_code=202, dependencies=OPERATE, summary="Run what an ended run was asked for once more, as a new run")
+def retry(run: str, asked: Retry, room: InRoom) -> Done:
+    with room.working() as ws:
+        row = run_of(ws, run)
+        request = request_of_run(row)
+        if row.state not in FINAL:
+            raise Refused(409, "not-final", f"the run is {row.state}", f"POST /v1/runs/{run}/cancel ends it")
+        if request is None:
+            raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
+        choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
+        labels = row.data.get("labels")
+        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, str(row.data.get("user", "")))
+        return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)

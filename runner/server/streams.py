@@ -1,0 +1,257 @@
+"""What a run does while it does it: events, logs and metrics, at once or followed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from ..errors import CannotRun
+from ..interface.logs import Part, Tail, kept, unmaskable
+from ..planning.ids import names
+from ..secrets import Masker
+from ..storage import metrics
+from ..storage.workspace import Workspace
+from ..survey.results import Point, points
+from . import ranged
+from .answers import Refused
+from .pulse import LOOK, Beat, Pulse
+from .room import READ_RUN, Caller, InRoom, run_of
+from .runs import EventView, shown
+from .tokens import Token
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
+
+PAGE: Final = 500
+"""Events of one answer."""
+QUIET: Final = 15.0
+"""Seconds of silence after which a stream of events says that it is alive."""
+_TEXT: Final = "text/plain; charset=utf-8"
+_LINES: Final = "application/x-ndjson"
+StepName: TypeAlias = Annotated[str, Query(max_length=400, description="A step; without it the one that began last.")]
+_HEADERS: Final = {"x-accel-buffering": "no"}
+
+
+class EventList(BaseModel):
+    events: list[EventView]
+    next: int = Field(description="The value of `after` for what comes next.")
+
+
+def pulse_of(request: Request) -> Pulse:
+    """What followers share."""
+    found: Pulse = request.app.state.pulse
+    return found
+
+
+# -- events ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/events", dependencies=READ_RUN, summary="What happened; with `Accept: text/event-stream` also what will", response_model=EventList,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)  # fmt: skip
+async def events(
+    run: str,
+    room: InRoom,
+    caller: Caller,
+    request: Request,
+    after: Annotated[int, Query(ge=0, le=2**53, description="Only events with a greater number.")] = 0,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+    last: Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins.")] = 0,
+) -> Response:
+    after = last or after
+
+    def found(number: int) -> list[EventView]:
+        with room.reading() as ws:
+            return [shown(ws, event) for event in ws.store.runs.events(run_of(ws, run).id, number, PAGE)]
+
+    if "text/event-stream" not in accept:
+        some = await run_in_threadpool(found, after)
+        text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
+        return Response(text, media_type="application/json")
+    pulse = pulse_of(request)
+    pulse.allow(caller)
+    await pulse.beat(run)
+    return StreamingResponse(_told(pulse, caller, request, run, after, found), media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _told(
+    pulse: Pulse, caller: Token, request: Request, run: str, after: int, found: Callable[[int], Sequence[EventView]]
+) -> AsyncIterator[bytes]:
+    """Events as they come, until the run is over."""
+    number, silent = after, 0.0
+    async with pulse.stream(caller, request) as gone:
+        while not gone.done():
+            beat = await pulse.beat(run)
+            while number < beat.row.next_event - 1 and (some := await run_in_threadpool(found, number)):
+                number, silent = some[-1].seq, 0.0
+                yield "".join(f"id: {each.seq}\nevent: {each.subject}\ndata: {each.model_dump_json()}\n\n" for each in some).encode()
+            if beat.over:
+                return
+            if silent >= QUIET:
+                silent = 0.0
+                yield b": alive\n\n"
+            await asyncio.wait({gone}, timeout=LOOK)
+            silent += LOOK
+
+
+# -- logs -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def opened(ws: Workspace, run: str, part: Part) -> Tail | None:
+    """The log of an attempt from its beginning, masked.  None: there is none yet, or no more, or it cannot be masked before its step is over."""
+    if not part.ended and not kept(ws.home, run, part).exists() and unmaskable(part, ws.root, ws.environ):
+        return None
+    with suppress(CannotRun):
+        return Tail.of(ws.home, ws.root, run, part, ws.environ)
+    return None
+
+
+def chosen(beat: Beat, step: str, attempt: int) -> Part | None:
+    """The attempt whose log was asked for, if it has begun."""
+    found = [part for part in beat.parts if (not step or step in names(part.step)) and attempt in (0, part.number)]
+    return found[-1] if found else None
+
+
+@router.get(
+    "/logs", dependencies=READ_RUN, summary="What a step printed, as text", response_class=Response,
+    responses={200: {"content": {_TEXT: {"schema": {"type": "string"}}}}, 206: {"content": {_TEXT: {"schema": {"type": "string"}}}}},
+)  # fmt: skip
+async def logs(
+    run: str,
+    room: InRoom,
+    caller: Caller,
+    request: Request,
+    step: StepName = "",
+    attempt: Annotated[int, Query(ge=0, le=10**9, description="0: the last.")] = 0,
+    offset: Annotated[int, Query(ge=0, le=2**53, description="Bytes to pass over.")] = 0,
+    follow: Annotated[bool, Query(description="Stay, and send what comes, until the attempt is over.")] = False,
+    range: Annotated[str, Header(max_length=100)] = "",
+) -> Response:
+    pulse = pulse_of(request)
+    beat = await pulse.beat(run)
+    part = chosen(beat, step, attempt)
+    if part is None and (not follow or beat.over):
+        raise Refused(404, "no-log", "no such step of the run has begun", f"GET /v1/runs/{run} lists its steps")
+
+    def begun(found: Part) -> Tail | None:
+        with room.reading() as ws:
+            return opened(ws, run, found)
+
+    def whole(found: Part) -> Response | None:
+        with room.reading() as ws:
+            try:
+                file = kept(ws.home, run, found).open("rb")
+            except FileNotFoundError:
+                if found.ended:
+                    raise Refused(404, "no-log", "the log is not kept") from None
+                return None
+            return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
+
+    if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
+        return answer
+    if follow:
+        pulse.allow(caller)
+        told = _followed(pulse, caller, request, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt), begun)
+        return StreamingResponse(told, media_type=_TEXT, headers=_HEADERS)
+    tail = await run_in_threadpool(begun, part) if part is not None else None
+    if tail is None:
+        words = "the log cannot be read before its step is over: it has secrets that are not set for the server"
+        raise Refused(409, "not-masked", words, "try again when the step is over")
+    return StreamingResponse(_so_far(tail, offset), media_type=_TEXT)
+
+
+def _so_far(tail: Tail, offset: int) -> Iterator[bytes]:
+    """What a log that is being written has by now, from an offset."""
+    passed = 0
+    try:
+        while data := tail.read():
+            yield data[max(0, offset - passed) :]
+            passed += len(data)
+    finally:
+        tail.close()
+
+
+async def _followed(
+    pulse: Pulse, caller: Token, request: Request, run: str, offset: int, which: Callable[[Beat], Part | None], begun: Callable[[Part], Tail | None]
+) -> AsyncIterator[bytes]:
+    """A log as it grows, until its attempt is over."""
+    tail: Tail | None = None
+    passed = 0
+    async with pulse.stream(caller, request) as gone:
+        try:
+            while not gone.done():
+                beat = await pulse.beat(run)
+                part = which(beat)
+                over = beat.over or (part is not None and part.ended)
+                if tail is None and part is not None:
+                    tail = await run_in_threadpool(begun, part)
+                while tail is not None and (data := tail.read()):
+                    yield data[max(0, offset - passed) :]
+                    passed += len(data)
+                if over:
+                    rest: list[bytes] = []
+                    if tail is not None:
+                        tail.rest(rest.append)
+                    for data in rest:
+                        yield data[max(0, offset - passed) :]
+                        passed += len(data)
+                    return
+                await asyncio.wait({gone}, timeout=LOOK)
+        finally:
+            if tail is not None:
+                tail.close()
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/metrics", dependencies=READ_RUN, summary="What the steps reported, a JSON object a line", response_class=Response,
+    responses={200: {"content": {_LINES: {"schema": {"type": "string"}}}}},
+)  # fmt: skip
+def measured(
+    run: str,
+    room: InRoom,
+    step: StepName = "",
+    after: Annotated[int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")] = 0,
+    every: Annotated[int, Query(ge=1, le=10**6, description="Of the others, one in so many.")] = 1,
+) -> Response:
+    with room.reading() as ws:
+        row = run_of(ws, run)
+        ended = {(each.step, each.n): each for each in ws.store.runs.attempts(row.id)}
+        lines = []
+        for part in _attempts(ws, row.id):
+            if step and step not in names(part.step):
+                continue
+            known = ended.get((part.step, part.number))
+            told = (points(ws, known) or ()) if known is not None else _live(ws, part)
+            for n, point in enumerate(told, 1):
+                if n > after and (n - after - 1) % every == 0:
+                    lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
+        return Response("".join(f"{line}\n" for line in lines), media_type=_LINES)
+
+
+def _attempts(ws: Workspace, run: str) -> Sequence[Part]:
+    from ..interface.logs import parts
+
+    return parts(ws.store.runs.events(run))
+
+
+def _live(ws: Workspace, part: Part) -> Sequence[Point]:
+    """What an attempt has reported that is under way; nothing where that cannot be masked."""
+    if unmaskable(part, ws.root, ws.environ):
+        return ()
+    try:
+        data = Masker(part.known(ws.root, ws.environ)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
+    except (OSError, CannotRun):
+        return ()
+    return [point for line in data.splitlines() if (point := metrics.parse(line))]

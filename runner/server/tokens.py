@@ -1,0 +1,104 @@
+"""Who may ask the server for what: tokens, of which only a digest is stored, in a file that only its owner can read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from hmac import compare_digest
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ..errors import Unusable
+from ..storage.locks import Locks
+
+Scope: TypeAlias = Literal["read", "operate", "admin"]
+
+SCOPES: Final[tuple[Scope, ...]] = ("read", "operate", "admin")
+"""Each includes those before it."""
+_HEAD: Final = "rcp_"
+
+
+class Token(NamedTuple):
+    """A token as it is stored.  With a `run` it opens that run and nothing else.  Times are seconds since the epoch."""
+
+    id: str
+    digest: str  # SHA-256 of the token, which is 256 random bits
+    scope: Scope
+    name: str = ""
+    run: str = ""
+    created: float = 0.0
+    expires: float | None = None
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether it has this scope."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+
+class Tokens:
+    """The tokens of one workspace, in `FOLDER/tokens.json`.  What another process stores there is seen at once."""
+
+    def __init__(self, folder: Path, locks: Locks) -> None:
+        self._folder, self._path, self._locks = folder, folder / "tokens.json", locks
+        self._stamp: tuple[int, ...] = ()
+        self._known: tuple[Token, ...] = ()
+
+    def all(self) -> tuple[Token, ...]:
+        """Every token, the oldest first.  Raises Unusable where the file is damaged."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return ()
+        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if stamp != self._stamp:
+            try:
+                self._known = tuple(Token(**each) for each in json.loads(self._path.read_bytes()))
+            except (ValueError, TypeError) as error:
+                raise Unusable("the file of tokens is damaged", fix=f"move {self._path} away: the next start makes a new token") from error
+            self._stamp = stamp
+        return self._known
+
+    def of(self, secret: str) -> Token | None:
+        """The token that was given out as `secret`, unless it has expired.  Takes as long for any secret."""
+        digest, found = _digest(secret), None
+        for token in self.all():
+            if compare_digest(token.digest, digest):
+                found = token
+        return found if found is not None and (found.expires is None or found.expires > time.time()) else None
+
+    def make(self, scope: Scope, name: str = "", run: str = "", expires: float | None = None) -> tuple[Token, str]:
+        """A new token, and the secret that is shown once."""
+        secret = _HEAD + token_urlsafe(32)
+        token = Token(os.urandom(6).hex(), _digest(secret), scope, name, run, time.time(), expires)
+        with self._locks.hold("tokens"):
+            self._write((*self.all(), token))
+        return token, secret
+
+    def first(self) -> str:
+        """The secret of a new admin token where there is none at all; else empty."""
+        return "" if self.all() else self.make("admin", "first")[1]
+
+    def remove(self, id: str) -> bool:
+        """Forget a token.  False: there is none of this id."""
+        with self._locks.hold("tokens"):
+            left = tuple(token for token in self.all() if token.id != id)
+            if len(left) == len(self.all()):
+                return False
+            self._write(left)
+        return True
+
+    def _write(self, tokens: tuple[Token, ...]) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump([token._asdict() for token in tokens], file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

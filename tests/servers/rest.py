@@ -1,0 +1,81 @@
+"""`recipe serve` in a process of its own, and plain `requests` that ask it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import requests
+
+from tests.support import RECIPE
+
+
+class Rest:
+    """A server of the workspace at `root` on a free port; it was ready after `seconds`.  `token` is that of its first start, if this is it."""
+
+    def __init__(self, root: Path, *words: str) -> None:
+        self.root, self.http = root, requests.Session()
+        begun = time.monotonic()
+        self._err = root.with_suffix(".err")
+        with self._err.open("ab") as err:
+            self.process = subprocess.Popen(
+                [*RECIPE, "serve", "--port", "0", *words], cwd=root, env=os.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        told: dict[str, str] = {}
+        while "serving" not in told:
+            name, _, value = self.process.stdout.readline().strip().partition(": ")
+            assert name, self.said()
+            told[name] = value
+        self.token, self.url = told.get("token", ""), told["serving"]
+        assert self.ask("GET", "/health", token="").status_code == 200
+        self.seconds = time.monotonic() - begun
+
+    def said(self) -> str:
+        """What the server wrote to its standard error."""
+        return self._err.read_text()
+
+    def ask(self, method: str, path: str, body: object = None, *, token: str | None = None, **more: Any) -> requests.Response:
+        """One request; the headers of `more` are added to the usual ones."""
+        secret = self.token if token is None else token
+        headers = {**({"Authorization": f"Bearer {secret}"} if secret else {}), **more.pop("headers", {})}
+        if method == "POST" and body is None and "data" not in more:
+            body = {}
+        return self.http.request(method, self.url + path, json=body, headers=headers, timeout=30, **more)
+
+    def get(self, path: str, **more: Any) -> Any:
+        """What a path answers, which is well."""
+        found = self.ask("GET", path, **more)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    def submit(self, recipe: str = "hello", *, key: str = "", **body: object) -> str:
+        """The id of a new run."""
+        found = self.ask("POST", "/v1/runs", {"recipe": recipe, **body}, headers={"Idempotency-Key": key} if key else {})
+        assert found.status_code == 201, found.text
+        return str(found.json()["id"])
+
+    def until(self, run: str, *states: str) -> Any:
+        """The run, once it is in one of these states."""
+        deadline = time.monotonic() + 60
+        while (found := self.get(f"/v1/runs/{run}"))["state"] not in states:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        return found
+
+    def end(self) -> int:
+        """Ask the server to end, and its exit status."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

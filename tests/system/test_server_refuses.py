@@ -1,0 +1,400 @@
+"""What `recipe serve` refuses, and how: without a token, from elsewhere, and whatever is no request."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from runner.server import guard, streams
+from runner.server.answers import Refused, plain
+from runner.server.app import application, routes
+from runner.server.pulse import Beat
+from runner.server.room import Room
+from runner.server.tokens import Tokens
+from runner.storage.locks import Locks
+from runner.storage.runs import RunRow
+from tests.servers.rest import Rest
+from tests.system.test_server import refused, workspace
+from tests.tools import client
+
+LATE = "2099-01-01T00:00:00Z"
+
+
+class Served(NamedTuple):
+    rest: Rest
+    run: str
+    other: str  # the token of another run
+    expired: str
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = workspace(tmp_path_factory.mktemp("refusing") / "space")
+    with Rest(root) as rest:
+        run, other = (rest.submit(not_before=LATE) for _ in range(2))
+        token = rest.ask("POST", "/v1/tokens", {"scope": "admin", "run": other}).json()["token"]
+        expired = rest.ask("POST", "/v1/tokens", {"scope": "admin", "expires": "2020-01-01T00:00:00Z"}).json()["token"]
+        yield Served(rest, run, token, expired)
+
+
+def stored(rest: Rest) -> tuple[list[str], str]:
+    """What the server has stored."""
+    return [run["id"] for run in rest.get("/v1/runs?limit=200")["runs"]], (rest.root / ".recipe" / "server" / "tokens.json").read_text()
+
+
+def addresses(tmp_path: Path) -> list[tuple[str, str]]:
+    """Every method and path that the application has, also those that its documentation leaves out."""
+    app = routes(Room(tmp_path, {}, Tokens(tmp_path, Locks(tmp_path))))
+    listed = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+    return sorted(listed | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/none")})
+
+
+def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path: Path) -> None:
+    before, walked = stored(served.rest), addresses(tmp_path)
+    assert len(walked) > 25
+    for method, path in walked:
+        where = path.replace("{run}", served.run).replace("{name}", "say.o").replace("{id}", "0" * 12).replace("{job_id}", "none")
+        for accept in ("*/*", "text/event-stream"):
+            for token in ("", "rcp_bad", served.expired, "é", served.rest.token[:-1]):
+                found = served.rest.ask(method, where, token=token and token.encode().decode("latin-1"), headers={"Accept": accept})
+                if (path, token) == ("/health", ""):
+                    assert found.json() == {"status": "ok"}
+                else:
+                    refused(found, 401, "unauthorized")
+            found = served.rest.ask(method, where, token=served.other, headers={"Accept": accept})
+            assert path in ("/health", "/openapi.json") or found.status_code in (403, 404), (method, path, found.text)
+            assert not {"set-cookie", "access-control-allow-origin"} & {name.lower() for name in found.headers}
+    assert stored(served.rest) == before
+
+
+def test_a_token_does_what_its_scope_says_and_no_more(served: Served) -> None:
+    read, operate = (served.rest.ask("POST", "/v1/tokens", {"scope": scope}).json()["token"] for scope in ("read", "operate"))
+    for token, method, path, allowed in (
+        (read, "GET", "/v1/runs", True),
+        (read, "POST", f"/v1/runs/{served.run}/pause", False),
+        (read, "POST", "/v1/runs", False),
+        (operate, "POST", f"/v1/runs/{served.run}/pause", True),
+        (operate, "GET", "/v1/tokens", False),
+        (operate, "POST", "/v1/tokens", False),
+    ):
+        found = served.rest.ask(method, path, token=token)
+        assert (found.status_code == 403) != allowed, (method, path, found.text)
+
+
+def test_the_token_of_a_run_sees_that_run_alone(served: Served) -> None:
+    there, none = (served.rest.ask("GET", f"/v1/runs/{run}", token=served.other) for run in (served.run, "20200101-000000-aaaaaa"))
+    assert there.status_code == none.status_code == 404 and there.json() == none.json(), "whether a run exists is not told"
+    refused(served.rest.ask("POST", f"/v1/runs/{served.run}/retry", token=served.other), 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:{port}"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1.evil.example:{port}"}, 403),
+        ({"Origin": "http://localhost:{port}"}, 201),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({f"X-{n}": "" for n in range(70)}, 431),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_where_a_request_comes_from_and_what_it_says_it_is(served: Served, headers: dict[str, str], status: int) -> None:
+    port = str(urlsplit(served.rest.url).port)
+    given = {"Content-Type": "application/json", **{name: value.replace("{port}", port) for name, value in headers.items()}}
+    found = served.rest.ask("POST", "/v1/tokens", data=b'{"scope": "read"}', headers=given)
+    assert found.status_code == status, found.text
+
+
+HUGE = "x" * (1 << 20)
+BAD: dict[str, tuple[str, bytes, int]] = {
+    "an unknown field": ("/v1/runs", b'{"recipe": "hello", "prioritty": 1}', 422),
+    "a wrong type": ("/v1/runs", b'{"recipe": 1, "inputs": [], "priority": "high", "labels": {"a": 1}, "not_before": "soon"}', 422),
+    "a float for an integer": ("/v1/runs", b'{"recipe": "hello", "priority": 1.5}', 422),
+    "a time as a number": ("/v1/tokens", b'{"scope": "read", "expires": 0}', 422),
+    "a time without a zone": ("/v1/runs", b'{"recipe": "hello", "not_before": "2030-01-01T00:00:00"}', 422),
+    "no recipe": ("/v1/runs", b"{}", 422),
+    "no object": ("/v1/runs", b'["hello"]', 422),
+    "no body": ("/v1/runs", b"", 422),
+    "no JSON": ("/v1/runs", b'{"recipe": hello}', 400),
+    "no text": ("/v1/runs", b'{"recipe": "\xff"}', 400),
+    "no number": ("/v1/runs", b'{"recipe": "hello", "inputs": {"times": NaN}}', 400),
+    "a number without end": ("/v1/runs", b'{"recipe": "hello", "inputs": {"times": ' + b"1" * 9999 + b"}}", 400),
+    "deep lists": ("/v1/runs", b"[" * 1_000_000, 400),
+    "deep objects": ("/v1/runs", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400),
+    "fifty levels": ("/v1/runs", b'{"recipe": "hello", "inputs": {"word": ' + b"[" * 50 + b"]" * 50 + b"}}", 400),
+    "a NUL": ("/v1/runs", b'{"recipe": "hello", "inputs": {"word": "a\\u0000b"}}', 422),
+    "half a character": ("/v1/runs", b'{"recipe": "hello", "user": "\\ud800"}', 422),
+    "a huge text": ("/v1/runs", json.dumps({"recipe": "slow", "inputs": {"name": HUGE[:1_000_000]}}).encode(), 422),
+    "a huge name": ("/v1/runs", json.dumps({"recipe": "slow", "inputs": {"n" * 1_000_000: 1}}).encode(), 422),
+    "a huge body": ("/v1/runs", json.dumps({"recipe": HUGE}).encode(), 413),
+    "an unknown recipe": ("/v1/runs", b'{"recipe": "slwo"}', 404),
+    "a recipe by its path": ("/v1/runs", b'{"recipe": "./hidden.yaml"}', 404),
+    "a recipe by a path upwards": ("/v1/plan", b'{"recipe": "../space/hidden.yaml"}', 404),
+    "a recipe as text": ("/v1/plan", b'{"recipe": "recipe: x@1\\nsteps: {}"}', 404),
+    "an unknown driver": ("/v1/runs", b'{"recipe": "hello", "driver": "lokal"}', 404),
+    "an unknown preset": ("/v1/runs", b'{"recipe": "hello", "preset": "lowd"}', 422),
+    "unknown inputs": ("/v1/runs", b'{"recipe": "hello", "inputs": {"wrod": 1, "times": "x", "kind": "z"}}', 422),
+    "the value of a secret": ("/v1/runs", b'{"recipe": "hello", "inputs": {"key": "hunter2hunter2"}}', 422),
+    "a path": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "/etc/passwd"}}', 422),
+    "a path of the home": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "~/.netrc"}}', 422),
+    "a path upwards": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "data/../recipe.toml"}}', 422),
+    "a link that leads out": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "data/out"}}', 422),
+    "an unknown scheme": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "file:///etc/passwd"}}', 422),
+    "an unknown scope": ("/v1/tokens", b'{"scope": "root"}', 422),
+    "the token of no run": ("/v1/tokens", b'{"scope": "read", "run": "../x"}', 404),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(served: Served, what: str) -> None:
+    path, data, status = BAD[what]
+    out = served.rest.root / "data" / "out"
+    if not out.is_symlink():
+        out.symlink_to("/etc/passwd")
+    before, took = stored(served.rest), []
+    for _ in range(3):
+        begun = time.perf_counter()
+        found = served.rest.ask("POST", path, data=data, headers={"Content-Type": "application/json"})
+        took.append(time.perf_counter() - begun)
+        if took[-1] < 0.1:  # other processes of the machine may have been first
+            break
+    assert found.status_code == status, found.text
+    assert len(found.content) < 4000 and str(served.rest.root) not in found.text and "hunter2" not in found.text and "root:" not in found.text
+    assert found.json()["error"]["message"] and min(took) < 0.1, took
+    assert stored(served.rest) == before
+    problems = found.json()["error"]["problems"]
+    assert what not in ("a wrong type", "unknown inputs") or len(problems) >= 3, problems
+    if what in ("an unknown field", "an unknown recipe"):
+        assert "did you mean" in found.json()["error"]["fix"]
+
+
+def test_a_path_below_a_root_is_taken(served: Served) -> None:
+    assert served.rest.submit(inputs={"data": "data/words.txt"}, not_before=LATE)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/runs/../tokens",
+        "/v1/runs/..%2ftokens",
+        "/v1/runs/%2e%2e/tokens",
+        "/v1/runs/{run}/logs%2F..",
+        "/v1/runs/{run}/artifacts/..%2F..%2Frecipe.db",
+        "/v1/runs/{run}/artifacts/%2e%2e%5crecipe.db",
+        "/v1/recipes/..%2Fhidden",
+        "/v1/recipes/.%2Fhidden.yaml",
+        "/v1/recipes/hidden.yaml",
+        "/v1/runs/%00",
+        "/v1/runs/{run}%00",
+        "//v1/runs",
+        "/v1/runs/" + "a" * 4000,
+    ],
+)
+def test_no_name_leads_out_of_where_it_belongs(served: Served, path: str) -> None:
+    where = urlsplit(served.rest.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=10)
+    connection.request("GET", path.replace("{run}", served.run), headers={"Authorization": f"Bearer {served.rest.token}"})
+    found = connection.getresponse()
+    text = found.read().decode()
+    assert found.status == 404 and json.loads(text)["error"]["code"] == "not-found" and str(served.rest.root) not in text
+    connection.close()
+
+
+def test_a_token_follows_twenty_things_at_once(served: Served) -> None:
+    headers = {"Authorization": f"Bearer {served.rest.token}", "Accept": "text/event-stream"}
+    path = f"{served.rest.url}/v1/runs/{served.run}/events"
+    streams = [requests.get(path, headers=headers, stream=True, timeout=10) for _ in range(20)]
+    pieces = [stream.iter_content(10) for stream in streams]
+    assert all(map(next, pieces))
+    refused(requests.get(path, headers=headers, stream=True, timeout=10), 429, "too-many-streams")
+    for piece, stream in zip(pieces, streams, strict=True):
+        piece.close()
+        stream.close()
+    deadline = time.monotonic() + 10
+    while (found := requests.get(path, headers=headers, stream=True, timeout=10)).status_code == 429:
+        assert time.monotonic() < deadline, "a stream that was closed is counted for ever"
+        time.sleep(0.1)
+    found.close()
+
+
+def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LOOK", 0.001)
+    monkeypatch.setattr(streams, "QUIET", 0.003)
+
+    class Still:
+        """A run to which nothing happens, and a client that stays."""
+
+        async def beat(self, run: str) -> Beat:
+            return Beat(0.0, RunRow(run, "a@1", "", {}, "/w", next_event=1), ())
+
+        @asynccontextmanager
+        async def stream(self, *_: object) -> AsyncIterator[asyncio.Task[None]]:
+            gone = asyncio.create_task(asyncio.sleep(60))
+            yield gone
+            gone.cancel()
+
+    async def first() -> bytes:
+        nobody: Any = None
+        pulse: Any = Still()
+        async with aclosing(streams._told(pulse, nobody, nobody, "r", 0, lambda _: [])) as told:
+            return await anext(told)
+
+    assert asyncio.run(first()).startswith(b":")
+
+
+def test_an_error_of_ours_tells_nothing_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(tmp_path, {}, tokens := Tokens(tmp_path / "server", Locks(tmp_path)))
+    secret = tokens.first()
+
+    def broken(_: object) -> None:
+        raise RuntimeError(f"{tmp_path} {secret}")
+
+    app = application(room, {"here"})
+    monkeypatch.setattr(Room, "reading", broken)
+    sent = asked(app, "GET", "/v1/runs", [(b"host", b"here"), (b"authorization", f"Bearer {secret}".encode())])
+    assert sent[0]["status"] == 500 and b"internal" in sent[1]["body"] and str(tmp_path).encode() not in sent[1]["body"]
+
+
+def asked(app: Any, method: str, path: str, headers: list[tuple[bytes, bytes]], receive: Any = None) -> list[dict[str, Any]]:
+    """What an application sends to a request, by ASGI itself."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def nothing() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": headers,
+        "http_version": "1.1",
+    }
+    scope |= {"scheme": "http", "server": ("here", 1), "client": ("here", 2), "root_path": "", "asgi": {"version": "3.0"}}
+
+    async def act() -> None:
+        try:
+            await app(scope, receive or nothing, send)
+        except RuntimeError:
+            assert sent, "it is logged by the server, once it was answered"
+
+    asyncio.run(act())
+    return sent
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "PATIENCE", 0.05)
+    tokens = Tokens(tmp_path / "server", Locks(tmp_path))
+    headers = [(b"host", b"here"), (b"authorization", f"Bearer {tokens.first()}".encode())]
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"9")]
+
+    async def never() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    sent = asked(application(Room(tmp_path, {}, tokens), {"here"}), "POST", "/v1/runs", headers, never)
+    assert sent[0]["status"] == 408
+
+
+def test_a_request_whose_head_does_not_come_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import uvicorn
+
+    from runner.server import serving
+
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def act() -> list[bytes]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = uvicorn.Server(uvicorn.Config(answers, http=serving.Patient, lifespan="off", log_level="error"))
+            serving_task = asyncio.create_task(server._serve([listener]))
+            got = []
+            for whole, half in (
+                (b"", b""),
+                (b"", b"GET / HTTP/1.1\r\nHost: here\r\n"),
+                (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"GET / HTTP/1.1\r\n"),
+            ):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.write(whole)
+                if whole:
+                    got.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(half)
+                try:
+                    got.append(await asyncio.wait_for(reader.read(), 5))
+                except ConnectionError:
+                    got.append(b"")
+                writer.close()
+            server.should_exit = True
+            await serving_task
+            return got
+
+    empty, half, first, second = asyncio.run(act())
+    assert empty == half == second == b"" and first.startswith(b"HTTP/1.1 204")
+
+
+def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
+    text = plain(f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c", tmp_path)
+    assert text == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
+    assert str(Refused(400, "x", "y")) == "y"
+
+
+BODIES = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()}
+
+
+def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
+    ask = served.rest.ask
+    for n, name in enumerate(("execute", "execute_by_method", "execute_camel_case"), 1):
+        for _ in range(2):  # the same job again is the same job
+            found = ask("POST", "/api/training/execute", BODIES[name])
+            assert (found.status_code, found.json()) == (202, {"job_id": f"job-{n}", "status": "queued"}), found.text
+    refused(ask("POST", "/api/training/execute", {**BODIES["execute"], "user_id": "bob"}), 409, "key-in-use")
+    run = served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-1')['run']}")
+    assert run["user"] == "ann" and run["inputs"] == {"base": "hf://acme/tiny", "dataset": "https://data.example/train.jsonl", "epochs": 2}
+    assert BODIES["execute"]["job_token"].encode() not in (served.rest.root / ".recipe" / "recipe.db").read_bytes()
+    for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        found = ask("POST", f"/api/training/{verb}/job-1", BODIES[verb])
+        assert (found.status_code, found.json()) == (202, {"job_id": "job-1", "status": state}), found.text
+    refused(ask("POST", "/api/training/cancel/job-1", {}), 409, "final")
+    refused(ask("GET", "/api/training/status/none"), 404, "not-found")
+    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == ["job-1", "job-2", "job-3"]
+
+
+@pytest.mark.slow
+def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> None:
+    """Schemathesis sends what the document allows, and what it does not: each answer is one that the document has."""
+    for run in served.rest.get("/v1/runs?limit=200")["runs"]:  # else it waits for streams that do not end
+        served.rest.ask("POST", f"/v1/runs/{run['id']}/cancel")
+    (tmp_path / "schemathesis.toml").write_text('[phases.coverage]\nunexpected-methods = ["PUT"]\n')  # one of six that are answered alike
+    program = client("schemathesis").with_name("st")
+    words = ["run", f"{served.rest.url}/openapi.json", "-H", f"Authorization: Bearer {served.rest.token}", "--phases", "coverage", "--checks", "all"]
+    words += ["--exclude-path", "/v1/offers", "--seed", "1", "--no-color", "--continue-on-failure", "--warnings", "off", "--request-timeout", "5"]
+    done = subprocess.run(
+        [program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={"HOME": str(tmp_path), "PATH": "/usr/bin"}
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "Traceback" not in served.rest.said()
