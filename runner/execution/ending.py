@@ -224,7 +224,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
-        hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.root).names(".env"))
+        hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
     work.tidying.tidy(running, spec, success=False)

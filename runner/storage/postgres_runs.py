@@ -23,7 +23,23 @@ from ..errors import Infrastructure, NotFound, Unusable
 from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
+from .runs import (
+    FINAL,
+    NO_DATA,
+    AttemptRow,
+    Event,
+    Moved,
+    Offer,
+    Output,
+    Requested,
+    RunRow,
+    Stale,
+    StepRow,
+    Submitted,
+    is_progress,
+    outputs_of,
+    same_request,
+)
 
 CLAIM: Final = 30.0
 BEAT: Final = 10.0
@@ -52,12 +68,17 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE events (run text, seq bigint, at float8 NOT NULL, subject text NOT NULL, id text NOT NULL, before text NOT NULL,"
         " after text NOT NULL, reason text NOT NULL, data text NOT NULL, PRIMARY KEY (run, seq))",
     ),
+    (
+        "ALTER TABLE runs ADD COLUMN submitter text NOT NULL DEFAULT '', ADD COLUMN bundle text NOT NULL DEFAULT '',"
+        " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]'",
+        "CREATE TABLE bundles (digest text PRIMARY KEY, data bytea NOT NULL, at timestamptz NOT NULL DEFAULT now())",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 
 _COLUMNS: Final = (
     "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
-    " recoveries"
+    " recoveries, submitter, bundle, store, outputs"
 )
 _FREE: Final = "(claim = '' OR held_until < now() OR holder = ANY(%(dead)s))"
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
@@ -168,18 +189,33 @@ class PostgresRuns:
 
     # -- writing
 
-    def submit(self, run: RunRow, who: str = "") -> Submitted:
+    @property
+    def shared(self) -> bool:
+        return True
+
+    def bundle(self, digest: str) -> bytes | None:
+        rows = self._all("SELECT data FROM bundles WHERE digest = %s", (digest,))
+        return bytes(rows[0][0]) if rows else None
+
+    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
+        if not self._all(f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1", (text(list(outputs)), run, fence, self._me)):  # noqa: S608
+            raise Stale(f"run {run} is not ours any more")
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings, labels = run.data.get("settings"), run.data.get("labels")
         driver = str(settings.get("driver", "")) if isinstance(settings, dict) else ""
         held = self._me if who else ""
         asked = (run.id, run.recipe, run.plan, text(run.inputs), self._workspace, run.reason, run.created or time.time(), who, int(bool(who)))
-        new = (*asked, text(run.data), run.priority, run.due, run.idempotency, driver, _pairs(labels), held, CLAIM if who else -CLAIM)
+        ticket = (run.priority, run.due, run.idempotency, run.user, run.bundle, run.store)
+        new = (*asked, text(run.data), *ticket, driver, _pairs(labels), held, CLAIM if who else -CLAIM)
 
         def store(db: Connection[Row]) -> Submitted:
             with db.transaction():
                 fresh = db.execute(
                     "INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency,"
-                    " driver, labels, holder, held_until) VALUES (%s, %s, %s, %s, %s, 'QUEUED', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
+                    " submitter, bundle, store, driver, labels, holder, held_until) VALUES (%s, %s, %s, %s, %s, 'QUEUED', %s, %s, %s, %s, %s, %s,"
+                    " %s, %s, %s, %s, %s, %s, %s, %s,"
                     " now() + %s * interval '1 second') ON CONFLICT DO NOTHING RETURNING fence",
                     new,
                 ).fetchone()
@@ -192,6 +228,8 @@ class PostgresRuns:
                         same_request(run, id, mapping(data))
                     return Submitted(id, fence if who and holder == self._me else 0)  # ours: the reply to the first try was lost
                 db.execute("INSERT INTO events VALUES (%s, 1, %s, 'run', %s, '', 'QUEUED', %s, '{}')", (run.id, time.time(), run.id, run.reason))
+                if bundle:
+                    db.execute("INSERT INTO bundles VALUES (%s, %s) ON CONFLICT DO NOTHING", (run.bundle, bundle))
                 db.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, run.id))
             return Submitted(run.id, int(fresh[0]))
 
@@ -215,11 +253,12 @@ class PostgresRuns:
     def claim_next(self, who: str, offer: Offer) -> Submitted | None:
         rows = self._all(
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
-            " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs WHERE workspace = %(workspace)s"
+            " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
+            " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
             " AND due IS NOT NULL AND due <= extract(epoch FROM now()) AND state IN ('QUEUED', 'ACTIVE')"
             f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {_FREE}"
             " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence",
-            {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver}
+            {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
             | {"labels": _pairs(dict(offer.labels)), "dead": self._dead()},
         )
         if not rows:
@@ -324,6 +363,7 @@ class PostgresRuns:
                 for table, column in (("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
                     db.execute(statement, (chosen,))
+                db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")
 
         self._do(store)
 
@@ -463,7 +503,7 @@ def _lives(holder: str) -> bool:
 
 def _run(row: Row) -> RunRow:
     fields = list(row)
-    fields[3], fields[13] = mapping(row[3]), mapping(row[13])
+    fields[3], fields[13], fields[21] = mapping(row[3]), mapping(row[13]), outputs_of(row[21])
     return RunRow._make(fields)
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
@@ -69,6 +69,14 @@ _B = TypeVar("_B")
 
 class Gone(Corrupt):
     """A content that was told of is not in the store, or its bytes are not what its name says."""
+
+
+class Source(Protocol):
+    """Where contents lie that are put into a store."""
+
+    def path(self, content: Content) -> Path: ...
+    def entries(self, content: Content) -> list[Entry]: ...
+    def size(self, content: Content) -> int: ...
 
 
 class Found(NamedTuple):
@@ -122,6 +130,10 @@ class Remote:
                 raise Unusable(f"{self.url}: format {version} is newer than this program's", fix="install a newer version of recipe")
         self._checked = True
 
+    def address(self, content: Content) -> str:
+        """The object that holds a content, or that says which do."""
+        return f"{self.url}/{_name(content)}"
+
     def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
         """The traces of those keys that have one; a damaged one is none.  Raises Infrastructure after `patience` seconds."""
         wanted = list(dict.fromkeys(keys))
@@ -144,7 +156,7 @@ class Remote:
 
     # -- putting
 
-    def put(self, content: Content, objects: Objects) -> int:
+    def put(self, content: Content, objects: Source) -> int:
         """Send a content that the local store holds, as far as it is not there; answers the bytes sent.  Raises Corrupt, Infrastructure.
 
         What is sent is hashed first, whatever the local store believes of it.
@@ -275,7 +287,7 @@ class Remote:
         self._moved(sent=size)
         self._bad.discard(name)
 
-    def _put_tree(self, content: Content, objects: Objects) -> None:
+    def _put_tree(self, content: Content, objects: Source) -> None:
         manifest = objects.entries(content)
         top = str(objects.path(content))
         small, large = _split(manifest, SMALL)

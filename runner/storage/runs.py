@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ..errors import Busy, Invalid, Problem
-from .database import Data, Json
+from .database import Data, Json, parsed
 from .index import NOTHING, Changes
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -31,6 +31,16 @@ class Requested(Busy):
     def __init__(self, request: str) -> None:
         super().__init__(f"{request} was asked for first")
         self.request = request
+
+
+class Output(NamedTuple):
+    """A result of a run: `path` is where it is published, `address` the object in the shared store that holds its bytes, or says which do."""
+
+    name: str
+    path: str
+    content: str
+    size: int  # bytes
+    address: str
 
 
 class RunRow(NamedTuple):
@@ -55,6 +65,14 @@ class RunRow(NamedTuple):
     """The submitter's own name for the request."""
     recoveries: int = 0
     """Claims after a worker that died, since a step ended or its job was found again."""
+    user: str = ""
+    """Who submitted it."""
+    bundle: str = ""
+    """The SHA-256 of the archive that a worker unpacks; empty for a run that is carried out in its own workspace."""
+    store: str = ""
+    """The URL of the shared store that has what the bundle has not, and that gets what the run makes."""
+    outputs: Sequence[Output] = ()
+    """What it made, in the shared store; empty until it has COMPLETED."""
 
 
 class Submitted(NamedTuple):
@@ -69,6 +87,8 @@ class Offer(NamedTuple):
 
     driver: str = ""
     labels: Mapping[str, str] = {}
+    store: str = ""
+    """Runs of any workspace that use the shared store at this URL, instead of those of the worker's own workspace."""
 
 
 class StepRow(NamedTuple):
@@ -142,6 +162,12 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     return known and all(state in ENDED for state, _ in tally)
 
 
+def outputs_of(value: str) -> Sequence[Output]:
+    """The outputs of a run, from the text that a backend keeps."""
+    rows = parsed(value)
+    return tuple(Output._make(row) for row in rows if isinstance(row, list)) if isinstance(rows, list) else ()
+
+
 def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):
@@ -200,8 +226,21 @@ class Runs(Protocol):
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
-    def submit(self, run: RunRow, who: str = "") -> Submitted:
-        """Store a new run, QUEUED, with its first event, and claim it in the same transaction for `who`, if anybody.
+    @property
+    def shared(self) -> bool:
+        """Whether workers of other machines may see these runs."""
+        ...
+
+    def bundle(self, digest: str) -> bytes | None:
+        """The archive that a run names; None where it is not in this database."""
+        ...
+
+    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        """Note what a claimed run made.  Raises Stale."""
+        ...
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+        """Store a new run, QUEUED, with its first event and the bundle that it names, and claim it in the same transaction for `who`, if anybody.
 
         The same id twice is the same run.  So is the same idempotency key with the same `data["body"]`.  Raises Invalid for another body.
         """

@@ -11,7 +11,7 @@ from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
+from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Output, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
 
 
 class SqliteRuns:
@@ -88,7 +88,18 @@ class SqliteRuns:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
 
-    def submit(self, run: RunRow, who: str = "") -> Submitted:
+    @property
+    def shared(self) -> bool:
+        return False
+
+    def bundle(self, digest: str) -> bytes | None:
+        """None: a run of this file is carried out in its own workspace."""
+        return None
+
+    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        """What a run made lies in its workspace."""
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         lock = self._locks.try_hold(_claim_name(run.id)) if who else None
         fence = int(lock is not None)
         now = time.time()
@@ -98,9 +109,9 @@ class SqliteRuns:
                     same_request(run, found[0], mapping(found[1]))
                     return Submitted(found[0])
                 asked = (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or now)
-                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency)
+                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency, run.user)
                 cursor = db.execute(
-                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0)", (*asked, *held)
+                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?)", (*asked, *held)
                 )
                 if not cursor.rowcount:
                     return Submitted(run.id)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
@@ -433,6 +433,39 @@ class Earlier:
 
 
 # -- the world -------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Anew(NamedTuple):
+    """A request compiled without what is kept of earlier plans, and all that was read for it."""
+
+    asked: str
+    source: Path
+    plan: Plan
+    sources: Mapping[str, Digest]
+    """Recipes that it uses, by path."""
+    looked: Mapping[str, Sequence[str]]
+    """Matches of the globs over the workspace, by pattern."""
+    paths: Mapping[str, Sequence[str]]
+    """Inputs that are files or folders of this disk."""
+
+
+def compiled_anew(ws: Workspace, request: Request) -> Anew:
+    """The same plan with what it was made from.  Raises Invalid, NotFound."""
+    from ..language.inputs import kind_of
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    globs, sources = Globs(ws.root, {}, ws), dict[str, Digest]()
+    recipe, plan = _compile(ws, source, whole(source), request, globs, sources)
+    if request.nodes:
+        plan.spread(request.nodes)
+    paths = {}
+    for name, spec in recipe.inputs.items():
+        value = plan.inputs.get(name) if {spec.type, spec.items} & {"file", "dataset", "model"} and not spec.stream else None
+        given = value if isinstance(value, list) else [value]
+        paths[name] = [each for each in given if isinstance(each, str) and kind_of(each) == "path"]
+    looked = {pattern: [match for match in found if match not in globs.left] for pattern, found in globs.looked.items()}
+    return Anew(request.recipe, source, plan, sources, looked, {name: values for name, values in paths.items() if values})
 
 
 def look(ws: Workspace, plan: Plan, request: Request) -> Facts:

@@ -28,17 +28,6 @@ from tests.system.test_worker import TWO, Silent, begun
 pytestmark = pytest.mark.xdist_group("postgres")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with Postgres() as one:
-        yield one
-
-
-@pytest.fixture
-def url(server: Postgres) -> str:
-    return server.url()
-
-
 @pytest.fixture
 def fresh(tmp_path: Path, url: str) -> Iterator[Callable[[], Store]]:
     opened: list[Store] = []
@@ -139,7 +128,7 @@ def test_what_a_killed_worker_began_is_begun_once(space: Space, url: str) -> Non
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
     worker = space.start("worker", "-q", env={"RECIPE_RUNS": url})
     until(lambda: begun(space))
     worker.send_signal(signal.SIGKILL)
@@ -165,7 +154,7 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws, psycopg.connect(url, autocommit=True) as db:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
         silent = space.start("worker", "-q", env={"RECIPE_RUNS": url})
         until(lambda: begun(space))
         silent.send_signal(signal.SIGSTOP)

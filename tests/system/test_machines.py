@@ -1,0 +1,149 @@
+"""Runs that are submitted on one machine and carried out on another: two workspaces with nothing in common but a database and a store."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from runner.errors import Corrupt, Invalid
+from runner.execution.queue import Ticket, serve, submit
+from runner.execution.terms import Choice, Settings
+from runner.execution.work import Handover
+from runner.storage.runs import Offer, RunRow
+from runner.storage.workspace import Workspace
+from runner.survey import bundles
+from runner.survey.survey import Request, survey
+from tests.support import Space
+from tests.system.test_worker import Silent
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+JOIN = """
+inputs: {data: {type: file}, n: {type: integer, default: 2}}
+steps:
+  join:
+    run: [python, src/join.py, "{{ inputs.data }}", "{{ inputs.n }}", both.txt]
+    code: [src/join.py]
+    deps: [words/*.txt]
+    outputs: {both: both.txt, tree: tree/}
+outputs: {both: "{{ steps.join.both }}", tree: "{{ steps.join.tree }}"}
+"""
+SCRIPT = """
+import glob, os, sys
+words = "".join(open(name).read() for name in sorted(glob.glob("words/*.txt")))
+open(sys.argv[3], "w").write(open(sys.argv[1]).read() * int(sys.argv[2]) + words)
+os.makedirs("tree", exist_ok=True); open("tree/x", "w").write(words)
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A home, a workspace and an environment of its own."""
+
+    space: Space
+    env: Mapping[str, str]
+
+    def submit(self, recipe: str = "./recipe.yaml", ticket: Ticket = Ticket(), **inputs: object) -> str:  # noqa: B008
+        with Workspace.open(self.space.root, environ=self.env) as ws:
+            return submit(ws, Request(recipe, inputs), Choice(), Settings(), ticket).id
+
+    def work(self) -> None:
+        serve(self.space.root, Offer(), Silent, Handover(), self.env, once=True, store="")
+
+    def row(self, run: str) -> RunRow:
+        with Workspace.open(self.space.root, environ=self.env) as ws:
+            return ws.store.runs.get(run)
+
+    def command(self, *words: str) -> tuple[int, str, str]:
+        return self.space.command(*words, env=self.env)
+
+
+@pytest.fixture
+def machines(tmp_path: Path, url: str) -> tuple[Machine, Machine, Machine]:
+    """Three of them, which know the database and the store and nothing of each other's disks."""
+
+    def machine(name: str) -> Machine:
+        space = Space(tmp_path / name / "work")
+        space.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{tmp_path}/store"\n')
+        return Machine(space, {**os.environ, "HOME": str(tmp_path / name), "RECIPE_RUNS": url})
+
+    (tmp_path / "store").mkdir()
+    return machine("a"), machine("b"), machine("c")
+
+
+@pytest.fixture
+def ready(machines: tuple[Machine, Machine, Machine]) -> tuple[Machine, Machine]:
+    """The first has a recipe with code, a glob and a file from elsewhere."""
+    a, b, _ = machines
+    a.space.recipe(JOIN)
+    a.space.write("src/join.py", SCRIPT)
+    a.space.write("words/one.txt", "one\n")
+    a.space.write("words/two.txt", "two\n")
+    a.space.write("../elsewhere/data.txt", "data\n")
+    return a, b
+
+
+def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetched(ready: tuple[Machine, Machine]) -> None:
+    a, b = ready
+    run = a.submit(data=str(a.space.root / "../elsewhere/data.txt"))
+    a.space.write("src/join.py", "raise SystemExit('changed after the submit')")
+    a.space.write("words/three.txt", "three\n")
+    a.space.write("../elsewhere/data.txt", "other\n")
+    b.work()
+    row = a.row(run)
+    assert (row.state, row.reason, [each.name for each in row.outputs]) == ("COMPLETED", "", ["both", "tree"])
+    code, told, said = a.command("fetch", run)
+    assert code == 0, said
+    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n" and "both.txt" in told
+    assert not (b.space.root / "both.txt").exists() and (b.space.root / "out" / run / "both.txt").exists()
+
+
+def test_all_that_means_nothing_elsewhere_is_told_at_once(ready: tuple[Machine, Machine]) -> None:
+    a, b = ready
+    a.space.write("recipe.toml", "")
+    with pytest.raises(Invalid) as caught:
+        a.submit(data="gone.txt")
+    (problem,) = caught.value.problems
+    assert "gone.txt is not there (the input data)" in problem.message
+    with pytest.raises(Invalid, match="shared store") as caught:
+        a.submit(data="words/one.txt")
+    assert "--here" in caught.value.problems[0].fix
+    run = a.submit(data="words/one.txt", ticket=Ticket(here=True))
+    b.work()
+    assert a.row(run).state == "QUEUED" and a.row(run).bundle == ""
+    serve(a.space.root, Offer(), Silent, Handover(), a.env, once=True)
+    assert a.row(run).state == "COMPLETED" and a.space.read("both.txt") == "one\none\none\ntwo\n"
+
+
+def test_the_same_files_make_the_same_bundle_and_a_library_recipe_brings_its_code(ready: tuple[Machine, Machine]) -> None:
+    a, b = ready
+    request = Request("sft@1", preset="smoke")
+    with Workspace.open(a.space.root, environ=a.env) as here, Workspace.open(b.space.root, environ=b.env) as there:
+        packed, again = bundles.pack(here, request), bundles.pack(here, request)
+        assert packed.digest == again.digest and len(packed.data) < bundles.MOST
+        cache = here.share(None)
+        assert cache is not None and there.share(None) is not None and there.remote_cache is not None
+        for content in packed.contents:
+            cache.remote.put(content, bundles.Lying(packed.contents))
+        root = bundles.unpack(there, packed.digest, packed.data, there.remote_cache.bring)
+        mine, theirs = survey(here, request), survey(there.within(root), replace(request, inputs=packed.bound))
+        assert theirs.source == root / ".library" / "sft@1.yaml"
+        assert [verdict.key for verdict in theirs.verdicts] == [verdict.key for verdict in mine.verdicts]
+
+
+def test_an_archive_that_is_not_what_its_name_says_or_that_leads_out_is_not_unpacked(ready: tuple[Machine, Machine]) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../leaves"))
+    with Workspace.open(ready[1].space.root, environ=ready[1].env) as ws:
+        for data, digest in ((b"x", "0" * 64), (out.getvalue(), hashlib.sha256(out.getvalue()).hexdigest())):
+            with pytest.raises(Corrupt):
+                bundles.unpack(ws, digest, data, lambda contents: set())
+        assert not list((ws.home / "bundles").iterdir())
