@@ -18,6 +18,7 @@ from ..hosts import client
 from ..planning.schedule import Move
 from ..storage.files import Content
 from ..storage.objects import delete
+from ..storage.remote_states import Lying
 from ..storage.runs import Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, compiled, storable
@@ -94,7 +95,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
         fix = 'name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder'
         raise Invalid([Problem("no-store", words, fix=fix)])
     cache.remote.mark()
-    lying = bundles.Lying(packed.contents)
+    lying = Lying(packed.contents)
     for content in packed.contents:
         cache.remote.put(content, lying)
     if len(packed.data) <= bundles.MOST:
@@ -102,7 +103,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     place = ws.home / "partial" / packed.digest
     ws.write(place, packed.data)
     try:
-        cache.remote.put(Content(f"f:{packed.digest}"), bundles.Lying({Content(f"f:{packed.digest}"): str(place)}))
+        cache.remote.put(Content(f"f:{packed.digest}"), Lying({Content(f"f:{packed.digest}"): str(place)}))
     finally:
         delete(place)
     return Parcel(packed.digest, b"", packed.bound, cache.remote.url)

@@ -28,7 +28,7 @@ from ..planning.step import StepSpec
 from ..secrets import tokenlike
 from ..storage.files import Content, no_space
 from ..storage.locks import Lock
-from . import attempt_result
+from . import attempt_result, shared_states
 from .attempts import Running
 from .control import GRACE, stop
 from .failing import fail, fail_unstarted, lose, wait_again
@@ -309,7 +309,8 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     """Put the end of an attempt into the queue, whatever happens."""
     end: End
     try:
-        running.brought = await running.site.carry(running.errand)
+        async with shared_states.sent(work, running, work.spec(id)):
+            running.brought = await running.site.carry(running.errand)
         end = running.brought.exit
         if running.asked and end.reason in ("exit", "signal") and end.code != 0:
             end = end._replace(reason="stopped")  # it saved, and ended itself
@@ -416,6 +417,7 @@ async def _open_state(work: Work, held: Held) -> bool:
         lock.release()
         return False
     held.lock = lock
+    await shared_states.restore(work, held.node.id, key, root)
     held.state = checkpoints.choose(root, spec.continues, world=processes)
     held.restored = await asyncio.to_thread(work.attempts.restored, spec, held.state, processes)
     return True

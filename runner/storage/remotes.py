@@ -5,6 +5,7 @@ Below the store's URL, with the names of the local store:
     objects/ab/<sha256>[.x]       the bytes of a plain or executable file
     objects/ab/<sha256>.t.json    the manifest of a tree
     objects/ab/<sha256>.t.parts   which objects its files are in: large ones each in its own, small ones laid end to end in bundles
+    states/ab/<state key>.json    the newest checkpoint of a state: see `remote_states`
     traces/ab/<key>.json          "this key gave these outputs"; the first one stays
     recipe-store.json             the format; unreferenced.json: what a gc has seen nobody need
 
@@ -61,6 +62,7 @@ GRACE: Final = 86_400.0
 _MARKER = "recipe-store.json"
 _UNREFERENCED = "unreferenced.json"
 _OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
+_NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
 _TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _A = TypeVar("_A")
@@ -196,6 +198,13 @@ class Remote:
         self.check()
         self._bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
         self._bucket.abandon(self._now() - GRACE)
+
+    def write_note(self, key: str, data: bytes) -> None:
+        """Say which checkpoint a state has: see `remote_states`."""
+        self._bucket.write(_note_name(key), data)
+
+    def read_note(self, key: str) -> bytes | None:
+        return self._bucket.read(_note_name(key))
 
     # -- getting
 
@@ -439,7 +448,7 @@ class Remote:
         going: list[str] = []
         for stat in self._listed("traces/"):
             (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
-        needed = self._needed([name[-69:-5] for name in kept])
+        needed = self._needed([name[-69:-5] for name in kept], self._noted(now - keep_days * 86_400))
         seen = self._seen()
         idle = {name: seen.get(name, now) for name in there if name not in needed}
         # Written since it was first seen idle: somebody has put it again.
@@ -460,9 +469,17 @@ class Remote:
             tuple(name[-69:-5] for name in going), tuple(doomed), sum(there[name].size for name in doomed), len(idle) - len(doomed), uploads
         )
 
-    def _needed(self, keys: Sequence[str]) -> set[str]:
-        """The names of all objects that these traces rely on.  Raises Corrupt rather than to guess."""
+    def _noted(self, since: float) -> set[str]:
+        """The objects that notes of checkpoints name which were written since then."""
         names: set[str] = set()
+        for data in self._map(self._bucket.read, [stat.name for stat in self._listed("states/") if stat.at >= since]):
+            with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
+                names |= {_name(Content(content)) for _, content in json.loads(data or b"")["states"].values()}
+        return names
+
+    def _needed(self, keys: Sequence[str], noted: set[str]) -> set[str]:
+        """The names of all objects that these traces rely on, and those of `noted`.  Raises Corrupt rather than to guess."""
+        names = set(noted)
         for key, found in zip(keys, self._map(self._trace, keys), strict=True):
             if found is None:
                 if self._bucket.head(_trace_name(key)) is not None:
@@ -494,7 +511,7 @@ class Remote:
             return {}
 
     def _listed(self, prefix: str) -> list[Stat]:
-        shape = _TRACE if prefix.startswith("traces") else _OBJECT
+        shape = {"traces": _TRACE, "states": _NOTE}.get(prefix.partition("/")[0], _OBJECT)
         return [stat for stat in self._bucket.names(prefix) if shape.fullmatch(stat.name)]
 
     def _moved(self, *, sent: int = 0, received: int = 0) -> None:
@@ -515,6 +532,10 @@ def _name(content: Content) -> str:
 
 def _trace_name(key: str) -> str:
     return f"traces/{key[:2]}/{key}.json"
+
+
+def _note_name(key: str) -> str:
+    return f"states/{key[:2]}/{key}.json"
 
 
 def _trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:

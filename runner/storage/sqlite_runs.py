@@ -245,4 +245,4 @@ def _claim_name(run: str) -> str:
 def _run(row: Row) -> RunRow:
     fields = list(row)
     fields[3], fields[13] = mapping(row[3]), mapping(row[13])
-    return RunRow._make(fields)
+    return RunRow(*fields)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..errors import CannotRun, Corrupt, Invalid, Problem
 from ..language.library import find, fixtures
 from ..paths import BUNDLED, is_path
-from ..storage import files
-from ..storage.files import Content, Entry
+from ..storage.files import Content
 from ..storage.objects import delete
 from ..storage.workspace import Workspace
 from . import locks
@@ -46,22 +45,6 @@ class Bundle(NamedTuple):
     data: bytes
     bound: Mapping[str, Tree]
     contents: Mapping[Content, str]
-
-
-class Lying(NamedTuple):
-    """Contents that lie at paths of this disk, as a store takes them."""
-
-    paths: Mapping[Content, str]
-
-    def path(self, content: Content) -> Path:
-        return Path(self.paths[content])
-
-    def entries(self, content: Content) -> list[Entry]:
-        return files.entries(self.paths[content])
-
-    def size(self, content: Content) -> int:
-        path = self.paths[content]
-        return sum(entry.size for entry in files.entries(path)) if content[0] == "t" else os.path.getsize(path)
 
 
 def pack(ws: Workspace, request: Request) -> Bundle:

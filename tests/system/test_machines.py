@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from runner.errors import Corrupt, Invalid
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
 from runner.execution.work import Handover
+from runner.storage.remote_states import Lying
 from runner.storage.runs import Offer, RunRow
 from runner.storage.workspace import Workspace
 from runner.survey import bundles
 from runner.survey.survey import Request, survey
-from tests.support import Space
+from tests.support import Space, until
 from tests.system.test_worker import Silent
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -131,7 +133,7 @@ def test_the_same_files_make_the_same_bundle_and_a_library_recipe_brings_its_cod
         cache = here.share(None)
         assert cache is not None and there.share(None) is not None and there.remote_cache is not None
         for content in packed.contents:
-            cache.remote.put(content, bundles.Lying(packed.contents))
+            cache.remote.put(content, Lying(packed.contents))
         root = bundles.unpack(there, packed.digest, packed.data, there.remote_cache.bring)
         mine, theirs = survey(here, request), survey(there.within(root), replace(request, inputs=packed.bound))
         assert theirs.source == root / ".library" / "sft@1.yaml"
@@ -147,3 +149,50 @@ def test_an_archive_that_is_not_what_its_name_says_or_that_leads_out_is_not_unpa
             with pytest.raises(Corrupt):
                 bundles.unpack(ws, digest, data, lambda contents: set())
         assert not list((ws.home / "bundles").iterdir())
+
+
+TRAIN = """
+inputs: {gate: {type: string}, starts: {type: string}}
+steps:
+  train:
+    run: [python, train.py, "{{ inputs.gate }}", "{{ inputs.starts }}", "{{ state.kept }}", [--resume, "{{ state.kept.latest }}"]]
+    code: [train.py]
+    state: {kept: {checkpoint: "step-*", every: 0.1s}}
+    outputs: {model: model.txt}
+outputs: {model: "{{ steps.train.model }}"}
+"""
+TRAINER = """
+import os, sys, time
+gate, starts, kept = sys.argv[1:4]
+done = int(open(sys.argv[5]).read()) if len(sys.argv) > 5 else 0
+open(starts, "a").write(f"{done}\\n")
+for step in range(done + 1, 7):
+    os.makedirs(kept, exist_ok=True)
+    open(f"{kept}/.new", "w").write(str(step))
+    os.rename(f"{kept}/.new", f"{kept}/step-{step}")
+    while step == 3 and os.path.exists(gate):
+        time.sleep(0.02)
+open("model.txt", "w").write("trained")
+"""
+
+
+def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
+    machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path
+) -> None:
+    a, b, c = machines
+    a.space.recipe(TRAIN)
+    a.space.write("train.py", TRAINER)
+    gate, starts = a.space.write("../gate", ""), tmp_path / "starts"
+    run = a.submit(gate=str(gate), starts=str(starts))
+    worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
+    until(lambda: any("step-3" in note.read_text() for note in (tmp_path / "store/states").rglob("*.json")), seconds=30)
+    worker.kill()
+    worker.communicate(timeout=30)
+    gate.unlink()
+    with psycopg.connect(url, autocommit=True) as db:  # as if it were another machine, and 30 seconds had passed
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
+    c.work()
+    row = a.row(run)
+    assert (row.state, row.fence, starts.read_text().split()) == ("COMPLETED", 2, ["0", "3"])
+    code, _, said = a.command("fetch")
+    assert code == 0 and a.space.read("model.txt") == "trained", said
