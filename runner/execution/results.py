@@ -44,6 +44,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
     """Put the results of a run for another machine into the shared store, and note them with the run.  Raises Infrastructure, Stale."""
     if not ws.delivers or ws.remote_cache is None:
         return
+    ws.remote_cache.finish(lambda _words: None)
     remote = ws.remote_cache.remote
     outputs = []
     for n, output, path, name in plan.publish:

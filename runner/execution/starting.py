@@ -45,6 +45,8 @@ NO_ROOM: Final = 0.2
 """Seconds until a step that found no place, or its state in use, is tried again."""
 KEY_IN_USE: Final = 0.1
 """Seconds until a step that another run is making is looked at again."""
+KEY_ELSEWHERE: Final = 1.0
+"""The same where another machine may be making it."""
 
 
 _log: Final = Log("loop")
@@ -141,12 +143,14 @@ def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
     """Hold the key of a step.  None: it is held, and the step is to be made; else whether something moved."""
     if not work.commits.hold(key, id):
         # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
-        work.resting[id] = time.monotonic() + KEY_IN_USE
+        work.resting[id] = time.monotonic() + (KEY_ELSEWHERE if work.ws.delivers else KEY_IN_USE)
         work.contended |= not work.commits.holds(key)
         return True  # its place is free for others
-    contended = work.contended or not work.commits.keys.alone()
+    contended = work.contended or work.ws.delivers or not work.commits.keys.alone()
     if contended:
         work.orphans.look_again()  # the run that held the key may have died with its attempt running
+    if work.ws.delivers and work.ws.remote_cache is not None and key not in work.commits.made:
+        work.ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
     if (contended or key in work.commits.made) and is_made(work, n):
         work.commits.release(key)
         work.groups.record(work.scheduler.adopt(id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"))

@@ -72,6 +72,7 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE runs ADD COLUMN submitter text NOT NULL DEFAULT '', ADD COLUMN bundle text NOT NULL DEFAULT '',"
         " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]'",
         "CREATE TABLE bundles (digest text PRIMARY KEY, data bytea NOT NULL, at timestamptz NOT NULL DEFAULT now())",
+        "CREATE TABLE keys (key text PRIMARY KEY, run text NOT NULL)",
     ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
@@ -201,6 +202,17 @@ class PostgresRuns:
         ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
         if not self._all(f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1", (text(list(outputs)), run, fence, self._me)):  # noqa: S608
             raise Stale(f"run {run} is not ours any more")
+
+    def hold_key(self, key: str, run: str) -> bool:
+        held = self._all(
+            "INSERT INTO keys VALUES (%(key)s, %(run)s) ON CONFLICT (key) DO UPDATE SET run = excluded.run WHERE keys.run = excluded.run"  # noqa: S608
+            f" OR NOT EXISTS (SELECT FROM runs WHERE runs.id = keys.run AND NOT {_FREE}) RETURNING 1",
+            {"key": key, "run": run, "dead": []},
+        )
+        return bool(held)
+
+    def release_keys(self, keys: Collection[str], run: str) -> None:
+        self._all("DELETE FROM keys WHERE key = ANY(%s) AND run = %s RETURNING 1", (list(keys), run))
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings, labels = run.data.get("settings"), run.data.get("labels")
@@ -360,7 +372,7 @@ class PostgresRuns:
 
         def store(db: Connection[Row]) -> None:
             with db.transaction():
-                for table, column in (("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+                for table, column in (("keys", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
                     db.execute(statement, (chosen,))
                 db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")

@@ -239,6 +239,14 @@ class Runs(Protocol):
         """Note what a claimed run made.  Raises Stale."""
         ...
 
+    def hold_key(self, key: str, run: str) -> bool:
+        """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
+        ...
+
+    def release_keys(self, keys: Collection[str], run: str) -> None:
+        """Let these keys of a run go."""
+        ...
+
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         """Store a new run, QUEUED, with its first event and the bundle that it names, and claim it in the same transaction for `who`, if anybody.
 

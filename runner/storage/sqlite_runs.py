@@ -99,6 +99,13 @@ class SqliteRuns:
     def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
         """What a run made lies in its workspace."""
 
+    def hold_key(self, key: str, run: str) -> bool:
+        """Always: runs of one disk hold keys by its locks."""
+        return True
+
+    def release_keys(self, keys: Collection[str], run: str) -> None:
+        """Nothing was held."""
+
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         lock = self._locks.try_hold(_claim_name(run.id)) if who else None
         fence = int(lock is not None)

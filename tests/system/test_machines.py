@@ -196,3 +196,24 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     assert (row.state, row.fence, starts.read_text().split()) == ("COMPLETED", 2, ["0", "3"])
     code, _, said = a.command("fetch")
     assert code == 0 and a.space.read("model.txt") == "trained", said
+
+
+def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_first_made(
+    machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path
+) -> None:
+    a, b, c = machines
+    gate, starts = a.space.write("../gate", ""), tmp_path / "starts"
+    a.space.recipe(
+        "inputs: {n: {type: integer}}\nsteps:\n  slow:\n"
+        f"    run: 'echo x >> {starts}; while [ -e {gate} ]; do sleep 0.02; done; echo made > slow.txt'\n    outputs: {{o: slow.txt}}\n"
+        "  own: {run: 'cat {{ steps.slow.o }} > {{ inputs.n }}.txt', outputs: {o: '{{ inputs.n }}.txt'}}\n"
+    )
+    runs = [a.submit(n=n) for n in (1, 2)]
+    workers = [each.space.start("worker", "--workspace", ".", "-q", "--once", env=each.env) for each in (b, c)]
+    with psycopg.connect(url, autocommit=True) as db:
+        until(lambda: db.execute("SELECT 1 FROM events WHERE reason LIKE '%another%' OR after = 'RUNNING'").fetchone(), seconds=30)
+        until(lambda: db.execute("SELECT count(*) FROM runs WHERE state = 'ACTIVE'").fetchone() == (2,), seconds=30)
+    gate.unlink()
+    for worker in workers:
+        worker.communicate(timeout=60)
+    assert [a.row(run).state for run in runs] == ["COMPLETED", "COMPLETED"] and starts.read_text().split() == ["x"]
