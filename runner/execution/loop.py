@@ -158,6 +158,7 @@ def _pulse(work: Work) -> Iterator[None]:
         heed(work)
         hand_over(work)
         work.commits.let_go()
+        work.chunks.tick()
         if work.tick:
             work.tick()
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)

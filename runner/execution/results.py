@@ -44,6 +44,8 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
     """Put the results of a run for another machine into the shared store, and note them with the run.  Raises Infrastructure, Stale."""
     if not ws.delivers or ws.remote_cache is None:
         return
+    from ..storage import remote_states
+
     ws.remote_cache.finish(lambda _words: None)
     remote = ws.remote_cache.remote
     outputs = []
@@ -53,7 +55,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
             continue
         content = Content(content)
         if ws.objects.has(content):
-            remote.put(content, ws.objects)
+            remote_states.keep(remote, [run, output, path], {content: str(ws.objects.path(content))})
         outputs.append(Output(name or path, path, content, ws.objects.size(content), remote.address(content)))
     ws.store.runs.made(run, fence, outputs)
 

@@ -27,6 +27,7 @@ from .runs import (
     FINAL,
     NO_DATA,
     AttemptRow,
+    Chunk,
     Event,
     Moved,
     Offer,
@@ -72,6 +73,8 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE runs ADD COLUMN submitter text NOT NULL DEFAULT '', ADD COLUMN bundle text NOT NULL DEFAULT '',"
         " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]'",
         "CREATE TABLE bundles (digest text PRIMARY KEY, data bytea NOT NULL, at timestamptz NOT NULL DEFAULT now())",
+        "CREATE TABLE chunks (run text, attempt text, stream text, start bigint, data bytea NOT NULL, content text NOT NULL DEFAULT '',"
+        " PRIMARY KEY (run, attempt, stream, start))",
         "CREATE TABLE keys (key text PRIMARY KEY, run text NOT NULL)",
     ),
 )
@@ -213,6 +216,39 @@ class PostgresRuns:
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
         self._all("DELETE FROM keys WHERE key = ANY(%s) AND run = %s RETURNING 1", (list(keys), run))
+
+    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                self._guard(db, run, fence)
+                with db.pipeline(), db.cursor() as many:
+                    rows = [(run, each.attempt, each.stream, each.offset, each.data, each.content) for each in chunks]
+                    many.executemany("INSERT INTO chunks VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING", rows)
+
+        self._do(store)
+
+    def fold(self, run: str, fence: int, whole: Chunk) -> None:
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                self._guard(db, run, fence)
+                db.execute("DELETE FROM chunks WHERE run = %s AND attempt = %s AND stream = %s", (run, whole.attempt, whole.stream))
+                db.execute("INSERT INTO chunks VALUES (%s, %s, %s, 0, %s, %s)", (run, whole.attempt, whole.stream, whole.data, whole.content))
+
+        self._do(store)
+
+    def _guard(self, db: Connection[Row], run: str, fence: int) -> None:
+        """In a transaction: nobody else claims the run before its end.  Raises Stale."""
+        ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s FOR SHARE"
+        if db.execute(ours, (run, fence, self._me)).fetchone() is None:
+            raise Stale(f"run {run} is not ours any more")
+
+    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
+        rows = self._all(
+            "SELECT attempt, stream, start, data, content FROM chunks WHERE run = %s AND attempt = %s AND stream = %s"
+            " AND (start + length(data) > %s OR content <> '') ORDER BY start LIMIT 16",
+            (run, attempt, stream, offset),
+        )
+        return [Chunk(row[0], row[1], row[2], bytes(row[3]), row[4]) for row in rows]
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings, labels = run.data.get("settings"), run.data.get("labels")
@@ -372,7 +408,7 @@ class PostgresRuns:
 
         def store(db: Connection[Row]) -> None:
             with db.transaction():
-                for table, column in (("keys", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+                for table, column in (("chunks", "run"), ("keys", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
                     db.execute(statement, (chosen,))
                 db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -70,6 +70,15 @@ def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -
     body = {"made": dict(note.made), "states": {state: list(sent) for state, sent in states.items()}}
     remote.write_note(key, json.dumps({**body, "sum": digest.of_value("state-note/1", body)}).encode())
     return note
+
+
+def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -> None:
+    """Put contents into the store that no trace names, and note that they are needed: `what` they are for.  Raises Corrupt, Infrastructure."""
+    lying = Lying(contents)
+    for content in contents:
+        remote.put(content, lying)
+    states = {str(n): ["", content] for n, content in enumerate(contents)}
+    remote.write_note(digest.of_value("kept", list(what))[:32], json.dumps({"states": states}).encode())
 
 
 def load(remote: Remote, key: str) -> Note | None:

@@ -448,6 +448,7 @@ class Remote:
         going: list[str] = []
         for stat in self._listed("traces/"):
             (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
+        notes = [stat.name for stat in self._listed("states/") if now - stat.at >= keep_days * 86_400]
         needed = self._needed([name[-69:-5] for name in kept], self._noted(now - keep_days * 86_400))
         seen = self._seen()
         idle = {name: seen.get(name, now) for name in there if name not in needed}
@@ -455,7 +456,7 @@ class Remote:
         idle = {name: since if there[name].at < since else now for name, since in idle.items()}
         doomed = [name for name, since in idle.items() if now - since >= GRACE]
         if not dry:
-            self._bucket.delete(going)
+            self._bucket.delete([*going, *notes])
             # The young are looked at once more: what was written while we looked stays.
             doomed = [
                 name for name, stat in zip(doomed, self._map(self._bucket.head, doomed), strict=True) if stat is not None and stat.at < idle[name]

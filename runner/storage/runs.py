@@ -43,6 +43,16 @@ class Output(NamedTuple):
     address: str
 
 
+class Chunk(NamedTuple):
+    """A part of what an attempt printed (`log`) or measured (`metrics`).  With a `content` all of it is that object of the shared store."""
+
+    attempt: str
+    stream: str
+    offset: int  # bytes
+    data: bytes
+    content: str = ""
+
+
 class RunRow(NamedTuple):
     id: str
     recipe: str
@@ -245,6 +255,18 @@ class Runs(Protocol):
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
         """Let these keys of a run go."""
+        ...
+
+    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
+        """Store what attempts of a claimed run printed.  Raises Stale."""
+        ...
+
+    def fold(self, run: str, fence: int, whole: Chunk) -> None:
+        """Store this one instead of all chunks of its attempt and stream."""
+        ...
+
+    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
+        """What was printed from an offset on, at most a mebibyte, in order; chunks may overlap where a worker took over."""
         ...
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:

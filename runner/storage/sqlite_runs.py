@@ -11,7 +11,23 @@ from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Output, Requested, RunRow, Stale, StepRow, Submitted, is_progress, same_request
+from .runs import (
+    FINAL,
+    NO_DATA,
+    AttemptRow,
+    Chunk,
+    Event,
+    Moved,
+    Offer,
+    Output,
+    Requested,
+    RunRow,
+    Stale,
+    StepRow,
+    Submitted,
+    is_progress,
+    same_request,
+)
 
 
 class SqliteRuns:
@@ -105,6 +121,16 @@ class SqliteRuns:
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
         """Nothing was held."""
+
+    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
+        """Its files are read where they are."""
+
+    def fold(self, run: str, fence: int, whole: Chunk) -> None:
+        """Its files are read where they are."""
+
+    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
+        """None: its files are read where they are."""
+        return []
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         lock = self._locks.try_hold(_claim_name(run.id)) if who else None

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,11 @@ import psycopg
 import pytest
 
 from runner.errors import Corrupt, Invalid
+from runner.execution import chunks
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
 from runner.execution.work import Handover
+from runner.interface.logs import Follower
 from runner.storage.remote_states import Lying
 from runner.storage.runs import Offer, RunRow
 from runner.storage.workspace import Workspace
@@ -217,3 +220,52 @@ def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_f
     for worker in workers:
         worker.communicate(timeout=60)
     assert [a.row(run).state for run in runs] == ["COMPLETED", "COMPLETED"] and starts.read_text().split() == ["x"]
+
+
+class Heard:
+    """What a follower of logs writes."""
+
+    def __init__(self) -> None:
+        self.text = b""
+
+    def head(self, text: str) -> None: ...
+    def end(self) -> None: ...
+    def write(self, data: bytes) -> None:
+        self.text += data
+
+
+def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
+    machines: tuple[Machine, Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "EVERY", 0.05)
+    a, b, _ = machines
+    b = Machine(b.space, {**b.env, "A_TOKEN": "a-token-of-machine-b"})
+    gate = a.space.write("../gate", "")
+    a.space.recipe(
+        "inputs: {token: {type: secret, env: A_TOKEN, required: false}}\nsteps:\n  talk:\n    secrets: [token]\n"
+        f"    run: 'echo first $A_TOKEN; while [ -e {gate} ]; do sleep 0.02; done; echo last; echo made > made.txt'\n    outputs: {{o: made.txt}}\n"
+    )
+    run, heard = a.submit(), Heard()
+    worker = threading.Thread(target=b.work)
+    worker.start()
+
+    def follow() -> None:
+        with Workspace.open(a.space.root, environ=a.env) as ws:
+            Follower(ws, run, lambda _step: True, heard, lambda _words: None, heads=False).follow(None)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    until(lambda: b"first" in heard.text, seconds=30)
+    assert b"last" not in heard.text
+    gate.unlink()
+    worker.join(30)
+    follower.join(30)
+    assert heard.text == b"first ***\nlast\n"
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT count(*), max(length(data)) FROM chunks").fetchone() == (1, 0)
+        stored = b" ".join(
+            str(row).encode() for table in ("runs", "events", "attempts", "bundles", "chunks") for row in db.execute(f"SELECT * FROM {table}")
+        )
+    assert b"a-token-of-machine-b" not in stored
+    code, told, said = a.command("logs", run)
+    assert (code, told) == (0, "==> talk <==\nfirst ***\nlast\n"), said
