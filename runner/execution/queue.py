@@ -19,7 +19,7 @@ from ..planning.schedule import Move
 from ..storage.files import Content
 from ..storage.objects import delete
 from ..storage.remote_states import Lying
-from ..storage.runs import Offer, RunRow, Stale, Submitted
+from ..storage.runs import ALONE, Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
@@ -179,7 +179,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if request is None:
         raise Infrastructure(f"run {row.id} did not note what it was asked for", fix="`recipe submit` with its recipe and inputs")
     since = Since(time.monotonic(), ws.store.database.version())
-    local = client.here(ws.home / "local")
+    local = client.here(ws.home / "local", ALONE if row.bundle else None)
     if row.bundle:
         bound = row.data.get("bound")
         inputs = {**request.inputs, **(bound if isinstance(bound, dict) else {})}

@@ -24,6 +24,7 @@ from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .runs import (
+    ELSEWHERE,
     FINAL,
     NO_DATA,
     AttemptRow,
@@ -49,6 +50,8 @@ PATIENCE: Final = 60.0
 """Seconds that a database which does not answer is waited for."""
 PAUSE: Final = 0.5
 _CHANNEL: Final = "recipe_runs"
+_CLAIMING: Final = 0x72637066
+"""Of the advisory lock under which runs are counted."""
 _LOCK: Final = 0x72637065
 """Of the advisory lock under which the schema is migrated."""
 
@@ -84,7 +87,13 @@ _COLUMNS: Final = (
     "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
     " recoveries, submitter, bundle, store, outputs"
 )
-_FREE: Final = "(claim = '' OR held_until < now() OR holder = ANY(%(dead)s))"
+_FREE: Final = (
+    "(claim = '' OR holder = ANY(%(dead)s) OR (held_until < now() AND (bundle = '' OR driver <> 'local' OR starts_with(holder, %(machine)s)"
+    f" OR held_until < now() - interval '{ELSEWHERE - CLAIM} seconds'"
+    " OR NOT EXISTS (SELECT FROM steps WHERE steps.run = runs.id AND steps.state = 'RUNNING'))))"
+)
+"""A run that may be claimed: of one whose jobs may go on where its worker was, other machines wait until their agent has ended them."""
+_COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
 Answer = TypeVar("Answer")
 
@@ -167,8 +176,7 @@ class PostgresRuns:
         return {(run, id): str(site) for run, id, data in rows if '"site"' in data and (site := mapping(data).get("site"))}
 
     def live(self, run: str) -> bool:
-        dead = self._dead()
-        return bool(self._all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {_FREE}", {"run": run, "dead": dead}))  # noqa: S608
+        return bool(self._all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {_FREE}", {"run": run} | self._known()))  # noqa: S608
 
     # -- what a worker is told
 
@@ -210,7 +218,7 @@ class PostgresRuns:
         held = self._all(
             "INSERT INTO keys VALUES (%(key)s, %(run)s) ON CONFLICT (key) DO UPDATE SET run = excluded.run WHERE keys.run = excluded.run"  # noqa: S608
             f" OR NOT EXISTS (SELECT FROM runs WHERE runs.id = keys.run AND NOT {_FREE}) RETURNING 1",
-            {"key": key, "run": run, "dead": []},
+            {"key": key, "run": run, "dead": [], "machine": "-"},
         )
         return bool(held)
 
@@ -290,7 +298,7 @@ class PostgresRuns:
         rows = self._all(
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND (holder = %(me)s OR {_FREE}) RETURNING fence",
-            {"who": who, "me": self._me, "long": CLAIM, "run": run, "dead": self._dead()},
+            {"who": who, "me": self._me, "long": CLAIM, "run": run} | self._known(),
         )
         if not rows:
             self.get(run)
@@ -299,16 +307,30 @@ class PostgresRuns:
         return int(rows[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> Submitted | None:
-        rows = self._all(
+        counted = _FREE.replace("runs.", "busy.")
+        below = "".join(
+            f" AND (SELECT count(*) FROM runs AS busy WHERE busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]} AND NOT {counted}) < %(most_{kind})s"  # noqa: S608
+            for kind in offer.at_most
+        )
+        statement = (
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
             " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
             " AND due IS NOT NULL AND due <= extract(epoch FROM now()) AND state IN ('QUEUED', 'ACTIVE')"
-            f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {_FREE}"
-            " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence",
-            {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
-            | {"labels": _pairs(dict(offer.labels)), "dead": self._dead()},
+            f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {_FREE}{below}"
+            " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence"
         )
+        values = {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
+        values |= {"labels": _pairs(dict(offer.labels)), **self._known(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
+
+        def claim(db: Connection[Row]) -> list[Row]:
+            if not offer.at_most:
+                return db.execute(statement.encode(), values).fetchall()
+            with db.transaction():  # else two would count at once
+                db.execute("SELECT pg_advisory_xact_lock(%s)", (_CLAIMING,))
+                return db.execute(statement.encode(), values).fetchall()
+
+        rows = self._do(claim)
         if not rows:
             return None
         self._keep(rows[0][0])
@@ -446,6 +468,10 @@ class PostgresRuns:
         if self._beats is None:
             self._beats = _Beats(self._url, self._me)
             self._beats.start()
+
+    def _known(self) -> dict[str, object]:
+        """What this machine can tell of claims."""
+        return {"dead": self._dead(), "machine": f"{_machine()} "}
 
     def _dead(self) -> list[str]:
         """Those who hold claims, were processes of this machine and are no more."""

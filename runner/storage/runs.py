@@ -21,6 +21,14 @@ STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", 
 NO_DATA: Final[Data] = {}
 
 
+ELSEWHERE: Final = 600.0
+"""Seconds after a worker's last word from which another machine may take a run whose jobs run on the worker's own."""
+ALONE: Final = 540.0
+"""Seconds after which an agent ends the jobs of such a worker."""
+LIMITED: Final = ("user", "recipe", "driver")
+"""What runs are counted by."""
+
+
 class Stale(Busy):
     """This run is not ours any more: another worker has claimed it."""
 
@@ -97,6 +105,8 @@ class Offer(NamedTuple):
 
     driver: str = ""
     labels: Mapping[str, str] = {}
+    at_most: Mapping[str, int] = {}
+    """Of `user`, `recipe` or `driver`: how many runs with the same one may be worked on at once, by all workers."""
     store: str = ""
     """Runs of any workspace that use the shared store at this URL, instead of those of the worker's own workspace."""
 

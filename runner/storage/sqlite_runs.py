@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..errors import NotFound
@@ -13,6 +15,7 @@ from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
 from .runs import (
     FINAL,
+    LIMITED,
     NO_DATA,
     AttemptRow,
     Chunk,
@@ -175,14 +178,27 @@ class SqliteRuns:
         return int(row[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+        if not offer.at_most:
+            return self._claim_next(who, offer, Counter())
+        with self._locks.hold("claiming"):  # else two would count at once
+            rows = self._database.all(
+                "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
+            )
+            busy = Counter((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
+            return self._claim_next(who, offer, busy)
+
+    def _claim_next(self, who: str, offer: Offer, busy: Counter[tuple[str, str]]) -> Submitted | None:
         waiting = self._database.all(
-            "SELECT id FROM runs WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND due <= ?"
+            "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
+            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND due <= ?"
             " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
             " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
             " ORDER BY priority DESC, due, id",
             (time.time(), offer.driver, json.dumps(dict(offer.labels))),
         )
-        for (run,) in waiting:
+        for run, *values in waiting:
+            if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
+                continue
             lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
             if lock is None:
                 continue

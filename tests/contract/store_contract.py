@@ -223,3 +223,25 @@ def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(store: Store
     begun = [Move("step", id, "QUEUED", "RUNNING", data=data) for id, data in (("a", {"site": "box"}), ("b", {"site": "box"}), ("b", {}), ("c", {}))]
     store.runs.group("r1", claimed, [*begun, DONE])
     assert store.runs.places(["r1", "none"]) == {("r1", "a"): "box"} and store.runs.places([]) == {}
+
+
+def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(store: Store, fresh: Fresh) -> None:
+    for n, user in enumerate(("ada", "ada", "bob")):
+        store.runs.submit(RUN._replace(id=f"r{n}", user=user, due=float(n + 1)))
+    offer = Offer(at_most={"user": 1})
+    first, second = store.runs.claim_next("w", offer), fresh().runs.claim_next("w2", offer)
+    assert first is not None and second is not None and (first.id, second.id) == ("r0", "r2")
+    assert fresh().runs.claim_next("w3", offer) is None
+    store.runs.group("r0", first.fence, [DONE], run_state=("COMPLETED", ""))
+    third = fresh().runs.claim_next("w3", offer)
+    assert third is not None and third.id == "r1"
+    assert store.runs.get("r1").user == "ada"
+
+
+def test_limits_count_recipes_and_drivers_too(store: Store, fresh: Fresh) -> None:
+    for n, driver in enumerate(("ssh", "ssh", "vastai")):
+        store.runs.submit(RUN._replace(id=f"r{n}", due=1.0, data={"settings": {"driver": driver}}))
+    claimed = [fresh().runs.claim_next("w", Offer(at_most={"driver": 1})) for _ in range(3)]
+    assert [each and each.id for each in claimed] == ["r0", "r2", None]
+    assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 2})) is None
+    assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 3})) is not None

@@ -107,6 +107,7 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
     code, told, said = a.command("fetch", run)
     assert code == 0, said
     assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n" and "both.txt" in told
+    assert (b.space.root / ".recipe/local/deadman").read_text() == "540.0"  # before another machine may begin its jobs
     assert not (b.space.root / "both.txt").exists() and (b.space.root / "out" / run / "both.txt").exists()
 
 

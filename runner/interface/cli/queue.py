@@ -15,7 +15,7 @@ from ...execution.queue import Ticket, serve, submit
 from ...execution.terms import Listener
 from ...execution.work import Handover
 from ...paths import data_folder
-from ...storage.runs import Offer
+from ...storage.runs import LIMITED, Offer
 from ..console import for_stream
 from . import run as run_verb
 from .chosen import begun
@@ -56,6 +56,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             help="carry out runs of every folder and machine with the same shared store, in this folder (default: $RECIPE_HOME/worker)",
         )
         parser.add_argument("--store", default="", metavar="NAME", help="the shared store of --workspace (default: that of recipe.toml)")
+        words = "take no run while N of the same `user`, `recipe` or `driver` are worked on by all workers; may be repeated"
+        parser.add_argument("--at-most", type=_most, action="append", default=[], metavar="WHAT=N", help=words)
         parser.add_argument("--json", action="store_true", help="one event a line")
         parser.description = (
             "Carry out the runs that were submitted in this workspace, those of the highest priority and the oldest first.  A run whose worker died"
@@ -102,7 +104,7 @@ def _work(args: argparse.Namespace) -> int:
     if not args.quiet and not args.once:
         sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {root}\n")
     store = None if args.own is None else args.store
-    serve(root, Offer(args.driver, dict(args.label)), listener, handover, os.environ, once=args.once, store=store)
+    serve(root, Offer(args.driver, dict(args.label), dict(args.at_most)), listener, handover, os.environ, once=args.once, store=store)
     return 0
 
 
@@ -166,6 +168,13 @@ def _label(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f'"{text}" is not NAME=VALUE')
     return name, value
+
+
+def _most(text: str) -> tuple[str, int]:
+    kind, number = _label(text)
+    if kind not in LIMITED:
+        raise argparse.ArgumentTypeError(f'"{kind}" is none of {", ".join(LIMITED)}')
+    return kind, _positive(number)
 
 
 def _moment(text: str) -> float:
