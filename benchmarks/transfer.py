@@ -1,10 +1,13 @@
 """Send data sets to a host through a real sshd on loopback, beside rsync, scp and tar over ssh, and print a table.
 
-usage: transfer.py [--scale 1.0] [--rounds 1] [--shapes small,medium,large] [--place /dev/shm] [--cipher NAME|default] [--only NAMES]
+usage: transfer.py [--scale 1.0] [--rounds 1] [--shapes small,medium,large,text] [--place /dev/shm] [--cipher NAME|default] [--only NAMES]
+                   [--rtt MS] [--mb MB_PER_SECOND]
 
-Three shapes: 50,000 files of 20 KB, 2,000 of 2 MB, 4 of 1 GB; `--scale` shrinks the first two in number and the last in size.  Each is sent cold
-(nothing is there), unchanged, and changed: one file of a hundred has other bytes, or, where there are few files, 1 % of each.  Ours includes hashing
-here (digests of unchanged files are remembered, as a workspace does), hashing there, and making the connection, as the others do.  Seconds are wall
+Shapes: 50,000 files of 20 KB, 2,000 of 2 MB, 4 of 1 GB, and 4 of 1 GB of JSON lines; `--scale` shrinks the first two in number and the others in
+size.  Each is sent cold (nothing is there), unchanged, and changed: one file of a hundred has other bytes, or, where there are few files, 1 % of
+each.  Ours includes hashing here (digests of unchanged files are remembered, as a workspace does), hashing there, and making the connection, as the
+others do.  `held` is ours over a connection that stands already, `down` brings all of it home again.  `--rtt` and `--mb` put a long wire between:
+milliseconds of a round trip, and megabytes a second that a connection takes each way.  Seconds are wall
 time, × is the time of each over ours; `cpu` are seconds of user and system time here and there; of several rounds, all are medians.  Both sides lie
 on `--place`, which needs room for five times a shape.
 """
@@ -13,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,20 +35,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from drivers.base import Host, Order, Wish
 from drivers.ssh import Ssh
+from runner.hosts.download import Taken
 from runner.hosts.transfer import Depot
 from runner.hosts.wire import Wire
 from runner.storage import files
 from runner.storage.digest_cache import DigestCache
+from tests.servers.long_wire import LongWire
 from tests.servers.sshd import Sshd
 
-SHAPES = {"small": (50_000, 20_000), "medium": (2_000, 2_000_000), "large": (4, 1_000_000_000)}
+SHAPES = {"small": (50_000, 20_000), "medium": (2_000, 2_000_000), "large": (4, 1_000_000_000), "text": (4, 1_000_000_000)}
+FEW = ("large", "text")
 
 
 def make(top: Path, shape: str, scale: float) -> Path:
     count, size = SHAPES[shape]
-    count, size = (count, int(size * scale)) if shape == "large" else (max(4, int(count * scale)), size)
+    count, size = (count, int(size * scale)) if shape in FEW else (max(4, int(count * scale)), size)
     rng = random.Random(shape)
-    block = rng.randbytes(4 << 20)
+    block = rng.randbytes(4 << 20) if shape != "text" else _lines(rng, 4 << 20)
     for n in range(count):
         path = top / f"d{n // 500:03}" / f"{n:06}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +63,14 @@ def make(top: Path, shape: str, scale: float) -> Path:
                 at = rng.randrange(len(block))
                 left -= file.write(block[at : at + min(left, len(block) - at)])
     return top
+
+
+def _lines(rng: random.Random, size: int) -> bytes:
+    words = [rng.randbytes(rng.randrange(2, 6)).hex() for _ in range(4000)]
+    text = bytearray()
+    while len(text) < size:
+        text += json.dumps({"id": rng.randrange(1 << 30), "text": " ".join(rng.choices(words, k=60))}).encode() + b"\n"
+    return bytes(text[:size])
 
 
 def change(top: Path) -> None:
@@ -88,13 +104,45 @@ class Ours:
     def __call__(self) -> None:
         asyncio.run(self._send())
 
+    def held(self) -> tuple[float, float]:
+        """Seconds to send all of it to another root there, and to bring it home, over a connection that stands."""
+        return asyncio.run(self._held())
+
     async def _send(self) -> None:
+        content, manifest = self._manifest()
+        depot = await self._depot(".recipe-host")
+        if not await depot.have([content]):
+            await depot.send({content: str(self.top)}, {content: manifest})
+        await self._close(depot)
+
+    async def _held(self) -> tuple[float, float]:
+        content, manifest = self._manifest()
+        depot = await self._depot(".recipe-held")
+        await depot.have([content])
+        began = time.perf_counter()
+        await depot.send({content: str(self.top)}, {content: manifest})
+        up = time.perf_counter() - began
+        size = sum(entry.size for entry in manifest)
+        home = self.top.parent / "home"
+        began = time.perf_counter()
+        await depot.fetch(depot.path(content), Taken(content, tuple(manifest), size), str(home))
+        down = time.perf_counter() - began
+        await self._close(depot)
+        shutil.rmtree(home)
+        return up, down
+
+    def _manifest(self) -> tuple[str, Sequence[files.Entry]]:
         manifest = self.cache.entries(self.top.name)
         content = files.tree_id(manifest)
         self.manifests[content] = manifest
-        depot = Depot(Wire(self.host, ".recipe-host"), self.manifests.get)
+        return content, manifest
+
+    async def _depot(self, root: str) -> Depot:
+        depot = Depot(Wire(self.host, root), self.manifests.get)
         await depot.open()
-        await depot.send({content: str(self.top)}, {content: manifest})
+        return depot
+
+    async def _close(self, depot: Depot) -> None:
         await depot.aclose()
         await self.host.aclose()
         await self.driver.aclose()
@@ -157,14 +205,32 @@ def workplace(place: str) -> Iterator[Path]:
             subprocess.run(["chmod", "-R", "u+w", str(below)], check=True)
 
 
-def measure(shape: str, options: argparse.Namespace) -> tuple[str, dict[tuple[str, str], tuple[float, float, float]]]:
-    """What was sent, and for each state and way its seconds: wall, CPU here, CPU there."""
-    with workplace(options.place) as place, Sshd(place / "sshd") as sshd:
+@contextmanager
+def behind(sshd: Sshd, rtt: float, rate: float) -> Iterator[None]:
+    """A server at the other end of a long wire: seconds of a round trip, bytes a second.  Zeros: no wire."""
+    if not rtt and not rate:
+        yield
+        return
+    real = sshd.port
+    with LongWire(real, rtt=rtt, rate=rate) as wire:
+        known = Path(sshd.known_hosts)
+        known.write_text(known.read_text().replace(f":{real}", f":{wire.port}"))
+        sshd.port = wire.port
+        try:
+            yield
+        finally:
+            sshd.port = real
+
+
+def measure(shape: str, options: argparse.Namespace) -> tuple[str, int, dict[tuple[str, str], tuple[float, float, float]]]:
+    """What was sent, its bytes, and for each state and way its seconds: wall, CPU here, CPU there."""
+    with workplace(options.place) as place, Sshd(place / "sshd") as sshd, behind(sshd, options.rtt / 1000, options.mb * 1e6):
         top = make(place / "data", shape, options.scale)
         count = sum(1 for path in top.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in top.rglob("*") if path.is_file())
         (sshd.home / "theirs").mkdir()
-        ways: dict[str, Callable[[], None]] = {"ours": Ours(sshd, top)}
+        ours = Ours(sshd, top)
+        ways: dict[str, Callable[[], None]] = {"ours": ours}
         ways |= {name: way for name, way in peers(sshd, top, options.cipher).items() if any(word in name for word in options.only.split(","))}
         results = {}
         for state in ("cold", "unchanged", "1 % changed"):
@@ -176,7 +242,10 @@ def measure(shape: str, options: argparse.Namespace) -> tuple[str, dict[tuple[st
                 results[state, name] = timed(way, sshd)
                 if name.startswith(("scp", "tar")):
                     subprocess.run(["rm", "-rf", str(sshd.home / "theirs" / name.split()[0])], check=True)
-        return f"{shape:7} {count:6} files {size / 1e6:6.0f} MB", results
+            if state == "cold":
+                up, down = ours.held()
+                results["held", "ours"], results["down", "ours"] = (up, 0.0, 0.0), (down, 0.0, 0.0)
+        return f"{shape:7} {count:6} files {size / 1e6:6.0f} MB", size, results
 
 
 def main() -> None:
@@ -187,14 +256,17 @@ def main() -> None:
     parser.add_argument("--place", default="/dev/shm")
     parser.add_argument("--cipher", default="aes128-gcm@openssh.com")
     parser.add_argument("--only", default="", help="of the others, only those with one of these in their name: rsync,tar")
+    parser.add_argument("--rtt", type=float, default=0.0, help="milliseconds of a round trip")
+    parser.add_argument("--mb", type=float, default=0.0, help="megabytes a second, for each connection and direction; 0: as many as go through")
     options = parser.parse_args()
     print(f"cipher of the others: {options.cipher}; on {options.place}; × is the time of each over ours")
     for shape in options.shapes.split(","):
         rounds = [measure(shape, options) for _ in range(options.rounds)]
-        medians = {key: [median(times) for times in zip(*(results[key] for _, results in rounds), strict=True)] for key in rounds[0][1]}
+        medians = {key: [median(times) for times in zip(*(results[key] for *_, results in rounds), strict=True)] for key in rounds[0][2]}
         for (state, name), (wall, mine, theirs) in medians.items():
-            ratio = wall / medians[state, "ours"][0]
-            print(f"{rounds[0][0]}  {state:12} {name:14} {wall:7.2f} s {ratio:5.2f}×  cpu here {mine:6.2f} s, there {theirs:6.2f} s", flush=True)
+            ratio, speed = wall / medians[state, "ours"][0], rounds[0][1] / 1e6 / wall
+            cpu = f"cpu here {mine:6.2f} s, there {theirs:6.2f} s" if mine else ""
+            print(f"{rounds[0][0]}  {state:12} {name:14} {wall:7.2f} s {ratio:5.2f}×  {speed:7.1f} MB/s  {cpu}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,11 @@ import asyncssh
 from .base import NOTHING, Argv, Denied, DriverError, Rejected, Unreachable
 
 CHANNELS = 8  # at once on one connection: OpenSSH's MaxSessions is 10
+CONNECTIONS = 3  # at once to one login: TCP's window and some servers let one connection do little
+FAR = 0.25  # seconds: a connection that took as long to make has a long way
 PIECE = 1 << 18  # bytes written in one go
 WAITING = 1 << 20  # bytes of output kept for a slow reader, beyond what the window lets in
-WINDOW = 4 << 20
+WINDOW, FAR_WINDOW = 4 << 20, 16 << 20  # bytes that a server may send ahead on one channel; twice what is on the way on a fat wire
 PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
 NOISE = 1 << 20  # bytes that a login may print before the command begins
@@ -73,14 +75,16 @@ class NotLetIn(Denied):
 class Link:
     """A connection that is made when it is needed and made again when it broke.  Belongs to one event loop at a time."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, besides: int = CONNECTIONS - 1) -> None:
         self.route = route
+        self._besides = besides  # how many more connections there may be
         self._through = Link(route.jump) if route.jump else None
-        self._beside: Link | None = None  # for what this connection has no room for: some servers let one have few channels
+        self._beside: Link | None = None  # for what this connection has no room for
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
         self._room = _Room()
+        self._window = WINDOW
         self._failures = 0
         self._not_before = 0.0
 
@@ -90,7 +94,7 @@ class Link:
         try:
             session = await self._session(command)
         except _Full:
-            self._beside = self._beside or Link(self.route)
+            self._beside = self._beside or Link(self.route, max(0, self._besides - 1))
             async for data in self._beside.call(argv, stdin):
                 yield data
             return
@@ -148,13 +152,16 @@ class Link:
             if self._connection is not None and not self._connection.is_closed():
                 return self._connection
             await asyncio.sleep(self._not_before - loop.time())
+            began = loop.time()
             try:
                 self._connection = await self._connect()
             except DriverError:
                 self._failures += 1
                 self._not_before = loop.time() + min(SLOWEST_RETRY, 0.05 * 2**self._failures)
                 raise
+            far = loop.time() - began > FAR
             self._failures, self._room = 0, _Room()
+            self._window = FAR_WINDOW if far else WINDOW
             return self._connection
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
@@ -223,10 +230,12 @@ class Link:
         while True:
             connection = await self.connection()
             room = self._room
+            if self._besides and room.taken >= int(room.limit):
+                raise _Full
             await room.take()
             session = _Session(room)
             opening = asyncio.ensure_future(
-                connection.create_session(session.itself, command.decode(), encoding=None, window=WINDOW, max_pktsize=PACKET)
+                connection.create_session(session.itself, command.decode(), encoding=None, window=self._window, max_pktsize=PACKET)
             )
             try:
                 await asyncio.shield(opening)

@@ -176,15 +176,15 @@ def read(request: Request, path: str, offset: int, limit: int) -> None:
         pass
 
 
-def send(request: Request, folder: str, names: Sequence[str], offset: int) -> None:
-    """The bytes of these files in a folder, behind each other, without the first `offset` of the first."""
+def send(request: Request, folder: str, spans: Sequence[tuple[str, int, int]]) -> None:
+    """Bytes of files in a folder, behind each other: of each its name, the first and how many."""
     view = memoryview(bytearray(trees.BLOCK // 2))
-    for name in names:
+    for name, start, count in spans:
         with open(f"{folder}/{name}" if name else folder, "rb", buffering=0) as file:
-            file.seek(offset)
-            offset = 0
-            while count := file.readinto(view):
-                request.emit(view[:count])
+            file.seek(start)
+            while count and (got := file.readinto(view[: min(count, len(view))])):
+                request.emit(view[:got])
+                count -= got
 
 
 def matching(request: Request, path: str, pattern: str) -> list[str]:

@@ -16,7 +16,7 @@ class Broken(Exception):
     """What came is no frame: something on the way changed it."""
 
 
-def frame(*parts: bytes) -> bytes:
+def frame(*parts: bytes | memoryview) -> bytes:
     """One frame whose payload is these parts."""
     payload = b"".join(parts)
     size = len(payload).to_bytes(4, "little")

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from drivers.base import Unreachable
 
@@ -19,8 +19,11 @@ from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..storage.files import Entry, no_space
 from .manifests import folders, untrusted
-from .read_range import BLOCK, chunks, digest
+from .read_range import chunks, digest
 from .wire import TRIES, Garbled, Gone, Meter, Wire, chunks_told, rest
+
+LEAST, FILES = 1 << 20, 4096
+"""Bytes and files that are asked for at once, at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +37,32 @@ class Taken:
     problem: str = ""
 
 
+class _Span(NamedTuple):
+    """Bytes of a file that are still to come."""
+
+    entry: Entry
+    start: int
+    size: int
+
+
 class Fetch:
-    """One file or tree on its way home."""
+    """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
 
     def __init__(self, wire: Wire, chunk: int, path: str, taken: Taken, target: str) -> None:
         self._wire, self._chunk, self._path, self._taken, self._target = wire, chunk, path, taken, target
         self._near = f"{target}.coming"
         self._tree = taken.content[:1] == "t"
-        wanted = sorted(taken.entries, key=lambda entry: entry.size)  # the small ones first: a cut costs least
-        self._missing = [entry for entry in wanted if entry.kind in "fx"]
+        self._missing = {entry.path: entry for entry in taken.entries if entry.kind in "fx"}
+        self._holes: dict[str, list[_Span]] = {}
+        self._hashed: dict[str, str] = {}
+        """Files that came in one piece, with the digest of what came."""
 
     async def run(self) -> None:
         if self._tree and (trouble := untrusted(self._taken.entries)):
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="look at who that host is")
         try:
-            self._begin()
-            with self._wire.measured(f"from {self._wire.name}", sum(entry.size for entry in self._missing)) as meter:
+            await self._begin()
+            with self._wire.measured(f"from {self._wire.name}", self._owed()) as meter:
                 await self._all(meter)
             self._finish()
         except OSError as error:
@@ -58,42 +71,36 @@ class Fetch:
     async def _all(self, meter: Meter) -> None:
         idle = 0
         while self._missing:
-            owed = self._owed()
-            meter.done = meter.total - owed
-            trouble: Exception | None = None
-            try:
-                await self._round(meter)
-            except (Unreachable, Garbled) as error:
-                trouble = error
-            idle = 0 if self._owed() < owed else idle + 1
+            owed = self._owed() + len(self._missing)
+            meter.done = meter.total - self._owed()
+            trouble: BaseException | None = await self._round(meter)
+            await self._judge()
+            idle = 0 if self._owed() + len(self._missing) < owed else idle + 1
             if idle >= TRIES and isinstance(trouble, Unreachable):
                 raise trouble
             if idle >= TRIES:
-                raise self._changed(self._missing[0]) from trouble
+                raise self._changed(next(iter(self._missing.values()))) from trouble
             await asyncio.sleep(rest(idle))
 
     def _owed(self) -> int:
-        """Bytes that are still to come, and a little for each file so that an empty one counts."""
-        return sum(entry.size - self._there(entry) + 1 for entry in self._missing)
-
-    def _there(self, entry: Entry) -> int:
-        try:
-            return os.lstat(self._at(entry)).st_size
-        except FileNotFoundError:
-            return 0
+        """Bytes that are still to come."""
+        return sum(span.size for spans in self._holes.values() for span in spans)
 
     def _at(self, entry: Entry) -> str:
         return f"{self._near}/{entry.path}" if self._tree else self._near
 
-    def _begin(self) -> None:
-        """Make the folders; what an earlier try brought is kept when it is right, and a large file goes on where that stopped."""
+    async def _begin(self) -> None:
+        """Make the folders; what an earlier try brought is kept as far as it is right."""
         if self._tree:
             os.makedirs(self._near, exist_ok=True)
             for folder in folders(self._taken.entries):
                 os.makedirs(f"{self._near}/{folder}", exist_ok=True)
         elif parent := os.path.dirname(self._near):
             os.makedirs(parent, exist_ok=True)
-        self._missing = [entry for entry in self._missing if not self._right(entry)]
+        for entry in self._missing.values():
+            self._holes[entry.path] = [_Span(entry, 0, entry.size)]
+        here = [entry for entry in self._missing.values() if os.path.lexists(self._at(entry))]
+        await asyncio.gather(*(self._look(entry) for entry in here))
         free = os.statvfs(os.path.dirname(self._near) or ".")
         if (needed := self._owed()) > free.f_bavail * free.f_frsize:
             have = about(free.f_bavail * free.f_frsize)
@@ -101,27 +108,92 @@ class Fetch:
                 f"there is {have} free here for {self._target}, which needs {about(needed)}", fix="free some space, or run `recipe gc`"
             )
 
-    def _right(self, entry: Entry) -> bool:
-        """Whether a file is here whole.  One that is wrong goes, and so does a part of a small one."""
-        if not os.path.lexists(self._at(entry)):
-            return False
-        size = self._there(entry)
-        if size == entry.size and digest(self._at(entry)) == entry.value:
-            return True
-        if size >= entry.size or size < self._chunk:
-            os.unlink(self._at(entry))
-        return False
+    async def _look(self, entry: Entry) -> None:
+        """Of a file that is here find out what is right: all, nothing, or, of a large one, which chunks."""
+        near = self._at(entry)
+        size = os.lstat(near).st_size
+        if size == entry.size and await asyncio.to_thread(digest, near) == entry.value:
+            del self._missing[entry.path]
+            del self._holes[entry.path]
+            return
+        if entry.size <= self._chunk or size < self._chunk or not os.path.isfile(near):
+            os.unlink(near)
+            self._holes[entry.path] = [_Span(entry, 0, entry.size)]
+            return
+        folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
+        asked = self._wire.ask("chunks", folder, name, self._chunk, "", 0, read=chunks_told)
+        try:
+            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._chunk))
+        except Gone:
+            raise self._changed(entry) from None
+        wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
+        if not wrong:
+            raise self._changed(entry)
+        starts = [at * self._chunk for at in wrong if at * self._chunk < entry.size]
+        self._holes[entry.path] = [_Span(entry, start, min(self._chunk, entry.size - start)) for start in starts]
 
-    async def _round(self, meter: Meter) -> None:
-        """Ask once for all that is missing, first for the file of which a part is here."""
-        missing = sorted(self._missing, key=lambda entry: -self._there(entry))
-        offset = self._there(missing[0])
-        sink = _Sink([(entry, self._at(entry)) for entry in missing], offset)
-        if self._tree:
-            folder, wanted = self._path, [entry.path for entry in missing]
-        else:
-            folder, wanted = os.path.split(self._path)[0], [os.path.basename(self._path)]
-        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, offset))
+    async def _judge(self) -> None:
+        """Which files are whole now, and which of those are right.  Of a wrong one it is found out what is."""
+        whole = [entry for entry in self._missing.values() if not self._holes[entry.path]]
+        hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
+
+        async def judge(entry: Entry) -> None:
+            if (hashed[entry.path] or await asyncio.to_thread(digest, self._at(entry))) == entry.value:
+                del self._missing[entry.path]
+                del self._holes[entry.path]
+            else:
+                await self._look(entry)
+
+        await asyncio.gather(*(judge(entry) for entry in whole))
+
+    async def _round(self, meter: Meter) -> BaseException | None:
+        """Ask once for all that is missing, on a few streams.  Answers what broke the connection, if anything did."""
+        jobs = iter(self._jobs())
+        trouble: list[BaseException] = []
+
+        async def lane() -> None:
+            for spans in jobs:
+                try:
+                    await self._bring(spans, meter)
+                except (Unreachable, Garbled) as error:
+                    trouble.append(error)
+                if trouble:
+                    return
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._wire.lanes(self._owed())):
+                    group.create_task(lane())
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return trouble[0] if trouble else None
+
+    def _jobs(self) -> list[list[_Span]]:
+        """What is asked for at once: a large file alone, or, on a long way, a chunk of it; small ones together, first: a cut costs least."""
+        spans = sorted((span for spans in self._holes.values() for span in spans), key=lambda span: span.size)
+        most = max(LEAST, self._owed() // self._wire.lanes(self._owed()))
+        found: list[list[_Span]] = []
+        room = 0
+        for span in spans:
+            if self._wire.far and span.size > self._chunk:
+                self._holes[span.entry.path].remove(span)
+                cut = [span._replace(start=at, size=min(self._chunk, span.start + span.size - at)) for at in _steps(span, self._chunk)]
+                self._holes[span.entry.path] += cut
+                found += [[each] for each in cut]
+                continue
+            if not found or span.size > room or len(found[-1]) == FILES:
+                found.append([])
+                room = most
+            found[-1].append(span)
+            room -= span.size
+        return found
+
+    async def _bring(self, spans: Sequence[_Span], meter: Meter) -> None:
+        """Some bytes, from one answer."""
+        sink = _Sink([(span, self._at(span.entry)) for span in spans])
+        folder = self._path if self._tree else os.path.split(self._path)[0]
+        wanted = [(span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size) for span in spans]
+        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted))
         try:
             async with contextlib.aclosing(stream):
                 async for data in stream:
@@ -133,30 +205,16 @@ class Fetch:
                 raise Garbled from error
         finally:
             sink.close()
-            self._missing = [entry for entry in missing if entry.path not in sink.done]
-            for entry in self._missing:
-                if self._there(entry) < self._chunk or (entry.path in sink.wrong and entry.size <= self._chunk):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(self._at(entry))
-        for entry in [entry for entry in self._missing if entry.path in sink.wrong and entry.size > self._chunk]:
-            await self._repair(entry)
+            for span, came in sink.came:
+                self._note(span, came)
+            self._hashed.update(sink.hashed)
 
-    async def _repair(self, entry: Entry) -> None:
-        """Fetch the chunks of a large file again that are not as they are there."""
-        near = self._at(entry)
-        folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask("chunks", folder, name, self._chunk, "", 0, read=chunks_told)
-        try:
-            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, entry.size, self._chunk))
-        except Gone:
-            raise self._changed(entry) from None
-        for at, (here, there) in enumerate(zip(ours, theirs, strict=False)):
-            if here != there:
-                _, data = await self._wire.read("read", f"{folder}/{name}", at * self._chunk, self._chunk)
-                _patch(near, at * self._chunk, data)
-        if not self._right(entry):
-            raise self._changed(entry)
-        self._missing.remove(entry)
+    def _note(self, span: _Span, came: int) -> None:
+        """So many bytes of a span came."""
+        holes = self._holes[span.entry.path]
+        holes.remove(span)
+        if came < span.size:
+            holes.append(_Span(span.entry, span.start + came, span.size - came))
 
     def _changed(self, entry: Entry) -> Corrupt:
         path = f"{self._path}/{entry.path}".rstrip("/")
@@ -173,55 +231,55 @@ class Fetch:
 
 
 class _Sink:
-    """Bytes that come one file after the other, into files, hashed on the way."""
+    """Bytes that come one span after the other, into files; those that come whole are hashed on the way."""
 
-    def __init__(self, wanted: Sequence[tuple[Entry, str]], offset: int) -> None:
-        self.done: set[str] = set()
-        self.wrong: set[str] = set()
+    def __init__(self, wanted: Sequence[tuple[_Span, str]]) -> None:
         self.position = 0
+        self.came: list[tuple[_Span, int]] = []
+        self.hashed: dict[str, str] = {}
         self._wanted = wanted
         self._handle = -1
         self._left = 0
-        self._open(offset)
+        self._open()
 
     def feed(self, data: bytes) -> bool:
         """Take what came.  False when more comes than there should: whoever says that is not to be listened to."""
         view = memoryview(data)
         while self.position < len(self._wanted):
             piece = view[: self._left]
-            self._hasher.update(piece)
+            if self._whole:
+                self._hasher.update(piece)
             view = view[len(piece) :]
             self._left -= len(piece)
             while piece:
                 piece = piece[os.write(self._handle, piece) :]
             if self._left:
                 return True
-            entry = self._wanted[self.position][0]
-            (self.done if self._hasher.hexdigest() == entry.value else self.wrong).add(entry.path)
+            self.close()
             self.position += 1
-            self._open(0)
+            self._open()
         return not view
 
     def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        """Nothing more comes of the span that is open."""
+        if self._handle < 0:
+            return
+        os.close(self._handle)
+        self._handle = -1
+        span, _ = self._wanted[self.position]
+        self.came.append((span, span.size - self._left))
+        if self._whole and not self._left:
+            self.hashed[span.entry.path] = self._hasher.hexdigest()
 
-    def _open(self, offset: int) -> None:
-        self.close()
+    def _open(self) -> None:
         if self.position == len(self._wanted):
             return
-        entry, path = self._wanted[self.position]
-        self._hasher = hashlib.sha256()
-        if offset:
-            with open(path, "rb") as file:
-                while data := file.read(BLOCK):
-                    self._hasher.update(data)
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if offset else os.O_TRUNC), 0o644)
-        self._left = entry.size - offset
+        span, path = self._wanted[self.position]
+        self._hasher, self._whole = hashlib.sha256(), span.size == span.entry.size
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if self._whole else 0), 0o644)
+        os.lseek(self._handle, span.start, os.SEEK_SET)
+        self._left = span.size
 
 
-def _patch(path: str, offset: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(data)
+def _steps(span: _Span, chunk: int) -> range:
+    return range(span.start, span.start + span.size, chunk)

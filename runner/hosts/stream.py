@@ -166,7 +166,7 @@ class Stream:
             raise Unreachable(f"no agent could be begun in {PATIENCE:g} s") from error
         raise Unreachable("the host answered nothing that we asked for")
 
-    async def send(self, *parts: bytes) -> None:
+    async def send(self, *parts: bytes | memoryview) -> None:
         """One frame; waits while too much is on its way already."""
         await self._sent.put(frame(*parts))
 

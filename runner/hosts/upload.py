@@ -31,9 +31,8 @@ CHUNK = 8 << 20
 """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """What one tar holds at most."""
-STREAMS = 2
-"""Tars and files under way at once."""
 _GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent again
+_PIECE = 2  # grains that travel in one question on a long way
 _HOLES = 500  # of a large file in one call
 _SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
 _MANIFESTS = 8
@@ -66,8 +65,17 @@ class _Cargo:
     placed: bool = False
     _told: tuple[bytes, str] | None = None
 
-    def owed(self) -> int:
+    def owed(self, grain: int) -> int:
+        """Bytes that are not there yet."""
+        return sum(self._left(entry, grain) for entry in self.missing.values())
+
+    def needs(self) -> int:
+        """Bytes of the disk there."""
         return sum(entry.size for entry in self.missing.values())
+
+    def _left(self, entry: Entry, grain: int) -> int:
+        holes = self.holes.get(entry.path)
+        return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
 
     def told(self) -> tuple[bytes, str]:
         """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
@@ -120,6 +128,7 @@ class Sender:
 
     async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
         known = {name_of(content): content for content in sources}
+        self._wire.lanes(sum(_size(source, manifests.get(content)) for content, source in sources.items()))
         standing = await self._begin(known)
         todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
         if not todo:
@@ -134,13 +143,15 @@ class Sender:
         began = {content for content, how in todo.items() if how == "partial"}
         for cargo in cargoes:
             await self._prepare(cargo, standing, began, doubtful)
-        needed = sum(cargo.owed() for cargo in cargoes)
-        if needed > standing.free:
+        if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
             raise self._wire.full(standing.free, needed)
-        with self._wire.measured(f"to {self._wire.name}", needed) as meter:
+        with self._wire.measured(f"to {self._wire.name}", sum(map(self._owed, cargoes))) as meter:
             for cargo in cargoes:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
+
+    def _owed(self, cargo: _Cargo) -> int:
+        return cargo.owed(self._grain)
 
     async def _begin(self, wanted: Collection[str]) -> _Standing:
         standing = await self._wire.ask("begin", list(wanted), read=_standing)
@@ -199,12 +210,14 @@ class Sender:
                 await self._survey(cargo)
             if cargo.content not in doubtful:
                 await self._build_on_files(cargo, standing.free, began)
+                await self._compare_all(cargo, list(cargo.older))
             return
         if cargo.content in began or cargo.content in doubtful:
             await self._tidy(cargo)
             await self._survey(cargo)
             return
         await self._build_on(cargo, standing.trees)
+        await self._compare_all(cargo, list(cargo.older))
 
     async def _build_on(self, cargo: _Cargo, trees: Sequence[str]) -> None:
         """Begin with what the likest tree there has in common with this one."""
@@ -276,13 +289,14 @@ class Sender:
         """Send what is missing, and again what did not arrive, until all of it is there and right."""
         idle = 0
         while cargo.missing or cargo.bare:
-            owed = cargo.owed(), len(cargo.missing), cargo.bare
+            owed = self._owed(cargo), len(cargo.missing), cargo.bare
             trouble = await self._round(cargo, meter)
             if not cargo.missing and not cargo.bare:
                 return
-            await self._wire.patiently(lambda: self._survey(cargo))
-            meter.done = meter.total - cargo.owed()
-            idle = 0 if (cargo.owed(), len(cargo.missing), cargo.bare) < owed else idle + 1
+            await self._survey(cargo)
+            left = self._owed(cargo)
+            meter.done = meter.total - left
+            idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
                 self._give_up(cargo, trouble)
             await asyncio.sleep(rest(idle))
@@ -311,7 +325,7 @@ class Sender:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(STREAMS):
+                for _ in range(self._wire.lanes(self._owed(cargo))):
                     group.create_task(stream())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
@@ -322,11 +336,16 @@ class Sender:
         large = [entry for entry in cargo.missing.values() if entry.size > self.chunk]
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
         for entry in large:
-            yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
+            if self._wire.far:
+                yield from self._pieces(cargo, entry, meter)
+            else:
+                yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
         batches: list[list[Entry]] = [[]]
         size = 0
+        together = sum(entry.size for entry in small)
+        most = min(BATCH_BYTES, together // self._wire.lanes(together)) if self._wire.far else BATCH_BYTES
         for entry in small:
-            if size >= BATCH_BYTES or len(batches[-1]) >= BATCH_FILES:
+            if size >= max(1, most) or len(batches[-1]) >= BATCH_FILES:
                 batches.append([])
                 size = 0
             batches[-1].append(entry)
@@ -366,26 +385,41 @@ class Sender:
         cargo.placed = placed
 
     async def _write(self, cargo: _Cargo, entry: Entry, meter: Meter) -> None:
-        """A large file, or what of it is not there yet."""
-        if entry.path in cargo.older and entry.path not in cargo.holes:
-            await self._compare(cargo, entry)
-        mode, grain = 0o555 if entry.kind == "x" else 0o444, self._grain
-        holes = cargo.holes.get(entry.path) or [(0, -(-entry.size // grain))]
+        """A large file, or what of it is not there yet, on one stream: it is hashed there while it comes."""
+        holes = self._holes(cargo, entry)
         for at in range(0, len(holes), _HOLES):
-            some = holes[at : at + _HOLES]
-            pieces = itertools.chain.from_iterable(
-                part(cargo.origin(entry), entry.size, first * grain, min(count * grain, entry.size - first * grain)) for first, count in some
-            )
-            last = at + _HOLES >= len(holes)
-            arguments = (cargo.folder, entry.path, grain, entry.size, mode if last else 0, some)
-            arrived = await self._wire.once("write", *arguments, read=str, data=meter.counted(pieces))
-            if arrived == entry.value:
-                cargo.missing.pop(entry.path, None)
-                cargo.holes.pop(entry.path, None)
-                return
-            if last:
-                break
-        raise Garbled
+            await self._put(cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes))
+
+    def _pieces(self, cargo: _Cargo, entry: Entry, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+        """The same on as many streams as there are; whoever brings the last piece has all of it hashed."""
+        pieces = _pieces(self._holes(cargo, entry), _PIECE, _HOLES)
+        left = len(pieces)
+
+        async def bring(piece: Sequence[tuple[int, int]]) -> None:
+            nonlocal left
+            await self._put(cargo, entry, piece, meter, last=False)
+            left -= 1
+            if not left:
+                await self._put(cargo, entry, (), meter, last=True)
+
+        for piece in pieces:
+            yield lambda piece=piece: bring(piece)  # type: ignore[misc]
+
+    def _holes(self, cargo: _Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
+        return cargo.holes.get(entry.path) or [(0, -(-entry.size // self._grain))]
+
+    async def _put(self, cargo: _Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
+        """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises Garbled when that is another."""
+        grain, size = self._grain, entry.size
+        blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
+        mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
+        arguments = (cargo.folder, entry.path, grain, size, mode, holes)
+        arrived = await self._wire.once("write", *arguments, read=str, data=meter.counted(itertools.chain.from_iterable(blocks)))
+        if last and arrived != entry.value:
+            raise Garbled
+        if last:
+            cargo.missing.pop(entry.path, None)
+            cargo.holes.pop(entry.path, None)
 
     async def _survey(self, cargo: _Cargo) -> None:
         """Ask what of the missing has arrived, and leave out of `missing` what is right."""
@@ -407,7 +441,7 @@ class Sender:
             for entry in todo:
                 await self._compare(cargo, entry)
 
-        await asyncio.gather(*(some() for _ in range(STREAMS)))
+        await asyncio.gather(*(some() for _ in range(self._wire.lanes(self._owed(cargo)))))
 
     async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
@@ -483,7 +517,7 @@ class Sender:
                 return
             cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
             await self._tidy(cargo)
-            await self._wire.patiently(lambda: self._survey(cargo))
+            await self._survey(cargo)
             await self._deliver(cargo, meter)
         self._give_up(cargo, None)
 
@@ -534,6 +568,21 @@ def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
     return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}
 
 
+def _pieces(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[tuple[int, int]]]:
+    """Holes in pieces of so many grains, and no more than `most` holes."""
+    found: list[list[tuple[int, int]]] = []
+    room = 0
+    for first, count in holes:
+        while count:
+            if not room or len(found[-1]) == most:
+                found.append([])
+                room = grains
+            some = min(room, count)
+            found[-1].append((first, some))
+            first, count, room = first + some, count - some, room - some
+    return found
+
+
 def _together(entries: Iterable[Entry]) -> str:
     """The digest of the digests of these files, in this order."""
     return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
@@ -545,6 +594,16 @@ def _whole(path: str, size: int) -> bytes:
     if len(data) != size:
         raise Changed(path)
     return data
+
+
+def _size(source: str, manifest: Sequence[Entry] | None) -> int:
+    """Bytes of a content here, of a tree as far as its manifest is at hand."""
+    if manifest is not None:
+        return sum(entry.size for entry in manifest)
+    try:
+        return os.stat(source).st_size
+    except OSError:
+        return 0
 
 
 def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from drivers.base import Denied, Host, Rejected, Unreachable
 
+from ..agent.frames import HEAD
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..logs import Log
@@ -28,10 +29,15 @@ from .stream import Stream
 
 TRIES = 8
 """Times that nothing at all may get through before we give up."""
-STREAMS = 5
-"""Questions that may be open at once: an SSH server takes ten sessions on a connection, and others need some of them."""
-PIECE = 128 << 10
-"""Bytes of one frame: what a connection that breaks costs."""
+NEAR, LANES, MOST = 0.015, 2, 14
+"""Streams that carry bytes at once: where a round trip takes fewer seconds, and at most.  A server takes few bytes of one ahead (OpenSSH 2 MiB), so
+the longer the way, the more are needed; fourteen, and one for jobs, are what two connections of eight have room for."""
+LANE = 4 << 20
+"""Bytes that are worth a stream of their own on a long way."""
+BESIDE = 3
+"""Streams that may be open besides, for questions."""
+PIECE = (128 << 10) - HEAD - 1
+"""Bytes in one frame: what a connection that breaks costs.  With what stands before them they fill packets of 32 KiB, which servers take."""
 LONGEST_ANSWER = 256 << 20
 """Bytes; a host that says more than this is not listened to."""
 _T = TypeVar("_T")
@@ -88,6 +94,7 @@ class Wire:
         self._wanting: deque[asyncio.Future[Stream]] = deque()
         self._opening: set[asyncio.Task[Stream]] = set()
         self._count = 0  # streams that are open, or about to be
+        self._round_trip = float("inf")  # seconds: the quickest answer yet
 
     async def open(self) -> None:
         """Make the folders there, and find out where they are."""
@@ -97,6 +104,20 @@ class Wire:
                 pass
 
         await self.patiently(once)
+
+    @property
+    def far(self) -> bool:
+        """Whether one stream carries less than the wire could."""
+        return self._round_trip > NEAR
+
+    def lanes(self, size: int) -> int:
+        """How many streams should carry so many bytes.  On a long way they begin to be opened now."""
+        if not self.far:
+            return LANES
+        lanes = max(1, min(MOST, size // LANE))
+        while self._count < lanes:
+            self._begin()
+        return lanes
 
     async def aclose(self) -> None:
         """End what answers us there."""
@@ -135,6 +156,7 @@ class Wire:
 
     async def _asked(self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> tuple[Any, bytes]:
         async with self._held() as stream:
+            asked = time.monotonic()
             sending = asyncio.ensure_future(_ask(stream, self.sender, function, arguments, data))
             try:
                 said = bytearray()
@@ -147,6 +169,7 @@ class Wire:
                 sending.cancel()
         if failed is not None:
             raise failed
+        self._round_trip = min(self._round_trip, time.monotonic() - asked)
         return self._answer(payload), bytes(said)
 
     def _answer(self, payload: bytes) -> Any:
@@ -200,11 +223,14 @@ class Wire:
         self._idle.append(stream)
 
     def _more(self) -> None:
-        if self._wanting and self._count < STREAMS:
-            self._count += 1
-            opening = asyncio.get_running_loop().create_task(self._open())
-            self._opening.add(opening)
-            opening.add_done_callback(self._opened)
+        if len(self._wanting) > len(self._opening) and self._count < (MOST if self.far else LANES) + BESIDE:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._count += 1
+        opening = asyncio.get_running_loop().create_task(self._open())
+        self._opening.add(opening)
+        opening.add_done_callback(self._opened)
 
     async def _open(self) -> Stream:
         try:
@@ -261,13 +287,30 @@ async def _ask(stream: Stream, sender: str, function: str, arguments: tuple[obje
     failed: Exception | None = None
     await stream.send(b"q", json.dumps([sender, function, *arguments]).encode())
     try:
-        for block in (data,) if isinstance(data, bytes) else data:
-            for at in range(0, len(block), PIECE):
-                await stream.send(b"d", block[at : at + PIECE])
+        for parts in _pieces((data,) if isinstance(data, bytes) else data):
+            await stream.send(b"d", *parts)
     except (Changed, OSError) as error:
         failed = error
     await stream.send(b"")
     return failed
+
+
+def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:
+    """The same bytes, `PIECE` at once, the last ones fewer."""
+    held: list[bytes | memoryview] = []
+    size = 0
+    for block in blocks:
+        view = memoryview(block)
+        while size + len(view) >= PIECE:
+            held.append(view[: PIECE - size])
+            yield held
+            view = view[PIECE - size :]
+            held, size = [], 0
+        if view:
+            held.append(view)
+            size += len(view)
+    if held:
+        yield held
 
 
 class Meter:

@@ -21,7 +21,7 @@ from drivers.base import NOTHING, Argv, Order, Unreachable, Wish
 from drivers.local import LocalHost
 from drivers.ssh import Ssh
 from runner.agent.frames import Frames
-from runner.hosts import manifests
+from runner.hosts import manifests, wire
 from runner.hosts.download import Taken
 from runner.hosts.transfer import Depot
 from runner.hosts.wire import Wire
@@ -76,6 +76,13 @@ class Weather:
                 yield block
         if cut:
             raise Unreachable("the connection broke")
+
+
+@pytest.fixture(autouse=True, params=["near", "far"])
+def distance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far the host is taken to be: on a long way many streams carry pieces."""
+    monkeypatch.setattr(wire, "NEAR", float("inf") if request.param == "near" else 0.0)
+    monkeypatch.setattr(wire, "LANE", CHUNK)
 
 
 def _sent(frames: Frames, block: bytes) -> int:
