@@ -10,18 +10,18 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from ..errors import RecipeError
 from ..secrets import Stream
 from ..storage.runs import Chunk, Stale
+from ..storage.workspace import Workspace
 from .attempt_result import LOG_CAP
 from .attempts import Running
-
-if TYPE_CHECKING:
-    from .work import Work
+from .commit import GroupCommit
 
 EVERY: Final = 1.0
 """Seconds between two looks at what was printed."""
@@ -44,22 +44,24 @@ class _Text:
 class Chunks:
     """The texts of one run.  Does nothing for a run whose files are read where they are."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(
+        self, ws: Workspace, commits: GroupCommit, running: Mapping[str, Running], beside: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._ws, self._commits, self._running, self._beside = ws, commits, running, beside
         self._texts: dict[str, list[_Text]] = {}
         self._due = 0.0
 
     def tick(self) -> None:
         """Send what is new, once a second."""
-        if not self._work.ws.delivers or time.monotonic() < self._due:
+        if not self._ws.delivers or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
-        rows = [row for id, running in self._work.running.items() for text in self._of(id, running) for row in self._new(text)]
+        rows = [row for id, running in self._running.items() for text in self._of(id, running) for row in self._new(text)]
         self._send(rows)
 
     def over(self, id: str, running: Running) -> None:
         """An attempt is over and its log is kept: send the rest, then make it one object beside all else."""
-        if not self._work.ws.delivers:
+        if not self._ws.delivers:
             return
         texts = self._of(id, running)
         self._texts.pop(id)
@@ -67,20 +69,20 @@ class Chunks:
         for text in texts:
             kept = self._kept(text)
             text.path, text.read = str(kept), text.sent
-            text.masked = Stream(type(self._work.commits.masker)())  # what is kept is masked
+            text.masked = Stream(type(self._commits.masker)())  # what is kept is masked
             rows += self._new(text)
         self._send(rows)
-        self._work.beside(self._fold(texts))
+        self._beside(self._fold(texts))
 
     def _of(self, id: str, running: Running) -> list[_Text]:
         if id not in self._texts:
-            name, masker = f"{id.replace('/', '%2F')}.{self._work.commits.tries(id)}", self._work.commits.masker
+            name, masker = f"{id.replace('/', '%2F')}.{self._commits.tries(id)}", self._commits.masker
             logs = [_Text(f"{name}.{rank}" if rank else name, "log", path, masker.stream()) for rank, path in enumerate(running.logs)]
             self._texts[id] = [*logs, _Text(name, "metrics", f"{running.attempt.path}.metrics", masker.stream())]
         return self._texts[id]
 
     def _kept(self, text: _Text) -> Path:
-        return self._work.ws.home / "runs" / self._work.commits.run / f"{text.name}.{text.stream}"
+        return self._ws.home / "runs" / self._commits.run / f"{text.name}.{text.stream}"
 
     def _new(self, text: _Text) -> list[Chunk]:
         """What a file has that was not sent."""
@@ -95,15 +97,15 @@ class Chunks:
         return rows
 
     def _send(self, rows: list[Chunk]) -> None:
-        commits = self._work.commits
+        commits = self._commits
         with contextlib.suppress(Stale):  # the next group finds it out
             if rows:
-                self._work.ws.store.runs.add_chunks(commits.run, commits.fence, rows)
+                self._ws.store.runs.add_chunks(commits.run, commits.fence, rows)
 
     async def _fold(self, texts: list[_Text]) -> None:
         from ..storage import files, remote_states
 
-        work, cache = self._work, self._work.ws.remote_cache
+        commits, cache = self._commits, self._ws.remote_cache
         assert cache is not None
         for text in texts:
             kept = str(self._kept(text))
@@ -111,7 +113,7 @@ class Chunks:
                 continue
             try:
                 content = await asyncio.to_thread(files.scan, kept)
-                await asyncio.to_thread(remote_states.keep, cache.remote, [work.commits.run, text.name, text.stream], {content: kept})
-                work.ws.store.runs.fold(work.commits.run, work.commits.fence, Chunk(text.name, text.stream, 0, b"", content))
+                await asyncio.to_thread(remote_states.keep, cache.remote, [commits.run, text.name, text.stream], {content: kept})
+                self._ws.store.runs.fold(commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content))
             except RecipeError as error:  # its rows stay
-                work.commits.say(f"the log of {text.name} is not put into the store {cache.name}: {error}")
+                commits.say(f"the log of {text.name} is not put into the store {cache.name}: {error}")
