@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -69,6 +69,23 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
     row = row._replace(user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store)
     return ws.store.runs.submit(row, bundle=parcel.data)
+
+
+def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
+    """Store a run that is over as a new one, with the same bundle."""
+    now = time.time()
+    data = {**row.data, "choice": asdict(choice)}
+    return ws.store.runs.submit(row._replace(id=new_id(), data=data, created=now, due=now, idempotency=""))
+
+
+def give_back(ws: Workspace, row: RunRow) -> bool:
+    """Have workers go on with a paused run.  False: a worker has it already."""
+    fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+    if fence is None:
+        return False
+    ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
+    ws.store.runs.release(row.id, fence)
+    return True
 
 
 class Parcel(NamedTuple):

@@ -88,8 +88,8 @@ _COLUMNS: Final = (
     " recoveries, submitter, bundle, store, outputs"
 )
 _FREE: Final = (
-    "(claim = '' OR holder = ANY(%(dead)s) OR (held_until < now() AND (bundle = '' OR driver <> 'local' OR starts_with(holder, %(machine)s)"
-    f" OR held_until < now() - interval '{ELSEWHERE - CLAIM} seconds'"
+    "(holder = ANY(%(dead)s) OR ((claim = '' OR held_until < now()) AND (bundle = '' OR driver <> 'local' OR holder = ''"
+    f" OR starts_with(holder, %(machine)s) OR held_until < now() - interval '{ELSEWHERE - CLAIM} seconds'"
     " OR NOT EXISTS (SELECT FROM steps WHERE steps.run = runs.id AND steps.state = 'RUNNING'))))"
 )
 """A run that may be claimed: of one whose jobs may go on where its worker was, other machines wait until their agent has ended them."""
@@ -119,7 +119,7 @@ class PostgresRuns:
             self._beats = None
         if self._connection is not None and not self._connection.closed:
             if self._claims:
-                self._all("UPDATE runs SET held_until = '-infinity' WHERE holder = %s AND id = ANY(%s) RETURNING id", (self._me, list(self._claims)))
+                self._all("UPDATE runs SET held_until = now() WHERE holder = %s AND id = ANY(%s) RETURNING id", (self._me, list(self._claims)))
             _idle[self._url] = self._connection
         self._connection = None
 
@@ -339,7 +339,7 @@ class PostgresRuns:
     def release(self, run: str, fence: int) -> None:
         self._claims.discard(run)
         self._all(
-            "WITH freed AS (UPDATE runs SET claim = '', holder = '' WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
+            "WITH freed AS (UPDATE runs SET claim = '', held_until = now() WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
             " SELECT pg_notify(%s, id) FROM freed",
             (run, fence, self._me, _CHANNEL),
         )

@@ -270,3 +270,20 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     assert b"a-token-of-machine-b" not in stored
     code, told, said = a.command("logs", run)
     assert (code, told) == (0, "==> talk <==\nfirst ***\nlast\n"), said
+
+
+def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for_again(ready: tuple[Machine, Machine]) -> None:
+    a, b = ready
+    run = a.submit(data="words/one.txt")
+    code, _, said = a.command("pause", run)
+    assert code == 0 and a.row(run).state == "PAUSED", said
+    b.work()
+    assert a.row(run).state == "PAUSED"
+    code, told, said = a.command("resume", run)
+    assert code == 0 and "QUEUED" in told, said
+    b.work()
+    assert a.row(run).state == "COMPLETED" and not a.row(run).idempotency
+    code, told, said = a.command("retry", run)
+    assert code == 0 and a.row(told.strip()).bundle == a.row(run).bundle, said
+    b.work()
+    assert a.row(told.strip()).outputs == a.row(run).outputs != ()
