@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..digest import of_value
-from ..errors import Infrastructure, Invalid, NotFound, Problem, RecipeError
+from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..hosts import client
 from ..planning.schedule import Move
 from ..storage.files import Content
@@ -106,7 +106,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     from ..survey import bundles
 
     cache = ws.share(settings.store or None)
-    packed = bundles.pack(ws, request)
+    packed = bundles.pack(ws, request, cache.remote.holds) if cache is not None else bundles.pack(ws, request)
     if cache is None:
         words = "workers of other machines get inputs and give results by a shared store, and none is named"
         fix = 'name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder'
@@ -222,6 +222,8 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
 
 def _shared(ws: Workspace, name: str) -> RemoteCache:
     """The shared store that a worker of many workspaces uses.  Raises NotFound."""
+    if not ws.store.runs.shared:
+        raise CannotRun("runs of other workspaces are in a database that several machines share", fix="set RECIPE_RUNS=postgresql://…")
     found = ws.share(name or None, push=True)
     if found is None:
         fix = f'--store NAME, or `store = "NAME"` and a [stores.NAME] in {ws.own}/recipe.toml'

@@ -74,7 +74,8 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ),
     (
         "ALTER TABLE runs ADD COLUMN submitter text NOT NULL DEFAULT '', ADD COLUMN bundle text NOT NULL DEFAULT '',"
-        " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]'",
+        " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]', ADD COLUMN worked_in text NOT NULL DEFAULT ''",
+        "CREATE INDEX runs_worked_in ON runs (worked_in) WHERE worked_in <> ''",
         "CREATE TABLE bundles (digest text PRIMARY KEY, data bytea NOT NULL, at timestamptz NOT NULL DEFAULT now())",
         "CREATE TABLE chunks (run text, attempt text, stream text, start bigint, data bytea NOT NULL, content text NOT NULL DEFAULT '',"
         " PRIMARY KEY (run, attempt, stream, start))",
@@ -133,8 +134,9 @@ class PostgresRuns:
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
         rows = self._all(
-            f"SELECT {_COLUMNS} FROM runs WHERE workspace = %s AND (%s::text IS NULL OR recipe = %s) ORDER BY created DESC, id DESC LIMIT %s",  # noqa: S608
-            (self._workspace, recipe, recipe, last),
+            f"SELECT {_COLUMNS} FROM runs WHERE (workspace = %s OR (worked_in = %s AND bundle <> '')) AND (%s::text IS NULL OR recipe = %s)"  # noqa: S608
+            " ORDER BY created DESC, id DESC LIMIT %s",
+            (self._workspace, self._workspace, recipe, recipe, last),
         )
         return [_run(row) for row in rows]
 
@@ -297,8 +299,9 @@ class PostgresRuns:
     def claim(self, run: str, who: str) -> int | None:
         rows = self._all(
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+            " worked_in = %(workspace)s,"
             f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND (holder = %(me)s OR {_FREE}) RETURNING fence",
-            {"who": who, "me": self._me, "long": CLAIM, "run": run} | self._known(),
+            {"who": who, "me": self._me, "long": CLAIM, "run": run, "workspace": self._workspace} | self._known(),
         )
         if not rows:
             self.get(run)
@@ -314,6 +317,7 @@ class PostgresRuns:
         )
         statement = (
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+            " worked_in = %(workspace)s,"
             " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
             " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
             " AND due IS NOT NULL AND due <= extract(epoch FROM now()) AND state IN ('QUEUED', 'ACTIVE')"
@@ -426,10 +430,10 @@ class PostgresRuns:
         return self._do(store)
 
     def forget(self, runs: Iterable[str]) -> None:
-        chosen = list(runs)
-
         def store(db: Connection[Row]) -> None:
             with db.transaction():
+                ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self._workspace))
+                chosen = [id for (id,) in ours.fetchall()]  # those that we only worked on are their submitters'
                 for table, column in (("chunks", "run"), ("keys", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
                     db.execute(statement, (chosen,))

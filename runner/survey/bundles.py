@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ INLINE: Final = 1 << 20
 """Bytes of a dependency that travels in the archive; a larger one travels by its content."""
 _LISTED: Final = ".bundle.json"
 _INPUTS: Final = ".inputs"
+_PACK: Final = re.compile(r"pack:([0-9a-f]{64})")
+"""An input that is named by its content, as `recipe pack` says it without its kind."""
 _MADE: Final = 315532800
 """When every file of an archive was changed last: 1980."""
 
@@ -47,10 +50,13 @@ class Bundle(NamedTuple):
     contents: Mapping[Content, str]
 
 
-def pack(ws: Workspace, request: Request) -> Bundle:
-    """The bundle of a request.  Raises NotFound, and Invalid with every problem of its inputs and files."""
+def pack(ws: Workspace, request: Request, holds: Callable[[list[Content]], set[Content]] = lambda _contents: set()) -> Bundle:
+    """The bundle of a request; `holds` says which contents the shared store has, for inputs that are named by their content.
+
+    Raises NotFound, and Invalid with every problem of its inputs and files.
+    """
     anew = compiled_anew(ws, request)
-    packing = _Packing(ws, anew)
+    packing = _Packing(ws, anew, holds)
     packing.refuse(request)
     facts = look(ws, anew.plan, request)
     packing.recipes()
@@ -84,7 +90,11 @@ def unpack(ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Conten
             target = new / path
             target.parent.mkdir(parents=True, exist_ok=True)
             ws.objects.copy_to(Content(content), target, link=True)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was quicker
+                raise
     except (tarfile.TarError, KeyError, ValueError) as error:
         raise Corrupt(f"the bundle {digest[:12]} cannot be unpacked: {error}", fix="submit the run again") from error
     finally:
@@ -95,8 +105,8 @@ def unpack(ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Conten
 class _Packing:
     """What goes into a bundle, by its path there."""
 
-    def __init__(self, ws: Workspace, anew: Anew) -> None:
-        self._ws, self._anew = ws, anew
+    def __init__(self, ws: Workspace, anew: Anew, holds: Callable[[list[Content]], set[Content]]) -> None:
+        self._ws, self._anew, self._holds = ws, anew, holds
         self._files: dict[str, str] = {}  # path in the bundle -> path here
         self._inputs: dict[str, Content] = {}
         self._at: dict[Content, str] = {}
@@ -130,6 +140,14 @@ class _Packing:
         typed = {value: name for name, values in self._anew.paths.items() for value in values}
         places = {}
         for address in sorted(paths | typed.keys()):
+            if named := _PACK.fullmatch(address):
+                found = self._holds([Content(f"{kind}:{named[1]}") for kind in "tfx"])
+                if not found:
+                    self._wrong(f"{address} is not in the shared store", "submit the folder itself once, or put it there with `recipe push`")
+                for content in found:
+                    places[address] = f"{_INPUTS}/{content[2:14]}/data"
+                    self._inputs[places[address]] = content
+                continue
             real = os.path.realpath(self._ws.absolute(address))
             if address not in typed and Path(real).is_relative_to(os.path.realpath(fixtures())):
                 continue  # the program of the worker has it, too
@@ -144,7 +162,7 @@ class _Packing:
             places[address] = place or f"{_INPUTS}/{content[2:14]}/{os.path.basename(real)}"
             self._send(places[address], content, real)
         for name, values in self._anew.paths.items():
-            moved = {value: f"./{places[value]}" for value in values if value in places and self._below(str(self._ws.absolute(value))) is None}
+            moved = {value: f"./{places[value]}" for value in values if value in places and os.path.normpath(value) != places[value]}
             whole = self._anew.plan.inputs[name]
             if moved:
                 self._bound[name] = [moved.get(str(each), each) for each in whole] if isinstance(whole, list) else moved[str(whole)]

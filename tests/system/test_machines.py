@@ -111,6 +111,16 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
     assert not (b.space.root / "both.txt").exists() and (b.space.root / "out" / run / "both.txt").exists()
 
 
+def test_an_input_that_the_store_has_is_named_by_its_content(ready: tuple[Machine, Machine]) -> None:
+    a, b = ready
+    first = a.submit(data=str(a.space.root / "words/one.txt"))
+    second = a.submit(data="pack:" + hashlib.sha256(b"one\n").hexdigest())
+    with pytest.raises(Invalid, match="is not in the shared store"):
+        a.submit(data=f"pack:{'0' * 64}")
+    b.work()
+    assert a.row(first).outputs == a.row(second).outputs != ()
+
+
 def test_all_that_means_nothing_elsewhere_is_told_at_once(ready: tuple[Machine, Machine]) -> None:
     a, b = ready
     a.space.write("recipe.toml", "")
