@@ -20,6 +20,7 @@ from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
 from runner.execution.work import Handover
 from runner.interface.logs import Follower
+from runner.paths import shipped
 from runner.storage.remote_states import Lying
 from runner.storage.runs import Offer, RunRow
 from runner.storage.workspace import Workspace
@@ -27,6 +28,7 @@ from runner.survey import bundles
 from runner.survey.survey import Request, survey
 from tests.support import Space, until
 from tests.system.test_worker import Silent
+from tests.test_tutorial import BLOCK, commands, matches, ran
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -297,3 +299,21 @@ def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for
     assert code == 0 and a.row(told.strip()).bundle == a.row(run).bundle, said
     b.work()
     assert a.row(told.strip()).outputs == a.row(run).outputs != ()
+
+
+def test_the_walk_of_two_machines_prints_what_its_page_says(machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path) -> None:
+    section = (shipped() / "docs/workers.md").read_text("utf-8").split("## Two machines")[1].split("\n- **The bundle")[0]
+    section = section.replace("/srv/recipe", f"{tmp_path}/store").replace("postgresql://recipe@db.example/recipe", f"'{url}'")
+    blocks = BLOCK.findall(section)
+    asked = iter([machines[0], machines[1], machines[0]])
+    for kind, name, text in blocks:
+        if kind != "console":
+            for machine in machines[:2] if kind == "toml" else machines[:1]:
+                machine.space.write(f"../{name}" if kind == "toml" else name, text)
+            continue
+        machine = next(asked)
+        for command, expected in commands(text):
+            env = f"unset XDG_CONFIG_HOME XDG_DATA_HOME; export RECIPE_RUNS='{url}' HOME='{machine.env['HOME']}'; "
+            said = ran(env + command, machine.space.root)
+            assert matches(expected, said) and "recipe:" not in said, f"$ {command}\n--- it says\n{said}\n--- the page says\n{expected}"
+    assert [kind for kind, _, _ in blocks] == ["toml", "yaml", "console", "console", "console"]

@@ -60,7 +60,7 @@ def begun(root: Path, request: Request) -> Workspace:
     Raises Invalid, NotFound.
     """
     if not _has_store(root):
-        with Workspace.open(root, read_only=True) as ws:
+        with Workspace.open(root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}) as ws:  # it asks for no run
             read(ws, request)
     return Workspace.open(root)
 
