@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
 import threading
 from collections.abc import Mapping
@@ -14,10 +15,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from runner.errors import Corrupt, Invalid
-from runner.execution import chunks
-from runner.execution.queue import Ticket, serve, submit
+from runner.errors import CannotRun, Corrupt, Invalid
+from runner.execution import attempt_result, chunks
+from runner.execution.queue import Ticket, again, serve, submit
+from runner.execution.results import collect
 from runner.execution.terms import Choice, Settings
+from runner.execution.unattended import end_unattended
 from runner.execution.work import Handover
 from runner.interface.logs import Follower
 from runner.paths import shipped
@@ -68,6 +71,11 @@ class Machine:
         with Workspace.open(self.space.root, environ=self.env) as ws:
             return ws.store.runs.get(run)
 
+    def fetch(self, run: str) -> None:
+        with Workspace.open(self.space.root, environ=self.env) as ws:
+            ws.share(None)
+            collect(ws, ws.store.runs.get(run), self.space.root, overwrite=False)
+
     def command(self, *words: str) -> tuple[int, str, str]:
         return self.space.command(*words, env=self.env)
 
@@ -106,9 +114,11 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
     b.work()
     row = a.row(run)
     assert (row.state, row.reason, [each.name for each in row.outputs]) == ("COMPLETED", "", ["both", "tree"])
-    code, told, said = a.command("fetch", run)
-    assert code == 0, said
-    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n" and "both.txt" in told
+    a.fetch(run)
+    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n"
+    a.space.write("both.txt", "mine")
+    with pytest.raises(CannotRun, match=r"both.txt is there and is not what a run left"):
+        a.fetch(run)
     assert (b.space.root / ".recipe/local/deadman").read_text() == "540.0"  # before another machine may begin its jobs
     assert not (b.space.root / "both.txt").exists() and (b.space.root / "out" / run / "both.txt").exists()
 
@@ -210,8 +220,8 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     c.work()
     row = a.row(run)
     assert (row.state, row.fence, starts.read_text().split()) == ("COMPLETED", 2, ["0", "3"])
-    code, _, said = a.command("fetch")
-    assert code == 0 and a.space.read("model.txt") == "trained", said
+    a.fetch(run)
+    assert a.space.read("model.txt") == "trained"
 
 
 def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_first_made(
@@ -225,13 +235,15 @@ def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_f
         "  own: {run: 'cat {{ steps.slow.o }} > {{ inputs.n }}.txt', outputs: {o: '{{ inputs.n }}.txt'}}\n"
     )
     runs = [a.submit(n=n) for n in (1, 2)]
-    workers = [each.space.start("worker", "--workspace", ".", "-q", "--once", env=each.env) for each in (b, c)]
+    workers = [threading.Thread(target=each.work) for each in (b, c)]
+    for worker in workers:
+        worker.start()
     with psycopg.connect(url, autocommit=True) as db:
         until(lambda: db.execute("SELECT 1 FROM events WHERE reason LIKE '%another%' OR after = 'RUNNING'").fetchone(), seconds=30)
         until(lambda: db.execute("SELECT count(*) FROM runs WHERE state = 'ACTIVE'").fetchone() == (2,), seconds=30)
     gate.unlink()
     for worker in workers:
-        worker.communicate(timeout=60)
+        worker.join(60)
     assert [a.row(run).state for run in runs] == ["COMPLETED", "COMPLETED"] and starts.read_text().split() == ["x"]
 
 
@@ -251,12 +263,14 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     machines: tuple[Machine, Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "EVERY", 0.05)
+    monkeypatch.setattr(chunks, "LOG_CAP", 100)
+    monkeypatch.setattr(attempt_result, "LOG_CAP", 100)
     a, b, _ = machines
     b = Machine(b.space, {**b.env, "A_TOKEN": "a-token-of-machine-b"})
     gate = a.space.write("../gate", "")
     a.space.recipe(
         "inputs: {token: {type: secret, env: A_TOKEN, required: false}}\nsteps:\n  talk:\n    secrets: [token]\n"
-        f"    run: 'echo first $A_TOKEN; while [ -e {gate} ]; do sleep 0.02; done; echo last; echo made > made.txt'\n    outputs: {{o: made.txt}}\n"
+        f"    run: 'echo first $A_TOKEN; while [ -e {gate} ]; do sleep 0.02; done; printf %0200d 7; echo; echo last; echo made > made.txt'\n    outputs: {{o: made.txt}}\n"
     )
     run, heard = a.submit(), Heard()
     worker = threading.Thread(target=b.work)
@@ -273,32 +287,35 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     gate.unlink()
     worker.join(30)
     follower.join(30)
-    assert heard.text == b"first ***\nlast\n"
+    (kept,) = (b.space.root / ".recipe/runs" / run).glob("talk.1.log")
+    assert heard.text == kept.read_bytes()
+    assert re.fullmatch(rb"first \*\*\*\n0+\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n0+7\nlast\n", heard.text)
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*), max(length(data)) FROM chunks").fetchone() == (1, 0)
         stored = b" ".join(
             str(row).encode() for table in ("runs", "events", "attempts", "bundles", "chunks") for row in db.execute(f"SELECT * FROM {table}")
         )
     assert b"a-token-of-machine-b" not in stored
-    code, told, said = a.command("logs", run)
-    assert (code, told) == (0, "==> talk <==\nfirst ***\nlast\n"), said
+    heard.text = b""
+    follow()
+    assert heard.text == kept.read_bytes()
 
 
 def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for_again(ready: tuple[Machine, Machine]) -> None:
     a, b = ready
     run = a.submit(data="words/one.txt")
-    code, _, said = a.command("pause", run)
-    assert code == 0 and a.row(run).state == "PAUSED", said
+    with Workspace.open(a.space.root, environ=a.env) as ws:
+        assert end_unattended(ws, ws.store.runs.get(run), "PAUSED", print)
     b.work()
     assert a.row(run).state == "PAUSED"
     code, told, said = a.command("resume", run)
     assert code == 0 and "QUEUED" in told, said
     b.work()
     assert a.row(run).state == "COMPLETED" and not a.row(run).idempotency
-    code, told, said = a.command("retry", run)
-    assert code == 0 and a.row(told.strip()).bundle == a.row(run).bundle, said
+    with Workspace.open(a.space.root, environ=a.env) as ws:
+        second = again(ws, ws.store.runs.get(run), Choice()).id
     b.work()
-    assert a.row(told.strip()).outputs == a.row(run).outputs != ()
+    assert a.row(second).outputs == a.row(run).outputs != () and a.row(second).bundle == a.row(run).bundle
 
 
 def test_the_walk_of_two_machines_prints_what_its_page_says(machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path) -> None:

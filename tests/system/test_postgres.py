@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -163,25 +164,15 @@ def test_a_newer_schema_is_refused(store: Store, fresh: Callable[[], Store], url
         fresh()
 
 
-def test_what_a_killed_worker_began_is_begun_once(space: Space, url: str) -> None:
-    space.recipe(TWO.format(root=space.root))
-    space.write("slow", "")
-    env = {**os.environ, "RECIPE_RUNS": url}
-    with Workspace.open(space.root, environ=env) as ws:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
-    worker = space.start("worker", "-q", env={"RECIPE_RUNS": url})
-    until(lambda: begun(space))
-    worker.send_signal(signal.SIGKILL)
-    worker.communicate(timeout=30)
-    (space.root / "slow").unlink()
-    serve(space.root, Offer(), Silent, Handover(), env, once=True)
-    with Workspace.open(space.root, environ=env) as ws:
-        found = ws.store.runs.get(run)
-        assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1)
-    with Store.open(space.root / ".recipe") as alone:
+def test_the_claim_of_a_dead_process_of_this_machine_counts_for_nothing_and_the_file_of_the_workspace_has_no_runs(
+    store: Store, tmp_path: Path, url: str
+) -> None:
+    store.runs.submit(RUN._replace(due=1.0), "w")
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE runs SET holder = %s", (f"{postgres_runs._machine()} {os.getpid()} another-start x",))
+    assert store.runs.claim_next("w2", Offer()) == ("r1", 2) and store.runs.get("r1").recoveries == 1
+    with Store.open(tmp_path / ".recipe") as alone:
         assert alone.runs.latest() == []
-    code, told, said = space.command("run", env={"RECIPE_RUNS": url})
-    assert code == 0 and "fresh" in told + said
 
 
 def test_an_address_that_is_none_is_refused_with_what_to_write(space: Space) -> None:
@@ -199,12 +190,12 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
         until(lambda: begun(space))
         silent.send_signal(signal.SIGSTOP)
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
-        other = space.start("worker", "--once", "-q", env={"RECIPE_RUNS": url})
+        other = threading.Thread(target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True})
+        other.start()
         until(lambda: ws.store.runs.get(run).fence == 2)
         silent.send_signal(signal.SIGCONT)
         (space.root / "slow").unlink()
-        assert other.wait(30) == 0
-        other.communicate()
+        other.join(30)
         silent.terminate()
         _, said = silent.communicate(timeout=30)
         found = ws.store.runs.get(run)
