@@ -133,6 +133,7 @@ class Ssh:
             )
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
+        self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
         self.left_out: Mapping[str, str] = {}
         """Servers that the last `offers` could not ask -> why."""
 
@@ -177,11 +178,14 @@ class Ssh:
         took = await each.places("take", lease.id, str(int(order.until.timestamp() - time.time())), str(each.slots), _written(lease))
         if not took:
             raise NoCapacity(f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)")
+        self._took.add(lease.id)
         return lease
 
     async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
         each = self._machine(lease.data.get("host", ""))
-        if not await each.places("has", lease.id):
+        if lease.id in self._took:
+            self._took.remove(lease.id)
+        elif not await each.places("has", lease.id):
             raise HostLost(f'the lease "{lease.key}" of {each.route} was given back')
         if lease.id not in self._hosts:
             self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed, self._deadman)
@@ -192,6 +196,7 @@ class Ssh:
         if each is None:
             raise Denied(f"{lease.data.get('host')} is not among the hosts in the settings any more: its lease cannot be given back")
         each.forget()
+        self._took.discard(lease.id)
         await each.places("give", lease.id)
         if lease.id in self._hosts:
             await self._hosts[lease.id].aclose()

@@ -176,8 +176,10 @@ def read(request: Request, path: str, offset: int, limit: int) -> None:
         pass
 
 
-def send(request: Request, folder: str, spans: Sequence[tuple[str, int, int]]) -> None:
+def send(request: Request, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool) -> None:
     """Bytes of files in a folder, behind each other: of each its name, the first and how many."""
+    if squeeze:
+        request.squeeze()
     view = memoryview(bytearray(trees.BLOCK // 2))
     for name, start, count in spans:
         with open(f"{folder}/{name}" if name else folder, "rb", buffering=0) as file:

@@ -159,10 +159,11 @@ def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dic
     return found
 
 
-def batch(request: Request, folder: str, tree: str, manifest: str, expected: str, stamp: str) -> dict[str, object]:
-    """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether the tree `tree` got its name.
+def batch(request: Request, folder: str, tree: str, manifest: str, expected: str, stamp: str, loose: Sequence[str]) -> dict[str, object]:
+    """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether what arrived got its name.
 
-    `manifest`: the file in it that is the tree's manifest; it lies beside the tree.  `stamp`: the tree's, if this is the last of it.
+    `manifest`: the file in it that is the tree's manifest; it lies beside the tree.  With the last of it comes what gets its name: the tree, by its
+    `stamp`, or the files `loose`.
     """
     into = f"{request.partial}/{folder}"
     os.makedirs(into, exist_ok=True)
@@ -174,7 +175,12 @@ def batch(request: Request, folder: str, tree: str, manifest: str, expected: str
     arrived = hashlib.sha256("".join(f"{each}\n" for each in digests).encode()).hexdigest()
     if manifest and arrived == expected:
         os.rename(f"{into}/{manifest}", f"{request.partial}/{tree}.json")
-    return {"digest": arrived, "placed": bool(stamp) and arrived == expected and place_tree(request, tree, stamp, False)}
+    placed = False
+    if arrived == expected and stamp:
+        placed = place_tree(request, tree, stamp, False)
+    elif arrived == expected and loose:
+        placed = len(place_files(request, loose)) == len(loose)
+    return {"digest": arrived, "placed": placed}
 
 
 def write(request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]]) -> str:

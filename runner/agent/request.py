@@ -7,6 +7,7 @@ import os
 
 from . import trees
 from .frames import HEAD, checked, frame, size_of
+from .squeeze import Squeezer, bytes_of
 
 SENT = 1 << 17
 """Bytes of one frame that goes back: what a connection that breaks costs."""
@@ -25,6 +26,7 @@ class Request:
         self._whole = True
         self._out: list[bytes] = []
         self._size = 0
+        self._squeezer: Squeezer | None = None
 
     def begin(self) -> tuple[str, list[object]]:
         """The next question.  Raises Over."""
@@ -34,7 +36,7 @@ class Request:
                 break
         sender, *asked = json.loads(payload[1:])
         self.partial = f"partial/{sender}"
-        self._held, self._whole = memoryview(b""), False
+        self._held, self._whole, self._squeezer = memoryview(b""), False, None
         if os.path.isdir(self.partial):
             trees.touch(f"{self.partial}/.alive")  # whoever asks is not silent
         return str(asked[0]), asked[1:]
@@ -46,7 +48,7 @@ class Request:
                 return 0
             payload = _next()
             self._whole = not payload
-            self._held = memoryview(payload)[1:]
+            self._held = memoryview(bytes_of(payload)) if payload else memoryview(b"")
         count = min(len(view), len(self._held))
         view[:count] = self._held[:count]
         self._held = self._held[count:]
@@ -59,6 +61,10 @@ class Request:
         while at < count and (got := self.into(view[at:])):
             at += got
         return bytes(view[:at])
+
+    def squeeze(self) -> None:
+        """Compress what goes back, if that is quicker."""
+        self._squeezer = Squeezer()
 
     def emit(self, data: bytes | memoryview) -> None:
         """Send bytes back."""
@@ -84,7 +90,7 @@ class Request:
 
     def _flush(self) -> None:
         if self._out:
-            _put(frame(b"d", *self._out))
+            _put(frame(*(self._squeezer.payload(self._out) if self._squeezer else (b"d", *self._out))))
         self._out, self._size = [], 0
 
 

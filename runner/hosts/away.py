@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 FOREVER = timedelta(days=3650)
 OUT_OF_SIGHT = 900.0
 """Seconds without a word from a host after which what runs there is given up for lost."""
-GLANCE, LONGEST_GLANCE = 0.2, 2.0
+FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
 """Seconds between looks at what a step prints: while it does, and when it has not for a while."""
 LULL, LULLS = 0.03, 10
 """Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
@@ -277,7 +277,7 @@ class Away(Site):
 
     async def _follow(self, job: Job, target: str) -> None:
         """Append what the job prints to a file here, as long as we are not cancelled."""
-        pause = GLANCE
+        pause = FIRST_GLANCE
         while True:
             await asyncio.sleep(pause)  # first: a step that is over by then is not asked twice
             with contextlib.suppress(Unreachable):  # who waits for the end says so

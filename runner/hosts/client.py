@@ -104,6 +104,13 @@ class Client:
         """The folder of ours on that host."""
         return self._line.host().root
 
+    def wake(self) -> None:
+        """Begin to reach the agent: somebody will want it soon.  What is wrong is met by the first job."""
+        self._enter()
+        if not self._connected and self._retry is None:
+            with suppress(DriverError):
+                self._connect()
+
     async def start(self, command: Command, key: str) -> Job:
         """Begin `command`.  The same key finds the same job; a start never queues, nor does it wait for a lock."""
         self._enter()
@@ -499,6 +506,9 @@ class Streamed:
         return data
 
     async def aclose(self) -> None:
+        await asyncio.gather(self._leave(), self._wire.aclose())
+
+    async def _leave(self) -> None:
         carrying, self._leaving = self._carrying, True
         if carrying is not None:
             self._news.set()
@@ -506,7 +516,6 @@ class Streamed:
             self.close()
             await asyncio.wait([carrying])
         self._leaving = False
-        await self._wire.aclose()
 
     async def _carry(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> None:
         """Hold a stream until it ends; then say why."""

@@ -20,7 +20,7 @@ from ..language.units import about
 from ..storage.files import Entry, no_space
 from .manifests import folders, untrusted
 from .read_range import chunks, digest
-from .wire import TRIES, Garbled, Gone, Meter, Wire, chunks_told, rest
+from .wire import MOST, TRIES, Garbled, Gone, Meter, Wire, chunks_told, rest
 
 LEAST, FILES = 1 << 20, 4096
 """Bytes and files that are asked for at once, at least and at most."""
@@ -148,7 +148,8 @@ class Fetch:
 
     async def _round(self, meter: Meter) -> BaseException | None:
         """Ask once for all that is missing, on a few streams.  Answers what broke the connection, if anything did."""
-        jobs = iter(self._jobs())
+        todo = self._jobs()
+        jobs = iter(todo)
         trouble: list[BaseException] = []
 
         async def lane() -> None:
@@ -162,7 +163,7 @@ class Fetch:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._wire.lanes(self._owed())):
+                for _ in range(self._wire.lanes(self._owed(), len(todo))):
                     group.create_task(lane())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
@@ -171,7 +172,7 @@ class Fetch:
     def _jobs(self) -> list[list[_Span]]:
         """What is asked for at once: a large file alone, or, on a long way, a chunk of it; small ones together, first: a cut costs least."""
         spans = sorted((span for spans in self._holes.values() for span in spans), key=lambda span: span.size)
-        most = max(LEAST, self._owed() // self._wire.lanes(self._owed()))
+        most = max(LEAST, self._owed() // MOST) if self._wire.far else self._owed()
         found: list[list[_Span]] = []
         room = 0
         for span in spans:
@@ -193,7 +194,7 @@ class Fetch:
         sink = _Sink([(span, self._at(span.entry)) for span in spans])
         folder = self._path if self._tree else os.path.split(self._path)[0]
         wanted = [(span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size) for span in spans]
-        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted))
+        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far))
         try:
             async with contextlib.aclosing(stream):
                 async for data in stream:

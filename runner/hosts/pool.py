@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from drivers import devices, machine
 from drivers.base import (
     Accounted,
     Addressed,
+    Argv,
     Closing,
     DriverError,
     Host,
@@ -35,7 +35,6 @@ from drivers.base import (
 )
 from drivers.devices import Card
 
-from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..extensions import packages
 from ..logs import Log
@@ -68,24 +67,29 @@ SWEEP = timedelta(days=1)
 TELL = 5.0
 """Seconds between words about a transfer."""
 
-# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  $1: the name of that Python.
-_ASK = (
-    "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin\n"
-    'printf "\\nPATH=%s\\nPYTHON=%s\\n" "$PATH" "$(command -v "$1")"\n'
-    'printf "VERSION=%s\\n" "$("$1" -c "import platform; print(platform.python_version())" 2>/dev/null)"\n'
-    "env | sed 's/^/env /'\n"
-    "nvidia-smi -L 2>/dev/null || :\n"
-)
-_TOLD = ("PATH=", "PYTHON=", "VERSION=")
+# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
+# python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
+# $1: the name of that Python, $2: our root, empty for no such folder.
+_ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
+python=$(command -v "$1")
+printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
+printf 'VERSION=%s\n' "$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+if [ -n "$2" ] && [ -n "$python" ] && [ "${python##*/}" != python ]; then
+  case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
+  ours=$ours/bin/python-$(printf %s "$python" | cksum | tr ' ' -)
+  [ -x "$ours/python" ] || {
+    mkdir -p -- "$ours"
+    quoted=$(printf %s "$python" | sed "s/'/'\\\\''/g")
+    printf '%s\n' '#!/bin/sh' "exec '$quoted' \"\$@\"" >"$ours/python.$$" && chmod 755 "$ours/python.$$" && mv -f "$ours/python.$$" "$ours/python"
+  } 2>/dev/null
+  "$ours/python" -c '' 2>/dev/null && printf 'CALLED=%s\n' "$ours"
+fi
+env | sed 's/^/env /'
+nvidia-smi -L 2>/dev/null || :
+"""
+_TOLD = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
 
 
-# A program called `python` in the folder $1 that is the Python $2, as words of a shell: systems have a python3 and no python, or an older one of that
-# name.  Where nothing in our folder may be executed there is none.
-_CALL_IT = (
-    '[ -x "$1/python" ] || { mkdir -p -- "$1" && printf "%s\\n" "#!/bin/sh" "exec $2 \\"\\$@\\"" >"$1/python.$$" &&'
-    ' chmod 755 "$1/python.$$" && mv -f "$1/python.$$" "$1/python"; }\n'
-    '"$1/python" -c "print(\'it runs\')"\n'
-)
 # What Python this is: its version, and sorted name==version lines.
 _PACKAGES = (
     "import json, platform; from importlib.metadata import distributions as all\n"
@@ -489,27 +493,29 @@ class HostPool:
         from .wire import Wire
 
         python = lease.data.get("python", "python3")
-        said = b"".join([data async for data in host.call(("/bin/sh", "-c", _ASK, "sh", python))]).decode("utf-8", "surrogateescape")
-        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
-        cards = devices.listed(said) or cards
-        told_of = _Told(self.say)
-        wire = Wire(host, lease.data.get("root") or host.root, name=name, say=self.say, progress=told_of)
+        root = lease.data.get("root") or host.root
+        wire = Wire(host, root, name=name, say=self.say, progress=_Told(self.say))
         jobs = there(wire)
-        if self._of().driver.traits.shared_disk:
+        shared = self._of().driver.traits.shared_disk
+        if not shared:
+            jobs.wake()  # it comes up while we ask
+        asked = self._said(host, ("/bin/sh", "-c", _ASK, "sh", python, "" if shared else root))
+        if shared:
+            cards = devices.listed(await asked) or cards
             return self._near(self._python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
         depot = Depot(wire, self._recall)
         try:
-            await depot.open()
-        except Infrastructure as error:
-            raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
+            said, _ = await asyncio.gather(asked, depot.open())
+        except BaseException as error:
+            await jobs.aclose()
+            if isinstance(error, Infrastructure):
+                raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
+            raise
+        cards = devices.listed(said) or cards
+        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
         python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
-        if folder := os.path.dirname(python):
+        for folder in filter(None, (os.path.dirname(python), told.get("CALLED"))):
             path = f"{folder}:{path}"
-        if told.get("PYTHON") and os.path.basename(python) != "python":
-            ours = f"{depot.root}/bin/python-{of_value('python', python)[:12]}"
-            with contextlib.suppress(Rejected):
-                answer = [data async for data in host.call(("/bin/sh", "-c", _CALL_IT, "sh", ours, shlex.quote(python)))]
-                path = f"{ours}:{path}" if b"it runs" in b"".join(answer) else path
         login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
         site = Away(
@@ -528,6 +534,9 @@ class HostPool:
         )
         site.address = host.address if isinstance(host, Addressed) else ""
         return site
+
+    async def _said(self, host: Host, argv: Argv) -> str:
+        return b"".join([data async for data in host.call(argv)]).decode("utf-8", "surrogateescape")
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""

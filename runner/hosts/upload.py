@@ -25,7 +25,7 @@ from ..storage import files, tar
 from ..storage.files import Changed, Entry
 from .manifests import folders, name_of, place_of, stamp_of
 from .read_range import chunks, digest, part
-from .wire import LONGEST_ANSWER, TRIES, Garbled, Gone, Meter, Wire, chunks_told, nothing, process, rest, started, words_of
+from .wire import LANE, LONGEST_ANSWER, MOST, TRIES, Garbled, Gone, Meter, Wire, chunks_told, nothing, process, rest, started, words_of
 
 CHUNK = 8 << 20
 """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
@@ -128,7 +128,6 @@ class Sender:
 
     async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
         known = {name_of(content): content for content in sources}
-        self._wire.lanes(sum(_size(source, manifests.get(content)) for content, source in sources.items()))
         standing = await self._begin(known)
         todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
         if not todo:
@@ -311,7 +310,8 @@ class Sender:
 
     async def _round(self, cargo: _Cargo, meter: Meter) -> BaseException | None:
         """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
-        jobs = iter(self._jobs(cargo, meter))
+        todo = list(self._jobs(cargo, meter))
+        jobs = iter(todo)
         trouble: list[BaseException] = []
 
         async def stream() -> None:
@@ -325,7 +325,7 @@ class Sender:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._wire.lanes(self._owed(cargo))):
+                for _ in range(self._wire.lanes(self._owed(cargo), len(todo))):
                     group.create_task(stream())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
@@ -336,16 +336,17 @@ class Sender:
         large = [entry for entry in cargo.missing.values() if entry.size > self.chunk]
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
         for entry in large:
-            if self._wire.far:
-                yield from self._pieces(cargo, entry, meter)
+            pieces = _pieces(self._holes(cargo, entry), _PIECE, _HOLES)
+            if self._wire.far and len(pieces) > 1:
+                yield from self._piecemeal(cargo, entry, pieces, meter)
             else:
                 yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
         batches: list[list[Entry]] = [[]]
         size = 0
         together = sum(entry.size for entry in small)
-        most = min(BATCH_BYTES, together // self._wire.lanes(together)) if self._wire.far else BATCH_BYTES
+        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.far else BATCH_BYTES
         for entry in small:
-            if size >= max(1, most) or len(batches[-1]) >= BATCH_FILES:
+            if size >= most or len(batches[-1]) >= BATCH_FILES:
                 batches.append([])
                 size = 0
             batches[-1].append(entry)
@@ -375,7 +376,8 @@ class Sender:
 
         stamp = cargo.told()[1] if alone and cargo.root and not cargo.rough else ""
         folder = cargo.name if cargo.root else ""
-        arguments = (folder, cargo.name, title if last else "", expected, stamp)
+        loose = list(cargo.loose) if alone and not cargo.rough else []
+        arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
         arrived, placed = await self._wire.once("batch", *arguments, read=_arrived, data=meter.counted(pieces()))
         if arrived != expected:
             raise Garbled
@@ -390,9 +392,10 @@ class Sender:
         for at in range(0, len(holes), _HOLES):
             await self._put(cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes))
 
-    def _pieces(self, cargo: _Cargo, entry: Entry, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+    def _piecemeal(
+        self, cargo: _Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
+    ) -> Iterator[Callable[[], Awaitable[None]]]:
         """The same on as many streams as there are; whoever brings the last piece has all of it hashed."""
-        pieces = _pieces(self._holes(cargo, entry), _PIECE, _HOLES)
         left = len(pieces)
 
         async def bring(piece: Sequence[tuple[int, int]]) -> None:
@@ -441,7 +444,7 @@ class Sender:
             for entry in todo:
                 await self._compare(cargo, entry)
 
-        await asyncio.gather(*(some() for _ in range(self._wire.lanes(self._owed(cargo)))))
+        await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
 
     async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
@@ -503,7 +506,8 @@ class Sender:
         if not cargo.folder:
             return
         if not cargo.root:
-            await self._place_files(cargo)
+            if not cargo.placed:
+                await self._place_files(cargo)
             return
         for _ in range(TRIES):
             try:
@@ -594,16 +598,6 @@ def _whole(path: str, size: int) -> bytes:
     if len(data) != size:
         raise Changed(path)
     return data
-
-
-def _size(source: str, manifest: Sequence[Entry] | None) -> int:
-    """Bytes of a content here, of a tree as far as its manifest is at hand."""
-    if manifest is not None:
-        return sum(entry.size for entry in manifest)
-    try:
-        return os.stat(source).st_size
-    except OSError:
-        return 0
 
 
 def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from drivers.base import Denied, Host, Rejected, Unreachable
 
 from ..agent.frames import HEAD
+from ..agent.squeeze import Squeezer, bytes_of
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..logs import Log
@@ -34,6 +35,8 @@ NEAR, LANES, MOST = 0.015, 2, 14
 the longer the way, the more are needed; fourteen, and one for jobs, are what two connections of eight have room for."""
 LANE = 4 << 20
 """Bytes that are worth a stream of their own on a long way."""
+FEW = 4
+"""Streams that questions are worth there, whatever comes with them: each costs a round trip."""
 BESIDE = 3
 """Streams that may be open besides, for questions."""
 PIECE = (128 << 10) - HEAD - 1
@@ -95,6 +98,7 @@ class Wire:
         self._opening: set[asyncio.Task[Stream]] = set()
         self._count = 0  # streams that are open, or about to be
         self._round_trip = float("inf")  # seconds: the quickest answer yet
+        self._squeezer = Squeezer()
 
     async def open(self) -> None:
         """Make the folders there, and find out where they are."""
@@ -110,11 +114,11 @@ class Wire:
         """Whether one stream carries less than the wire could."""
         return self._round_trip > NEAR
 
-    def lanes(self, size: int) -> int:
-        """How many streams should carry so many bytes.  On a long way they begin to be opened now."""
+    def lanes(self, size: int, questions: int) -> int:
+        """How many streams should carry so many questions with so many bytes.  On a long way they begin to be opened now."""
         if not self.far:
             return LANES
-        lanes = max(1, min(MOST, size // LANE))
+        lanes = max(1, min(MOST, questions, max(FEW, size // LANE)))
         while self._count < lanes:
             self._begin()
         return lanes
@@ -149,15 +153,18 @@ class Wire:
     async def stream(self, function: str, *arguments: object) -> AsyncIterator[bytes]:
         """The bytes that come with an answer, as they come, asked for once."""
         async with self._held() as stream:
-            await _ask(stream, self.sender, function, arguments, b"")
-            while (payload := await stream.receive())[:1] == b"d":
-                yield payload[1:]
+            await self._ask(stream, function, arguments, b"")
+            while (payload := await stream.receive())[:1] in (b"d", b"z"):
+                try:
+                    yield bytes_of(payload)
+                except ValueError as error:
+                    raise Garbled from error
             self._answer(payload)
 
     async def _asked(self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> tuple[Any, bytes]:
         async with self._held() as stream:
             asked = time.monotonic()
-            sending = asyncio.ensure_future(_ask(stream, self.sender, function, arguments, data))
+            sending = asyncio.ensure_future(self._ask(stream, function, arguments, data))
             try:
                 said = bytearray()
                 while (payload := await stream.receive())[:1] == b"d":
@@ -171,6 +178,18 @@ class Wire:
             raise failed
         self._round_trip = min(self._round_trip, time.monotonic() - asked)
         return self._answer(payload), bytes(said)
+
+    async def _ask(self, stream: Stream, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> Exception | None:
+        """Send a question, and the bytes that go with it; what kept those from coming is answered, for the question is over only with its answer."""
+        failed: Exception | None = None
+        await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
+        try:
+            for parts in _pieces((data,) if isinstance(data, bytes) else data):
+                await stream.send(*(self._squeezer.payload(parts) if self.far else (b"d", *parts)))
+        except (Changed, OSError) as error:
+            failed = error
+        await stream.send(b"")
+        return failed
 
     def _answer(self, payload: bytes) -> Any:
         try:
@@ -280,19 +299,6 @@ class Wire:
         _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - begun)
         meter.done = meter.total
         meter.tell()
-
-
-async def _ask(stream: Stream, sender: str, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> Exception | None:
-    """Send a question, and the bytes that go with it; what kept those from coming is answered, for the question is over only with its answer."""
-    failed: Exception | None = None
-    await stream.send(b"q", json.dumps([sender, function, *arguments]).encode())
-    try:
-        for parts in _pieces((data,) if isinstance(data, bytes) else data):
-            await stream.send(b"d", *parts)
-    except (Changed, OSError) as error:
-        failed = error
-    await stream.send(b"")
-    return failed
 
 
 def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:

@@ -490,6 +490,7 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
         assert all(isinstance(error, NoCapacity) for error in taken if isinstance(error, BaseException))
         assert sorted(lease.id for lease in await drivers[1].leases()) == sorted(lease.id for lease in leases)
         assert len(await drivers[0].offers(Wish())) == 1  # what is taken may be ours: acquire tells
+        assert [await driver.hosts(leases[0]) is not None for driver in drivers] == [True, True]
         assert await drivers[1].release(leases[0])
         with pytest.raises(HostLost, match="was given back"):
             await drivers[0].hosts(leases[0])

@@ -1,0 +1,65 @@
+"""Compress what travels while there is processor time to spare for it: where the wire is slower than the processor, and the bytes give way.
+
+zlib at its quickest, the one compressor that every Python has.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+WINDOW = 0.25
+"""Seconds between two looks at how busy this process is."""
+BUSY, IDLE = 0.7, 0.4
+"""Of the time: from the one on it does not compress, below the other it does again."""
+MOST = 1 << 20
+"""Bytes that come out of one payload: a stranger may send what grows for ever."""
+WORTH = 0.85
+"""Of its size, which a block must shrink to; else the next `SKIPPED` are sent as they are."""
+SKIPPED = 31
+
+
+class Squeezer:
+    """Payloads of one end: `z` and compressed bytes, or `d` and the bytes themselves."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.process_time) -> None:
+        self._clock, self._spent = clock, spent
+        self._at, self._used = clock(), spent()
+        self._spare = True
+        self._skip = 0
+
+    def payload(self, parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
+        """What to send for these bytes."""
+        now = self._clock()
+        if now - self._at >= WINDOW:
+            used = self._spent()
+            busy = (used - self._used) / (now - self._at)
+            self._spare = busy < (BUSY if self._spare else IDLE)
+            self._at, self._used = now, used
+        if not self._spare or self._skip:
+            self._skip = max(0, self._skip - 1)
+            return (b"d", *parts)
+        data = b"".join(parts)
+        small = zlib.compress(data, 1)
+        if len(small) > WORTH * len(data):
+            self._skip = SKIPPED
+            return (b"d", data)
+        return (b"z", small)
+
+
+def bytes_of(payload: bytes) -> bytes:
+    """The bytes in a payload `d` or `z`.  Raises ValueError for what is no such payload."""
+    if payload[:1] == b"d":
+        return payload[1:]
+    opened = zlib.decompressobj()
+    try:
+        data = opened.decompress(payload[1:], MOST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if payload[:1] != b"z" or not opened.eof:
+        raise ValueError("what came is not what a squeezer sends")
+    return data
