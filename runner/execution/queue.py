@@ -58,10 +58,14 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     """
     from ..language.library import find
 
+    travels = ws.store.runs.shared and not ticket.here
+    if travels:
+        ws = ws.within(ws.root)
+        ws.asks_secrets = False
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
     data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
-    parcel = _parcel(ws, request, settings) if ws.store.runs.shared and not ticket.here else HERE
+    parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.priority, ticket.not_before, dict(ticket.labels)])}
     now = time.time()
@@ -111,6 +115,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
         words = "workers of other machines get inputs and give results by a shared store, and none is named"
         fix = 'name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder'
         raise Invalid([Problem("no-store", words, fix=fix)])
+    ws.save_cache()
     cache.remote.mark()
     lying = Lying(packed.contents)
     for content in packed.contents:

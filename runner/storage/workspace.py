@@ -53,6 +53,8 @@ class Workspace:
         """What secrets, `pass_env` and settings are read from: the only door to it for whoever works in here."""
         self.own = root
         """The folder whose settings and files of variables count: that of a worker, who works in the files of another."""
+        self.asks_secrets = True
+        """Whether the secrets of a recipe have to be set here: not where a run is only submitted for other machines."""
         self.delivers = False
         """Whether what a run makes here is for somebody elsewhere, and goes to the shared store."""
         self._top = str(root)

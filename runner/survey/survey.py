@@ -198,7 +198,7 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
                 return None
         if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
             return None
-        if any(unusable(name, ws.environ.get(name), required=required) for name, required in made_from["secrets"]):
+        if ws.asks_secrets and any(unusable(name, ws.environ.get(name), required=required) for name, required in made_from["secrets"]):
             return None  # reading the recipe says where
         return Plan.load(rest)
     except (OSError, ValueError, KeyError):
@@ -242,7 +242,7 @@ def _read(
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
-    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ, origins=request.origins)
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ if ws.asks_secrets else None, origins=request.origins)
     for name in request.typed_in.keys() & values.keys():
         values[name] = _from_root(recipe.inputs[name], values[name], Standing(ws.root, request.typed_in[name]))
     return recipe, values

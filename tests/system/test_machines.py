@@ -269,7 +269,7 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     b = Machine(b.space, {**b.env, "A_TOKEN": "a-token-of-machine-b"})
     gate = a.space.write("../gate", "")
     a.space.recipe(
-        "inputs: {token: {type: secret, env: A_TOKEN, required: false}}\nsteps:\n  talk:\n    secrets: [token]\n"
+        "inputs: {token: {type: secret, env: A_TOKEN}}\nsteps:\n  talk:\n    secrets: [token]\n"
         f"    run: 'echo first $A_TOKEN; while [ -e {gate} ]; do sleep 0.02; done; printf %0200d 7; echo; echo last; echo made > made.txt'\n    outputs: {{o: made.txt}}\n"
     )
     run, heard = a.submit(), Heard()
