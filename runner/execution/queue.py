@@ -251,6 +251,7 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
             raise Infrastructure(f"the shared store does not have the bundle of run {row.id}", fix="submit it again")
         data = ws.objects.path(content).read_bytes()
     inside = ws.within(bundles.unpack(ws, row.bundle, data, cache.bring))
+    ws.save_cache()
     inside.delivers = True
     inside.share(cache.name, push=True)
     return inside

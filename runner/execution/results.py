@@ -53,10 +53,13 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
         content = made[n].outputs.get(output) if n in made else None
         if content is None:
             continue
-        content = Content(content)
-        if ws.objects.has(content):
+        content, here = Content(content), ws.objects.has(Content(content))
+        if here:
             remote_states.keep(remote, [run, output, path], {content: str(ws.objects.path(content))})
-        outputs.append(Output(name or path, path, content, ws.objects.size(content), remote.address(content)))
+        elif not ws.remote_cache.holds(content):
+            continue  # temporary: it stayed on its host
+        size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
+        outputs.append(Output(name or path, path, content, size, remote.address(content)))
     ws.store.runs.made(run, fence, outputs)
 
 

@@ -190,7 +190,7 @@ class RowsTail:
         """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
         found = []
         for chunk in self._ws.store.runs.chunks(self._run, self._attempt, "log", self._offset):
-            data = chunk.data[self._offset - chunk.offset :] if not chunk.content else self._object(Content(chunk.content))
+            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self._offset - chunk.offset) :]
             found.append(data)
             self._offset += len(data)
         return b"".join(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -54,6 +55,18 @@ def submitted(space: Space, ticket: Ticket = Ticket(), **inputs: object) -> str:
 
 def work(space: Space) -> None:
     serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+
+
+def working(space: Space, handover: Handover, said: list[str]) -> threading.Thread:
+    """A worker in this process, for what is not about its death."""
+
+    class Told(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    worker = threading.Thread(target=serve, args=(space.root, Offer(), Told, handover, os.environ), kwargs={"once": False})
+    worker.start()
+    return worker
 
 
 def row(space: Space, run: str) -> RunRow:
@@ -117,15 +130,15 @@ def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:
 
 def test_a_worker_that_is_asked_to_end_finishes_the_step_and_hands_the_run_over(slow: Space) -> None:
     run = submitted(slow)
-    worker = slow.start("worker")
+    handover, said = Handover(), list[str]()
+    worker = working(slow, handover, said)
     until(lambda: begun(slow))
-    worker.terminate()
-    assert worker.stderr is not None
-    until(lambda: "handing over" in str(worker.stderr.readline()))
+    handover()
+    until(lambda: any("handing over" in words for words in said))
     (slow.root / "slow").unlink()
-    worker.communicate(timeout=30)
+    worker.join(30)
     found = row(slow, run)
-    assert (worker.returncode, found.state, found.claim) == (0, "ACTIVE", "") and not (slow.root / "b.txt").exists()
+    assert (worker.is_alive(), found.state, found.claim) == (False, "ACTIVE", "") and not (slow.root / "b.txt").exists()
     work(slow)
     found = row(slow, run)
     assert (found.state, found.fence, found.recoveries, begun(slow)) == ("COMPLETED", 2, 0, 1)
@@ -169,13 +182,14 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
 
 def test_a_cancelled_run_is_over_whoever_worked_on_it(slow: Space) -> None:
     run = submitted(slow)
-    worker = slow.start("worker", "-q")
+    handover = Handover()
+    worker = working(slow, handover, [])
     until(lambda: begun(slow))
     code, told, _ = slow.command("cancel", run)
     assert code == 0 and "is CANCELLED" in told
-    worker.terminate()
-    worker.communicate(timeout=15)
-    assert worker.returncode == 0
+    handover()
+    worker.join(15)
+    assert not worker.is_alive()
 
 
 def test_status_names_what_waits_for_a_worker(slow: Space) -> None:
