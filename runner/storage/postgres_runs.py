@@ -220,7 +220,7 @@ class PostgresRuns:
         held = self._all(
             "INSERT INTO keys VALUES (%(key)s, %(run)s) ON CONFLICT (key) DO UPDATE SET run = excluded.run WHERE keys.run = excluded.run"  # noqa: S608
             f" OR NOT EXISTS (SELECT FROM runs WHERE runs.id = keys.run AND NOT {_FREE}) RETURNING 1",
-            {"key": key, "run": run, "dead": [], "machine": "-"},
+            {"key": key, "run": run} | self._known(),
         )
         return bool(held)
 

@@ -180,7 +180,9 @@ def test_an_archive_that_is_not_what_its_name_says_or_that_leads_out_is_not_unpa
 TRAIN = """
 inputs: {gate: {type: string}, starts: {type: string}}
 steps:
+  prepare: {run: 'echo x >> {{ inputs.starts }}.prepare; echo data > data.txt', outputs: {data: data.txt}}
   train:
+    deps: [data.txt]
     run: [python, train.py, "{{ inputs.gate }}", "{{ inputs.starts }}", "{{ state.kept }}", [--resume, "{{ state.kept.latest }}"]]
     code: [train.py]
     state: {kept: {checkpoint: "step-*", every: 0.1s}}
@@ -212,6 +214,7 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     run = a.submit(gate=str(gate), starts=str(starts))
     worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
     until(lambda: any("step-3" in note.read_text() for note in (tmp_path / "store/states").rglob("*.json")), seconds=30)
+    until(lambda: list((tmp_path / "store/traces").rglob("*.json")), seconds=30)
     worker.kill()
     worker.communicate(timeout=30)
     gate.unlink()
@@ -220,6 +223,7 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     c.work()
     row = a.row(run)
     assert (row.state, row.fence, starts.read_text().split()) == ("COMPLETED", 2, ["0", "3"])
+    assert (tmp_path / "starts.prepare").read_text() == "x\n"  # what was done before is not done again
     a.fetch(run)
     assert a.space.read("model.txt") == "trained"
 
