@@ -47,8 +47,9 @@ class Ticket(NamedTuple):
     not_before: float | None = None  # seconds since the epoch
     idempotency: str = ""  # the submitter's own name for the request: the same one again is the same run
     labels: Mapping[str, str] = {}
-    here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
     user: str = ""  # for whom it is; empty: the login that submits it
+    run: str = ""  # the id of the new run; empty: one that is made now
+    here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
 
 def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket) -> Submitted:
@@ -69,7 +70,7 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.priority, ticket.not_before, dict(ticket.labels)])}
     now = time.time()
-    row = RunRow(new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
+    row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
     row = row._replace(user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store)
     return ws.store.runs.submit(row, bundle=parcel.data)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _submit(args: argparse.Namespace) -> int:
     request = request_of(args)
-    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label), args.here, args.user)
+    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here)
     with begun(args.workspace, request, secrets=args.here or not os.environ.get("RECIPE_RUNS")) as ws:
         submitted = submit(ws, request, run_verb.choice_of(args), run_verb.settings_of(args), ticket)
     print(submitted.id)
