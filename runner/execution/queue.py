@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -111,11 +111,9 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     from ..survey import bundles
 
     cache = ws.share(settings.store or None)
-    packed = bundles.pack(ws, request, cache.remote.holds) if cache is not None else bundles.pack(ws, request)
     if cache is None:
-        words = "workers of other machines get inputs and give results by a shared store, and none is named"
-        fix = 'name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder'
-        raise Invalid([Problem("no-store", words, fix=fix)])
+        raise Invalid([*_faults(ws, request), _NO_STORE])
+    packed = bundles.pack(ws, request, cache.remote.holds)
     ws.save_cache()
     cache.remote.mark()
     lying = Lying(packed.contents)
@@ -130,6 +128,24 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     finally:
         delete(place)
     return Parcel(packed.digest, b"", packed.bound, cache.remote.url)
+
+
+_NO_STORE: Final = Problem(
+    "no-store",
+    "workers of other machines get inputs and give results by a shared store, and none is named",
+    fix='name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder',
+)
+
+
+def _faults(ws: Workspace, request: Request) -> Sequence[Problem]:
+    """What is wrong with a request for another machine, whatever the store has."""
+    from ..survey import bundles
+
+    try:
+        bundles.pack(ws, request)
+    except Invalid as error:
+        return error.problems
+    return ()
 
 
 def serve(

@@ -138,8 +138,8 @@ def test_all_that_means_nothing_elsewhere_is_told_at_once(ready: tuple[Machine, 
     a.space.write("recipe.toml", "")
     with pytest.raises(Invalid) as caught:
         a.submit(data="gone.txt")
-    (problem,) = caught.value.problems
-    assert "gone.txt is not there (the input data)" in problem.message
+    wrong, no_store = caught.value.problems
+    assert "gone.txt is not there (the input data)" in wrong.message and "shared store" in no_store.message
     with pytest.raises(Invalid, match="shared store") as caught:
         a.submit(data="words/one.txt")
     assert "--here" in caught.value.problems[0].fix
