@@ -15,6 +15,8 @@ MARKERS: Final = ("recipe.toml", ".recipe", ".git")
 """What makes a folder a workspace."""
 
 
+BUNDLED: Final = ".library"
+"""The folder of a bundle that has the recipes of the library which its run was submitted with."""
 TAGS: Final[Mapping[str, str]] = {
     ".gitignore": "*\n",
     "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# Made by recipe; backups may leave this folder out: https://bford.info/cachedir/\n",

@@ -57,7 +57,7 @@ class Config:
         if wanted in self.stores:
             return self.stores[wanted]
         if "/" in wanted:
-            return StoreSettings(wanted, wanted)
+            return next((each for each in self.stores.values() if each.url.rstrip("/") == wanted.rstrip("/")), StoreSettings(wanted, wanted))
         fix = did_you_mean(wanted, self.stores)
         raise NotFound(
             f'there is no store "{wanted}"', fix=fix or f"add [stores.{wanted}] with a url to {NAME}; `recipe config` shows those there are"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests import tools
+from tests.servers.postgres import server, url  # noqa: F401  (fixtures)
 from tests.support import Space
 
 pytest_plugins = ["tests.retry"]

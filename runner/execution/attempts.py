@@ -127,7 +127,7 @@ class Attempts:
         self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = ws, survey, commits, host_pool, scrap, made
         self._top = str(ws.root)
         self._base: dict[tuple[object, ...], Passed] = {}  # what attempts inherit, by what they ask for
-        self._env_files = EnvFiles(ws.root)
+        self._env_files = EnvFiles(ws.own)
         self._hooks: dict[str, Hooks] = {}
         self._pythons: dict[tuple[Site, Wanted], asyncio.Task[str]] = {}  # interpreters of environments, by place
         self._boxes: dict[str, Containers] = {}

@@ -119,6 +119,7 @@ class GroupCommit:
         self._next = _Group()
         self._tries: dict[str, int] = dict(tries)
         self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
+        self._uploading: dict[str, None] = {}  # keys that other machines wait for until the shared store has what they gave
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
         self.answers = ""
@@ -224,6 +225,10 @@ class GroupCommit:
                 return True
         if not self.keys.try_hold(key):
             return False
+        if self.ws.delivers and not self.ws.store.runs.hold_key(key, self.run):
+            self.keys.release(key)
+            return False
+        self._uploading.pop(key, None)
         self._holders[key] = step
         return True
 
@@ -235,6 +240,16 @@ class GroupCommit:
         """Let a key go now."""
         self._holders.pop(key, None)
         self.keys.release(key)
+        if self.ws.delivers:
+            self._uploading[key] = None
+
+    def let_go(self) -> None:
+        """Let other machines have the keys whose results the shared store has by now."""
+        cache = self.ws.remote_cache
+        if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:
+            self.ws.store.runs.release_keys(done, self.run)
+            for key in done:
+                del self._uploading[key]
 
     def release_after_flush(self, key: str) -> None:
         self._next.release[key] = None
@@ -311,10 +326,10 @@ class GroupCommit:
         for log in group.logs:
             with contextlib.suppress(FileNotFoundError):  # another run has taken it over, too
                 os.unlink(log)
-        for key in group.release:
-            self.release(key)
         for do in group.after:
             do()
+        for key in group.release:
+            self.release(key)
         if self._listener is not None and group.moves:
             first = group.last - len(group.moves) + 1
             self._listener.events(

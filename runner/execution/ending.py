@@ -178,6 +178,7 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
     python = work.attempts.interpreter(node, spec, running.site)
     work.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit, python)
     work.tidying.keep_log(id, running, spec)
+    work.chunks.over(id, running)
     if values:
         data["metrics"] = values
     if exit.strays:
@@ -210,6 +211,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
     try:
         log = work.tidying.keep_log(id, running, spec)
+        work.chunks.over(id, running)
         attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
     except OSError as error:
         log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
@@ -226,7 +228,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
-        hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.root).names(".env"))
+        hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
     work.tidying.tidy(running, spec, success=False)

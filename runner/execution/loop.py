@@ -157,6 +157,8 @@ def _pulse(work: Work) -> Iterator[None]:
         work.wake()
         heed(work)
         hand_over(work)
+        work.commits.let_go()
+        work.chunks.tick()
         if work.tick:
             work.tick()
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)

@@ -7,26 +7,33 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..digest import of_value
-from ..errors import Infrastructure, RecipeError
+from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..hosts import client
 from ..planning.schedule import Move
-from ..storage.runs import Offer, RunRow, Stale, Submitted
+from ..storage.files import Content
+from ..storage.objects import delete
+from ..storage.remote_states import Lying
+from ..storage.runs import ALONE, Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
-from .results import sizes
+from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
-from .terms import Choice, Listener, Overview, Settings, Since, Summary, asked, choice_of_run, new_id, noted, request_of_run, settings_of_run
+from .terms import Choice, Listener, Overview, Settings, Since, Summary, asked, choice_of_run, login, new_id, noted, request_of_run, settings_of_run
 from .unattended import end_claimed
 from .work import Handover
 from .worker import work
+
+if TYPE_CHECKING:
+    from ..storage.remote_cache import RemoteCache
 
 LOOK: Final = 1.0
 """Seconds between two looks whether something was stored."""
@@ -41,30 +48,126 @@ class Ticket(NamedTuple):
     not_before: float | None = None  # seconds since the epoch
     idempotency: str = ""  # the submitter's own name for the request: the same one again is the same run
     labels: Mapping[str, str] = {}
-    user: str = ""
+    user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
+    here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
 
 def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket) -> Submitted:
-    """Store a run for the workers of this workspace.  Raises NotFound, Invalid with every problem of its inputs."""
+    """Store a run for workers: of this workspace where its runs are in its own file, else of any machine.
+
+    Raises NotFound, Invalid with every problem of its inputs, Infrastructure where the shared store cannot take what the workers need.
+    """
     from ..language.library import find
 
+    travels = ws.store.runs.shared and not ticket.here
+    if travels:
+        ws = ws.within(ws.root)
+        ws.asks_secrets = False
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
     data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
-    data |= {"user": ticket.user} if ticket.user else {}
-    data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.priority, ticket.not_before, dict(ticket.labels)])}
+    parcel = _parcel(ws, request, settings) if travels else HERE
+    data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
+    data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])}
     now = time.time()
     row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
-    return ws.store.runs.submit(row)
+    row = row._replace(user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store)
+    return ws.store.runs.submit(row, bundle=parcel.data)
 
 
-def serve(root: Path, offer: Offer, listener: Callable[[], Listener], handover: Handover, environ: Mapping[str, str], *, once: bool) -> None:
-    """Carry out runs of the workspace at `root` until the process is asked to end; `once`: until no run is due.  `environ` has their secrets."""
+def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
+    """Store a run that is over as a new one, with the same bundle."""
+    now = time.time()
+    data = {**row.data, "choice": asdict(choice)}
+    return ws.store.runs.submit(row._replace(id=new_id(), data=data, created=now, due=now, idempotency=""))
+
+
+def give_back(ws: Workspace, row: RunRow) -> bool:
+    """Have workers go on with a paused run.  False: a worker has it already."""
+    fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+    if fence is None:
+        return False
+    ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
+    ws.store.runs.release(row.id, fence)
+    return True
+
+
+class Parcel(NamedTuple):
+    """What a run takes along: its bundle, and the store that has the rest.  `data` is empty where the store has the bundle, too."""
+
+    digest: str = ""
+    data: bytes = b""
+    bound: Mapping[str, object] = {}
+    store: str = ""
+
+
+HERE: Final = Parcel()
+"""Of a run that is carried out in its own workspace."""
+
+
+def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
+    """Pack what the plan reads, and put into the shared store what is large.  Raises Invalid, Infrastructure."""
+    from ..survey import bundles
+
+    cache = ws.share(settings.store or None)
+    if cache is None:
+        raise Invalid([*_faults(ws, request), _NO_STORE])
+    packed = bundles.pack(ws, request, cache.remote.holds)
+    ws.save_cache()
+    cache.remote.mark()
+    lying = Lying(packed.contents)
+    for content in packed.contents:
+        cache.remote.put(content, lying)
+    if len(packed.data) <= bundles.MOST:
+        return Parcel(packed.digest, packed.data, packed.bound, cache.remote.url)
+    place = ws.home / "partial" / packed.digest
+    ws.write(place, packed.data)
+    try:
+        cache.remote.put(Content(f"f:{packed.digest}"), Lying({Content(f"f:{packed.digest}"): str(place)}))
+    finally:
+        delete(place)
+    return Parcel(packed.digest, b"", packed.bound, cache.remote.url)
+
+
+_NO_STORE: Final = Problem(
+    "no-store",
+    "workers of other machines get inputs and give results by a shared store, and none is named",
+    fix='name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder',
+)
+
+
+def _faults(ws: Workspace, request: Request) -> Sequence[Problem]:
+    """What is wrong with a request for another machine, whatever the store has."""
+    from ..survey import bundles
+
+    try:
+        bundles.pack(ws, request)
+    except Invalid as error:
+        return error.problems
+    return ()
+
+
+def serve(
+    root: Path,
+    offer: Offer,
+    listener: Callable[[], Listener],
+    handover: Handover,
+    environ: Mapping[str, str],
+    *,
+    once: bool,
+    store: str | None = None,
+) -> None:
+    """Carry out runs of the workspace at `root` until the process is asked to end; `once`: until no run is due.  `environ` has their secrets.
+
+    `store`: runs of all workspaces that use this shared store, by its name in the settings; empty for the default one.  Raises NotFound without one.
+    """
     who = f"{socket.gethostname()} process {os.getpid()}"
     while not handover.asked:
         with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
+            if store is not None:
+                offer = offer._replace(store=_shared(ws, store).remote.url)
             claimed = _next(ws, who, offer, handover, once=once)
             if claimed is not None:
                 _carry_out(ws, claimed, listener(), handover)
@@ -91,6 +194,7 @@ def _carry_out(ws: Workspace, claimed: Submitted, listener: Listener, handover: 
     """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would."""
     fence = claimed.fence
     try:
+        ws = _unpacked(ws, ws.store.runs.get(claimed.id))
         while not _worked(ws, ws.store.runs.get(claimed.id), fence, listener, handover):
             fence = ws.store.runs.claim(claimed.id, f"process {os.getpid()}") or 0
     except Stale:
@@ -115,13 +219,19 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if request is None:
         raise Infrastructure(f"run {row.id} did not note what it was asked for", fix="`recipe submit` with its recipe and inputs")
     since = Since(time.monotonic(), ws.store.database.version())
-    local = client.here(ws.home / "local")
-    ws.share(settings.store or None)
+    local = client.here(ws.home / "local", ALONE if row.bundle else None)
+    if row.bundle:
+        bound = row.data.get("bound")
+        inputs = {**request.inputs, **(bound if isinstance(bound, dict) else {})}
+        request = replace(request, inputs=inputs, out=ws.own / "out" / row.id)
+    else:
+        ws.share(settings.store or None)
     found = look(ws, request, choice)
     if not found.todo and not ws.store.runs.steps(row.id):
         total, fresh = sizes(found)
         run_graph.remember(ws, row.id, found)
         listener.begin(Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
+        deliver(ws, row.id, fence, found.plan, found.made)
         _ended(ws, row, fence, "COMPLETED", "")
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
         return True
@@ -132,6 +242,38 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         words = f"run {row.id} cannot go on: a step of it failed, or its recipe is another one by now"
         raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
     return work(ws, local, found, stood, settings, listener, since, handover=handover) is not None
+
+
+def _shared(ws: Workspace, name: str) -> RemoteCache:
+    """The shared store that a worker of many workspaces uses.  Raises NotFound."""
+    if not ws.store.runs.shared:
+        raise CannotRun("runs of other workspaces are in a database that several machines share", fix="set RECIPE_RUNS=postgresql://…")
+    found = ws.share(name or None, push=True)
+    if found is None:
+        fix = f'--store NAME, or `store = "NAME"` and a [stores.NAME] in {ws.own}/recipe.toml'
+        raise NotFound("a worker for other workspaces needs the shared store of those who submit", fix=fix)
+    return found
+
+
+def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
+    """Where a run is carried out: its own workspace, or the folder of its bundle, with the memory of the worker's."""
+    if not row.bundle:
+        return ws
+    from ..survey import bundles
+
+    cache = ws.remote_cache
+    assert cache is not None  # the offer named its store
+    data = ws.store.runs.bundle(row.bundle)
+    if data is None:
+        content = Content(f"f:{row.bundle}")
+        if cache.bring([content]):
+            raise Infrastructure(f"the shared store does not have the bundle of run {row.id}", fix="submit it again")
+        data = ws.objects.path(content).read_bytes()
+    inside = ws.within(bundles.unpack(ws, row.bundle, data, cache.bring))
+    ws.save_cache()
+    inside.delivers = True
+    inside.share(cache.name, push=True)
+    return inside
 
 
 def _ended(ws: Workspace, row: RunRow, fence: int, state: str, reason: str) -> None:

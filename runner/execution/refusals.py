@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
     wrong, gone, unset, unread = [], [], list[str](), list[str]()
-    specs, env_files = found.plan.specs(), EnvFiles(ws.root)
+    specs, env_files = found.plan.specs(), EnvFiles(ws.own)
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from ..planning.judge import FRESH, SKIPPED
+from ..errors import CannotRun, Corrupt, Infrastructure
+from ..planning.judge import FRESH, SKIPPED, Made
+from ..planning.plan import Plan
+from ..storage.files import Content
+from ..storage.index import Changes, Published
+from ..storage.runs import Output, RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, out_dir
 from .terms import Listener
@@ -32,6 +38,61 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
         if name and (made is None or output in made.outputs) and os.path.lexists(base / path):
             shown.append((name, os.path.relpath(base / path, Path.cwd())))
     return shown
+
+
+def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, Made]) -> None:
+    """Put the results of a run for another machine into the shared store, and note them with the run.  Raises Infrastructure, Stale."""
+    if not ws.delivers or ws.remote_cache is None:
+        return
+    from ..storage import remote_states
+
+    ws.remote_cache.finish(lambda _words: None)
+    remote = ws.remote_cache.remote
+    outputs = []
+    for n, output, path, name in plan.publish:
+        content = made[n].outputs.get(output) if n in made else None
+        if content is None:
+            continue
+        content, here = Content(content), ws.objects.has(Content(content))
+        if here:
+            remote_states.keep(remote, [run, output, path], {content: str(ws.objects.path(content))})
+        elif not ws.remote_cache.holds(content):
+            continue  # temporary: it stayed on its host
+        size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
+        outputs.append(Output(name or path, path, content, size, remote.address(content)))
+    ws.store.runs.made(run, fence, outputs)
+
+
+def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[Path]:
+    """Bring the results of a run below `out`, and answer where each lies.  Nothing that we did not put there is replaced, unless to `overwrite`.
+
+    Raises CannotRun, Infrastructure where the store does not give them.
+    """
+    cache = ws.remote_cache
+    assert cache is not None
+    targets = {each: Path(os.path.normpath(out / each.path)) for each in row.outputs}
+    for each, target in targets.items():
+        if not target.is_relative_to(out):
+            raise Corrupt(f"run {row.id} names {each.path} as an output, which leaves its folder", fix="look at who may write to the database")
+    ours = ws.published()
+    head = f"{ws.root}/"
+    places = {each: str(target).removeprefix(head) for each, target in targets.items()}
+    if not overwrite:
+        for each, place in places.items():
+            there = ws.cache.content_of(place) if os.path.lexists(targets[each]) else None
+            if there not in (None, each.content, ours.get(place)):
+                raise CannotRun(f"{place} is there and is not what a run left", fix="move it away, or give --overwrite or --out DIR")
+    if lost := cache.bring([Content(each.content) for each in row.outputs]):
+        names = ", ".join(each.name for each in row.outputs if each.content in lost)
+        raise Infrastructure(f"the store {cache.name} does not give {names}", fix=f"`recipe retry {row.id}` makes it anew")
+    for each, place in places.items():
+        targets[each].parent.mkdir(parents=True, exist_ok=True)
+        ws.publish(Content(each.content), place, link=False)
+    published = [Published(places[each], Content(each.content), "", row.id, "", row.recipe) for each in row.outputs]
+    with ws.store.database.transaction() as db:
+        ws.store.index.write(db, Changes(published=published))
+    ws.save_cache()
+    return list(targets.values())
 
 
 def point_latest(ws: Workspace, found: Survey) -> None:

@@ -28,7 +28,7 @@ from ..planning.step import StepSpec
 from ..secrets import tokenlike
 from ..storage.files import Content, no_space
 from ..storage.locks import Lock
-from . import attempt_result
+from . import attempt_result, shared_states
 from .attempts import Running
 from .control import GRACE, stop
 from .failing import fail, fail_unstarted, lose, wait_again
@@ -45,6 +45,8 @@ NO_ROOM: Final = 0.2
 """Seconds until a step that found no place, or its state in use, is tried again."""
 KEY_IN_USE: Final = 0.1
 """Seconds until a step that another run is making is looked at again."""
+KEY_ELSEWHERE: Final = 1.0
+"""The same where another machine may be making it."""
 
 
 _log: Final = Log("loop")
@@ -141,12 +143,14 @@ def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
     """Hold the key of a step.  None: it is held, and the step is to be made; else whether something moved."""
     if not work.commits.hold(key, id):
         # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
-        work.resting[id] = time.monotonic() + KEY_IN_USE
+        work.resting[id] = time.monotonic() + (KEY_ELSEWHERE if work.ws.delivers else KEY_IN_USE)
         work.contended |= not work.commits.holds(key)
         return True  # its place is free for others
-    contended = work.contended or not work.commits.keys.alone()
+    contended = work.contended or work.ws.delivers or not work.commits.keys.alone()
     if contended:
         work.orphans.look_again()  # the run that held the key may have died with its attempt running
+    if work.ws.delivers and work.ws.remote_cache is not None and key not in work.commits.made:
+        work.ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
     if (contended or key in work.commits.made) and is_made(work, n):
         work.commits.release(key)
         work.groups.record(work.scheduler.adopt(id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"))
@@ -309,7 +313,8 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     """Put the end of an attempt into the queue, whatever happens."""
     end: End
     try:
-        running.brought = await running.site.carry(running.errand)
+        async with shared_states.sent(work, running, work.spec(id)):
+            running.brought = await running.site.carry(running.errand)
         end = running.brought.exit
         if running.asked and end.reason in ("exit", "signal") and end.code != 0:
             end = end._replace(reason="stopped")  # it saved, and ended itself
@@ -416,6 +421,7 @@ async def _open_state(work: Work, held: Held) -> bool:
         lock.release()
         return False
     held.lock = lock
+    await shared_states.restore(work, held.node.id, key, root)
     held.state = checkpoints.choose(root, spec.continues, world=processes)
     held.restored = await asyncio.to_thread(work.attempts.restored, spec, held.state, processes)
     return True

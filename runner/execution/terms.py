@@ -162,6 +162,11 @@ def _values(row: RunRow, what: str) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
+def login(environ: Mapping[str, str]) -> str:
+    """Who works here."""
+    return environ.get("USER") or environ.get("LOGNAME") or f"user {os.getuid()}"
+
+
 def new_id() -> str:
     """A run's name: the time it began, to read and to sort by, and enough chance to be the only one."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()

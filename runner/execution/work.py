@@ -21,6 +21,7 @@ from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
 from .attempts import Attempts, Running
+from .chunks import Chunks
 from .commit import GroupCommit
 from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
@@ -144,6 +145,7 @@ class Work:
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
         self.publisher = Publisher(ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link)
         self.tidying = Tidying(ws, commits, self.scrap, self.plan.recipe, self.beside, failures_kept=self.orphans.any_failed)
+        self.chunks = Chunks(ws, commits, self.running, self.beside)
         self.groups = Groups(commits, self.running, self.wake)
         self.downloads = Downloads(ws.remote_cache, self.wake, commits.say) if ws.remote_cache is not None else None
         tasks = tasks_of(self.plan, self.todo, self.todo, commits.expected)

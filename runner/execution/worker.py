@@ -30,7 +30,7 @@ from . import loop
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, fits, sent
-from .results import point_latest, results, sizes, tell
+from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
@@ -85,6 +85,8 @@ def work(
         if report.state == "COMPLETED" and found.library:
             loop.publish_all(working)
             point_latest(ws, found)
+        if report.state == "COMPLETED":
+            deliver(ws, begins.id, begins.fence, working.plan, working.made)
         return report, working.control.interrupts > 0 or report.left
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.

@@ -556,11 +556,15 @@ class Streamed:
                 return
 
 
-def here(root: Path) -> Client:
-    """Jobs of this machine, whose agent serves `root`.  It begins now, if there is none, and comes up while its first job is being prepared."""
+def here(root: Path, deadman: float | None = None) -> Client:
+    """Jobs of this machine, whose agent serves `root`.  It begins now, if there is none, and comes up while its first job is being prepared.
+
+    `deadman`: seconds without any client after which the agent ends its jobs, because another machine may begin them.
+    """
     from drivers.local import LocalHost
 
     line = Socket(LocalHost(root))
+    line.deadman = deadman
     line.wake()
     return Client(line)
 

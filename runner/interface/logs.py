@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
+from ..errors import Infrastructure
 from ..planning.ids import readable
 from ..secrets import Masker, Secret, Stream, passwords, tokenlike
+from ..storage.files import Content
 from ..storage.runs import FINAL
 from ..survey.env_files import EnvFiles
 from .tail import fit, shown
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ..storage.workspace import Workspace
 
 POLL: Final = 0.1
+POLL_ELSEWHERE: Final = 0.5
+"""Seconds between two looks into a database."""
 PATIENCE: Final = 5.0  # seconds for a run that was stored to be claimed by its worker
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 _CHUNK: Final = 1 << 18
@@ -180,6 +184,48 @@ class Tail:
             os.close(handle)
 
 
+class RowsTail:
+    """What an attempt printed on another machine, as the database of runs has it, or, when it is over, the shared store.  It is masked there."""
+
+    def __init__(self, ws: Workspace, run: str, part: Part) -> None:
+        self._ws, self._run = ws, run
+        self._attempt = kept(ws.home, run, part).name.removesuffix(".log")
+        self._offset = 0
+
+    def read(self) -> bytes:
+        """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
+        found = []
+        for chunk in self._ws.store.runs.chunks(self._run, self._attempt, "log", self._offset):
+            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self._offset - chunk.offset) :]
+            found.append(data)
+            self._offset += len(data)
+        return b"".join(found)
+
+    def rest(self, write: Callable[[bytes], None]) -> None:
+        """Everything to the end."""
+        while data := self.read():
+            write(data)
+
+    def _object(self, content: Content) -> bytes:
+        cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
+        if cache is None or cache.bring([content]):
+            raise Infrastructure(f"the log of {self._attempt} cannot be had from the shared store", fix="`recipe config` says which it is")
+        with self._ws.objects.path(content).open("rb") as file:
+            return os.pread(file.fileno(), _CHUNK, self._offset)
+
+
+def _tail(ws: Workspace, run: str, part: Part) -> Tail | RowsTail | None:
+    """None when there is nothing yet, or nothing any more."""
+    if is_elsewhere(ws, run):
+        return RowsTail(ws, run, part)
+    return Tail.of(ws.home, ws.root, run, part, os.environ)
+
+
+def is_elsewhere(ws: Workspace, run: str) -> bool:
+    """Whether the logs of a run are rows of its database."""
+    return ws.store.runs.shared and bool(ws.store.runs.get(run).bundle)
+
+
 def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:
     """The secrets of a log that is being written which cannot be masked here, and the files of them that cannot be read."""
     files = [path for path in part.env_files if any(EnvFiles(root).faults([path]))]
@@ -201,10 +247,11 @@ def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say:
     """Write what these attempts have printed so far; False when that is nothing."""
     any_shown = False
     for part in chosen:
-        if not part.ended and (missing := unmaskable(part, ws.root, os.environ)) and not kept(ws.home, run, part).exists():
+        missing = () if part.ended or is_elsewhere(ws, run) else unmaskable(part, ws.root, os.environ)
+        if missing and not kept(ws.home, run, part).exists():
             say(_hidden(part, missing))
             continue
-        tail = Tail.of(ws.home, ws.root, run, part, os.environ)
+        tail = _tail(ws, run, part)
         if tail is None:
             continue
         any_shown = True
@@ -227,7 +274,8 @@ class Follower:
         self._running: dict[str, Part] = {}
         self._states: dict[str, str] = {}
         self._waiting: list[Part] = []  # begun, and their logs not opened yet
-        self._tails: list[tuple[Part, Tail]] = []
+        self._tails: list[tuple[Part, Tail | RowsTail]] = []
+        self._elsewhere = is_elsewhere(ws, run)
         self._seen = 0
         self._hidden: set[str] = set()
         self._rests: dict[str, bytes] = {}  # of each log: a line that has not ended
@@ -249,7 +297,7 @@ class Follower:
                 self._writer.end()
                 return not dead
             if not moved:
-                time.sleep(POLL)
+                time.sleep(POLL_ELSEWHERE if self._elsewhere else POLL)
 
     def _hear(self) -> None:
         before = len(self._found)
@@ -279,17 +327,17 @@ class Follower:
 
     def _opened(self, part: Part) -> bool:
         """Whether there is no need to try again."""
-        if not part.ended and (missing := unmaskable(part, self._ws.root, os.environ)):
+        if not part.ended and not self._elsewhere and (missing := unmaskable(part, self._ws.root, os.environ)):
             if part.raw not in self._hidden:
                 self._hidden.add(part.raw)
                 self._say(_hidden(part, missing))
             return False
-        tail = Tail.of(self._ws.home, self._ws.root, self._run, part, os.environ)
+        tail = _tail(self._ws, self._run, part)
         if tail is not None:
             self._tails.append((part, tail))
         return tail is not None or part.ended
 
-    def _finish(self, part: Part, tail: Tail) -> None:
+    def _finish(self, part: Part, tail: Tail | RowsTail) -> None:
         tail.rest(lambda data: self._write(part, data))
         self._put(part, self._rests.pop(part.raw, b""))
 

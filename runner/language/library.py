@@ -13,7 +13,7 @@ from pathlib import Path
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
-from ..paths import Standing, is_path, shipped
+from ..paths import BUNDLED, Standing, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
@@ -89,6 +89,8 @@ def find(name: str, workspace: Path) -> Path:
     """
     if is_path(name):
         return _by_path(name, workspace)
+    if (bundled := workspace / BUNDLED / f"{name}.yaml").is_file():  # a run that was submitted elsewhere brings its own
+        return bundled
     word, at, version = name.partition("@")
     versions = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
     known = sorted(number for other, number in versions if other == word)

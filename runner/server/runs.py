@@ -215,7 +215,7 @@ def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
                     "word": word(begun, reason=row.reason, steps=phases, leases={lease.state for lease in leases}, claimed=live),
                     "reason": plain(row.reason, ws.root),
                     "request": row.request,
-                    "user": str(row.data.get("user", "")),
+                    "user": row.user,
                     "labels": labels if isinstance(labels, dict) else {},
                     "priority": row.priority,
                     "driver": settings_of_run(row).driver,
@@ -393,5 +393,5 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
             raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
         choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
         labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, str(row.data.get("user", "")))
+        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user)
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)

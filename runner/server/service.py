@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts import offering
 from ..interface.cli import costs, offers
+from ..interface.cli.parser import filters
 from ..planning.schedule import word
 from ..storage.ledger import Ledger, of_user
 from ..storage.runs import Wanted
@@ -99,7 +100,7 @@ def machines(
 ) -> OfferList:
     from drivers.base import Need, Wish
 
-    wish = Wish(Need(gpus=1), filters=offers.filters(where or ()))
+    wish = Wish(Need(gpus=1), filters=filters(where or ()))
     found = []
     with room.working() as ws:
         try:

@@ -97,6 +97,18 @@ def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
     return newest, _made_under(newest)
 
 
+def of_generation(generation: Path) -> Mapping[str, Any]:
+    """What a generation was made under: `continues` values, `world`, and its own `id`."""
+    return _made_under(generation)
+
+
+def adopt(root: Path, made: Mapping[str, Any]) -> Path:
+    """The folder of a generation that was begun on another machine, made where there is none yet."""
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    known = next((root / str(number) for number in numbers if _made_under(root / str(number))["id"] == made["id"]), None)
+    return known or _record(root / str(max(numbers, default=0) + 1), {**NOTHING, **made}, made["continues"], None, "").path
+
+
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
     """The generation for an attempt under these `continues` values, by `world` processes; recorded as made under them from now on."""
     path, note = chosen(root, continues, world=world)

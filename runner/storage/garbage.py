@@ -30,6 +30,7 @@ class Garbage:
     traces: tuple[str, ...]
     objects: tuple[Content, ...]
     attempts: tuple[str, ...]
+    bundles: tuple[str, ...]
     runs: tuple[str, ...]
     before: float
     size: int
@@ -63,6 +64,7 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     before = min([now, *(run.created for run in live)])
     doomed = [content for content in objects.all(before) if content not in roots]
     dirs = {row.dir for run in kept_runs for row in store.runs.attempts(run)}
+    bundles = sorted((store.root / "bundles").iterdir()) if (store.root / "bundles").is_dir() else []
     folder = store.root / "attempts"
     idle = [
         path.name
@@ -73,6 +75,7 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
         traces=tuple(trace.key for trace in going),
         objects=tuple(doomed),
         attempts=tuple(idle),
+        bundles=tuple(path.name for path in bundles if path.lstat().st_mtime < min(before, oldest)),
         runs=tuple(run.id for run in runs if run.id not in kept_runs),
         before=before,
         size=sum(objects.size(content) for content in doomed),
@@ -91,6 +94,8 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
         delete_whole(store.root / "attempts" / name)
+    for name in plan.bundles:
+        delete_whole(store.root / "bundles" / name)
     objects.sweep(before=plan.before)
     Log("storage").info("%d objects and %d traces removed, %d bytes", len(gone), len(plan.traces), freed)
     return freed

@@ -23,7 +23,26 @@ from ..errors import Infrastructure, NotFound, Unusable
 from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, Wanted, is_progress, same_request
+from .runs import (
+    ELSEWHERE,
+    FINAL,
+    NO_DATA,
+    AttemptRow,
+    Chunk,
+    Event,
+    Moved,
+    Offer,
+    Output,
+    Requested,
+    RunRow,
+    Stale,
+    StepRow,
+    Submitted,
+    Wanted,
+    is_progress,
+    outputs_of,
+    same_request,
+)
 
 CLAIM: Final = 30.0
 BEAT: Final = 10.0
@@ -32,6 +51,8 @@ PATIENCE: Final = 60.0
 """Seconds that a database which does not answer is waited for."""
 PAUSE: Final = 0.5
 _CHANNEL: Final = "recipe_runs"
+_CLAIMING: Final = 0x72637066
+"""Of the advisory lock under which runs are counted."""
 _LOCK: Final = 0x72637065
 """Of the advisory lock under which the schema is migrated."""
 
@@ -52,14 +73,29 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE events (run text, seq bigint, at float8 NOT NULL, subject text NOT NULL, id text NOT NULL, before text NOT NULL,"
         " after text NOT NULL, reason text NOT NULL, data text NOT NULL, PRIMARY KEY (run, seq))",
     ),
+    (
+        "ALTER TABLE runs ADD COLUMN submitter text NOT NULL DEFAULT '', ADD COLUMN bundle text NOT NULL DEFAULT '',"
+        " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]', ADD COLUMN worked_in text NOT NULL DEFAULT ''",
+        "CREATE INDEX runs_worked_in ON runs (worked_in) WHERE worked_in <> ''",
+        "CREATE TABLE bundles (digest text PRIMARY KEY, data bytea NOT NULL, at timestamptz NOT NULL DEFAULT now())",
+        "CREATE TABLE chunks (run text, attempt text, stream text, start bigint, data bytea NOT NULL, content text NOT NULL DEFAULT '',"
+        " PRIMARY KEY (run, attempt, stream, start))",
+        "CREATE TABLE keys (key text PRIMARY KEY, run text NOT NULL)",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 
 _COLUMNS: Final = (
     "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
-    " recoveries"
+    " recoveries, submitter, bundle, store, outputs"
 )
-_FREE: Final = "(claim = '' OR held_until < now() OR holder = ANY(%(dead)s))"
+_FREE: Final = (
+    "(holder = ANY(%(dead)s) OR ((claim = '' OR held_until < now()) AND (bundle = '' OR driver <> 'local' OR holder = ''"
+    f" OR starts_with(holder, %(machine)s) OR held_until < now() - interval '{ELSEWHERE - CLAIM} seconds'"
+    " OR NOT EXISTS (SELECT FROM steps WHERE steps.run = runs.id AND steps.state = 'RUNNING'))))"
+)
+"""A run that may be claimed: of one whose jobs may go on where its worker was, other machines wait until their agent has ended them."""
+_COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
 Answer = TypeVar("Answer")
 
@@ -85,7 +121,7 @@ class PostgresRuns:
             self._beats = None
         if self._connection is not None and not self._connection.closed:
             if self._claims:
-                self._all("UPDATE runs SET held_until = '-infinity' WHERE holder = %s AND id = ANY(%s) RETURNING id", (self._me, list(self._claims)))
+                self._all("UPDATE runs SET held_until = now() WHERE holder = %s AND id = ANY(%s) RETURNING id", (self._me, list(self._claims)))
             _idle[self._url] = self._connection
         self._connection = None
 
@@ -99,8 +135,9 @@ class PostgresRuns:
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
         rows = self._all(
-            f"SELECT {_COLUMNS} FROM runs WHERE workspace = %s AND (%s::text IS NULL OR recipe = %s) ORDER BY created DESC, id DESC LIMIT %s",  # noqa: S608
-            (self._workspace, recipe, recipe, last),
+            f"SELECT {_COLUMNS} FROM runs WHERE (workspace = %s OR (worked_in = %s AND bundle <> '')) AND (%s::text IS NULL OR recipe = %s)"  # noqa: S608
+            " ORDER BY created DESC, id DESC LIMIT %s",
+            (self._workspace, self._workspace, recipe, recipe, last),
         )
         return [_run(row) for row in rows]
 
@@ -108,7 +145,7 @@ class PostgresRuns:
         rows = self._all(
             f"SELECT {_COLUMNS} FROM runs WHERE workspace = %(workspace)s AND id < %(before)s AND (%(key)s = '' OR idempotency = %(key)s)"  # noqa: S608
             " AND (%(recipe)s = '' OR recipe = %(recipe)s) AND (cardinality(%(states)s::text[]) = 0 OR state = ANY(%(states)s::text[]))"
-            " AND (%(user)s = '' OR data::jsonb ->> 'user' = %(user)s) AND labels @> %(labels)s::text[] ORDER BY id DESC LIMIT %(limit)s",
+            " AND (%(user)s = '' OR submitter = %(user)s) AND labels @> %(labels)s::text[] ORDER BY id DESC LIMIT %(limit)s",
             {
                 "workspace": self._workspace,
                 "before": wanted.before,
@@ -159,8 +196,7 @@ class PostgresRuns:
         return {(run, id): str(site) for run, id, data in rows if '"site"' in data and (site := mapping(data).get("site"))}
 
     def live(self, run: str) -> bool:
-        dead = self._dead()
-        return bool(self._all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {_FREE}", {"run": run, "dead": dead}))  # noqa: S608
+        return bool(self._all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {_FREE}", {"run": run} | self._known()))  # noqa: S608
 
     # -- what a worker is told
 
@@ -185,18 +221,77 @@ class PostgresRuns:
 
     # -- writing
 
-    def submit(self, run: RunRow, who: str = "") -> Submitted:
+    @property
+    def shared(self) -> bool:
+        return True
+
+    def bundle(self, digest: str) -> bytes | None:
+        rows = self._all("SELECT data FROM bundles WHERE digest = %s", (digest,))
+        return bytes(rows[0][0]) if rows else None
+
+    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
+        if not self._all(f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1", (text(list(outputs)), run, fence, self._me)):  # noqa: S608
+            raise Stale(f"run {run} is not ours any more")
+
+    def hold_key(self, key: str, run: str) -> bool:
+        held = self._all(
+            "INSERT INTO keys VALUES (%(key)s, %(run)s) ON CONFLICT (key) DO UPDATE SET run = excluded.run WHERE keys.run = excluded.run"  # noqa: S608
+            f" OR NOT EXISTS (SELECT FROM runs WHERE runs.id = keys.run AND NOT {_FREE}) RETURNING 1",
+            {"key": key, "run": run} | self._known(),
+        )
+        return bool(held)
+
+    def release_keys(self, keys: Collection[str], run: str) -> None:
+        self._all("DELETE FROM keys WHERE key = ANY(%s) AND run = %s RETURNING 1", (list(keys), run))
+
+    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                self._guard(db, run, fence)
+                with db.pipeline(), db.cursor() as many:
+                    rows = [(run, each.attempt, each.stream, each.offset, each.data, each.content) for each in chunks]
+                    many.executemany("INSERT INTO chunks VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING", rows)
+
+        self._do(store)
+
+    def fold(self, run: str, fence: int, whole: Chunk) -> None:
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                self._guard(db, run, fence)
+                db.execute("DELETE FROM chunks WHERE run = %s AND attempt = %s AND stream = %s", (run, whole.attempt, whole.stream))
+                db.execute("INSERT INTO chunks VALUES (%s, %s, %s, 0, %s, %s)", (run, whole.attempt, whole.stream, whole.data, whole.content))
+
+        self._do(store)
+
+    def _guard(self, db: Connection[Row], run: str, fence: int) -> None:
+        """In a transaction: nobody else claims the run before its end.  Raises Stale."""
+        ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s FOR SHARE"
+        if db.execute(ours, (run, fence, self._me)).fetchone() is None:
+            raise Stale(f"run {run} is not ours any more")
+
+    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
+        rows = self._all(
+            "SELECT attempt, stream, start, data, content FROM chunks WHERE run = %s AND attempt = %s AND stream = %s"
+            " AND (start + length(data) > %s OR content <> '') ORDER BY start LIMIT 16",
+            (run, attempt, stream, offset),
+        )
+        return [Chunk(row[0], row[1], row[2], bytes(row[3]), row[4]) for row in rows]
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings, labels = run.data.get("settings"), run.data.get("labels")
         driver = str(settings.get("driver", "")) if isinstance(settings, dict) else ""
         held = self._me if who else ""
         asked = (run.id, run.recipe, run.plan, text(run.inputs), self._workspace, run.reason, run.created or time.time(), who, int(bool(who)))
-        new = (*asked, text(run.data), run.priority, run.due, run.idempotency, driver, _pairs(labels), held, CLAIM if who else -CLAIM)
+        ticket = (run.priority, run.due, run.idempotency, run.user, run.bundle, run.store)
+        new = (*asked, text(run.data), *ticket, driver, _pairs(labels), held, CLAIM if who else -CLAIM)
 
         def store(db: Connection[Row]) -> Submitted:
             with db.transaction():
                 fresh = db.execute(
                     "INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency,"
-                    " driver, labels, holder, held_until) VALUES (%s, %s, %s, %s, %s, 'QUEUED', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
+                    " submitter, bundle, store, driver, labels, holder, held_until) VALUES (%s, %s, %s, %s, %s, 'QUEUED', %s, %s, %s, %s, %s, %s,"
+                    " %s, %s, %s, %s, %s, %s, %s, %s,"
                     " now() + %s * interval '1 second') ON CONFLICT DO NOTHING RETURNING fence",
                     new,
                 ).fetchone()
@@ -209,6 +304,8 @@ class PostgresRuns:
                         same_request(run, id, mapping(data))
                     return Submitted(id, fence if who and holder == self._me else 0)  # ours: the reply to the first try was lost
                 db.execute("INSERT INTO events VALUES (%s, 1, %s, 'run', %s, '', 'QUEUED', %s, '{}')", (run.id, time.time(), run.id, run.reason))
+                if bundle:
+                    db.execute("INSERT INTO bundles VALUES (%s, %s) ON CONFLICT DO NOTHING", (run.bundle, bundle))
                 db.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, run.id))
             return Submitted(run.id, int(fresh[0]))
 
@@ -220,8 +317,9 @@ class PostgresRuns:
     def claim(self, run: str, who: str) -> int | None:
         rows = self._all(
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+            " worked_in = %(workspace)s,"
             f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND (holder = %(me)s OR {_FREE}) RETURNING fence",
-            {"who": who, "me": self._me, "long": CLAIM, "run": run, "dead": self._dead()},
+            {"who": who, "me": self._me, "long": CLAIM, "run": run, "workspace": self._workspace} | self._known(),
         )
         if not rows:
             self.get(run)
@@ -230,15 +328,31 @@ class PostgresRuns:
         return int(rows[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> Submitted | None:
-        rows = self._all(
-            "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
-            " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs WHERE workspace = %(workspace)s"
-            " AND due IS NOT NULL AND due <= extract(epoch FROM now()) AND state IN ('QUEUED', 'ACTIVE')"
-            f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {_FREE}"
-            " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence",
-            {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver}
-            | {"labels": _pairs(dict(offer.labels)), "dead": self._dead()},
+        counted = _FREE.replace("runs.", "busy.")
+        below = "".join(
+            f" AND (SELECT count(*) FROM runs AS busy WHERE busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]} AND NOT {counted}) < %(most_{kind})s"  # noqa: S608
+            for kind in offer.at_most
         )
+        statement = (
+            "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+            " worked_in = %(workspace)s,"
+            " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
+            " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
+            " AND due IS NOT NULL AND due <= extract(epoch FROM now()) AND state IN ('QUEUED', 'ACTIVE')"
+            f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {_FREE}{below}"
+            " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence"
+        )
+        values = {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
+        values |= {"labels": _pairs(dict(offer.labels)), **self._known(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
+
+        def claim(db: Connection[Row]) -> list[Row]:
+            if not offer.at_most:
+                return db.execute(statement.encode(), values).fetchall()
+            with db.transaction():  # else two would count at once
+                db.execute("SELECT pg_advisory_xact_lock(%s)", (_CLAIMING,))
+                return db.execute(statement.encode(), values).fetchall()
+
+        rows = self._do(claim)
         if not rows:
             return None
         self._keep(rows[0][0])
@@ -247,7 +361,7 @@ class PostgresRuns:
     def release(self, run: str, fence: int) -> None:
         self._claims.discard(run)
         self._all(
-            "WITH freed AS (UPDATE runs SET claim = '', holder = '' WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
+            "WITH freed AS (UPDATE runs SET claim = '', held_until = now() WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
             " SELECT pg_notify(%s, id) FROM freed",
             (run, fence, self._me, _CHANNEL),
         )
@@ -334,13 +448,14 @@ class PostgresRuns:
         return self._do(store)
 
     def forget(self, runs: Iterable[str]) -> None:
-        chosen = list(runs)
-
         def store(db: Connection[Row]) -> None:
             with db.transaction():
-                for table, column in (("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+                ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self._workspace))
+                chosen = [id for (id,) in ours.fetchall()]  # those that we only worked on are their submitters'
+                for table, column in (("chunks", "run"), ("keys", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
                     db.execute(statement, (chosen,))
+                db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")
 
         self._do(store)
 
@@ -375,6 +490,10 @@ class PostgresRuns:
         if self._beats is None:
             self._beats = _Beats(self._url, self._me)
             self._beats.start()
+
+    def _known(self) -> dict[str, object]:
+        """What this machine can tell of claims."""
+        return {"dead": self._dead(), "machine": f"{_machine()} "}
 
     def _dead(self) -> list[str]:
         """Those who hold claims, were processes of this machine and are no more."""
@@ -480,7 +599,7 @@ def _lives(holder: str) -> bool:
 
 def _run(row: Row) -> RunRow:
     fields = list(row)
-    fields[3], fields[13] = mapping(row[3]), mapping(row[13])
+    fields[3], fields[13], fields[21] = mapping(row[3]), mapping(row[13]), outputs_of(row[21])
     return RunRow._make(fields)
 
 

@@ -106,6 +106,15 @@ class RemoteCache:
         self._looked_up.update(keys)
         self._stop(error)
 
+    def look_again(self, key: str) -> bool:
+        """Ask once more what a key gave: whether it is known by now."""
+        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
+        return self.learned([key], *self._try(lambda: self.answer([key]), nothing))
+
+    def has(self, content: Content) -> bool:
+        """Whether the store was seen to have this content."""
+        return self._there.get(content, False) and not self._off
+
     def holds(self, content: Content) -> bool:
         """Whether the store can give this content."""
         if content not in self._there:
@@ -187,6 +196,10 @@ class RemoteCache:
             self._ws.objects.path(made.content)  # the thread sees files only
         kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
         self._outbox.put(trace, frozenset(kept))
+
+    def is_sending(self, key: str) -> bool:
+        """Whether what this key gave is on its way to the store."""
+        return self._outbox is not None and key in self._outbox.keys
 
     def finish(self, say: Callable[[str], object]) -> None:
         """Wait until everything has been put there; what could not be is told, and fails nothing."""
@@ -322,6 +335,8 @@ class _UploadQueue:
         self._objects = Objects(ws.home)
         self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
         self._waiting = 0
+        self.keys: set[str] = set()
+        """Of the traces that are not there yet."""
         self._marked = False
         self._thread = _beside(self._work)
 
@@ -331,6 +346,7 @@ class _UploadQueue:
 
     def put(self, trace: Trace, kept: frozenset[str]) -> None:
         self._waiting += 1
+        self.keys.add(trace.key)
         self._queue.put((trace, kept))
 
     def idle(self, patience: float) -> bool:
@@ -358,7 +374,9 @@ class _UploadQueue:
                     while self._queue.get() is not None:  # the store cannot be used: once is often enough to be told
                         self._waiting -= 1
                     self._waiting = 0
+                    self.keys.clear()
                     return
+            self.keys.discard(item[0].key)
             self._waiting -= 1
 
 

@@ -5,6 +5,7 @@ Below the store's URL, with the names of the local store:
     objects/ab/<sha256>[.x]       the bytes of a plain or executable file
     objects/ab/<sha256>.t.json    the manifest of a tree
     objects/ab/<sha256>.t.parts   which objects its files are in: large ones each in its own, small ones laid end to end in bundles
+    states/ab/<state key>.json    the newest checkpoint of a state: see `remote_states`
     traces/ab/<key>.json          "this key gave these outputs"; the first one stays
     recipe-store.json             the format; unreferenced.json: what a gc has seen nobody need
 
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from .. import digest
 from ..errors import Corrupt, Infrastructure, Unusable
@@ -61,6 +62,7 @@ GRACE: Final = 86_400.0
 _MARKER = "recipe-store.json"
 _UNREFERENCED = "unreferenced.json"
 _OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
+_NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
 _TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _A = TypeVar("_A")
@@ -69,6 +71,14 @@ _B = TypeVar("_B")
 
 class Gone(Corrupt):
     """A content that was told of is not in the store, or its bytes are not what its name says."""
+
+
+class Source(Protocol):
+    """Where contents lie that are put into a store."""
+
+    def path(self, content: Content) -> Path: ...
+    def entries(self, content: Content) -> list[Entry]: ...
+    def size(self, content: Content) -> int: ...
 
 
 class Found(NamedTuple):
@@ -122,6 +132,10 @@ class Remote:
                 raise Unusable(f"{self.url}: format {version} is newer than this program's", fix="install a newer version of recipe")
         self._checked = True
 
+    def address(self, content: Content) -> str:
+        """The object that holds a content, or that says which do."""
+        return f"{self.url}/{_name(content)}"
+
     def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
         """The traces of those keys that have one; a damaged one is none.  Raises Infrastructure after `patience` seconds."""
         wanted = list(dict.fromkeys(keys))
@@ -144,7 +158,7 @@ class Remote:
 
     # -- putting
 
-    def put(self, content: Content, objects: Objects) -> int:
+    def put(self, content: Content, objects: Source) -> int:
         """Send a content that the local store holds, as far as it is not there; answers the bytes sent.  Raises Corrupt, Infrastructure.
 
         What is sent is hashed first, whatever the local store believes of it.
@@ -184,6 +198,13 @@ class Remote:
         self.check()
         self._bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
         self._bucket.abandon(self._now() - GRACE)
+
+    def write_note(self, key: str, data: bytes) -> None:
+        """Say which checkpoint a state has: see `remote_states`."""
+        self._bucket.write(_note_name(key), data)
+
+    def read_note(self, key: str) -> bytes | None:
+        return self._bucket.read(_note_name(key))
 
     # -- getting
 
@@ -275,7 +296,7 @@ class Remote:
         self._moved(sent=size)
         self._bad.discard(name)
 
-    def _put_tree(self, content: Content, objects: Objects) -> None:
+    def _put_tree(self, content: Content, objects: Source) -> None:
         manifest = objects.entries(content)
         top = str(objects.path(content))
         small, large = _split(manifest, SMALL)
@@ -427,14 +448,15 @@ class Remote:
         going: list[str] = []
         for stat in self._listed("traces/"):
             (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
-        needed = self._needed([name[-69:-5] for name in kept])
+        notes = [stat.name for stat in self._listed("states/") if now - stat.at >= keep_days * 86_400]
+        needed = self._needed([name[-69:-5] for name in kept], self._noted(now - keep_days * 86_400))
         seen = self._seen()
         idle = {name: seen.get(name, now) for name in there if name not in needed}
         # Written since it was first seen idle: somebody has put it again.
         idle = {name: since if there[name].at < since else now for name, since in idle.items()}
         doomed = [name for name, since in idle.items() if now - since >= GRACE]
         if not dry:
-            self._bucket.delete(going)
+            self._bucket.delete([*going, *notes])
             # The young are looked at once more: what was written while we looked stays.
             doomed = [
                 name for name, stat in zip(doomed, self._map(self._bucket.head, doomed), strict=True) if stat is not None and stat.at < idle[name]
@@ -448,9 +470,17 @@ class Remote:
             tuple(name[-69:-5] for name in going), tuple(doomed), sum(there[name].size for name in doomed), len(idle) - len(doomed), uploads
         )
 
-    def _needed(self, keys: Sequence[str]) -> set[str]:
-        """The names of all objects that these traces rely on.  Raises Corrupt rather than to guess."""
+    def _noted(self, since: float) -> set[str]:
+        """The objects that notes of checkpoints name which were written since then."""
         names: set[str] = set()
+        for data in self._map(self._bucket.read, [stat.name for stat in self._listed("states/") if stat.at >= since]):
+            with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
+                names |= {_name(Content(content)) for _, content in json.loads(data or b"")["states"].values()}
+        return names
+
+    def _needed(self, keys: Sequence[str], noted: set[str]) -> set[str]:
+        """The names of all objects that these traces rely on, and those of `noted`.  Raises Corrupt rather than to guess."""
+        names = set(noted)
         for key, found in zip(keys, self._map(self._trace, keys), strict=True):
             if found is None:
                 if self._bucket.head(_trace_name(key)) is not None:
@@ -482,7 +512,7 @@ class Remote:
             return {}
 
     def _listed(self, prefix: str) -> list[Stat]:
-        shape = _TRACE if prefix.startswith("traces") else _OBJECT
+        shape = {"traces": _TRACE, "states": _NOTE}.get(prefix.partition("/")[0], _OBJECT)
         return [stat for stat in self._bucket.names(prefix) if shape.fullmatch(stat.name)]
 
     def _moved(self, *, sent: int = 0, received: int = 0) -> None:
@@ -503,6 +533,10 @@ def _name(content: Content) -> str:
 
 def _trace_name(key: str) -> str:
     return f"traces/{key[:2]}/{key}.json"
+
+
+def _note_name(key: str) -> str:
+    return f"states/{key[:2]}/{key}.json"
 
 
 def _trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ..errors import Busy, Invalid, Problem
-from .database import Data, Json
+from .database import Data, Json, parsed
 from .index import NOTHING, Changes
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -21,6 +21,14 @@ KEY_IN_USE: Final = "key-in-use"
 
 
 NO_DATA: Final[Data] = {}
+
+
+ELSEWHERE: Final = 600.0
+"""Seconds after a worker's last word from which another machine may take a run whose jobs run on the worker's own."""
+ALONE: Final = 540.0
+"""Seconds after which an agent ends the jobs of such a worker."""
+LIMITED: Final = ("user", "recipe", "driver")
+"""What runs are counted by."""
 
 
 class Wanted(NamedTuple):
@@ -46,6 +54,26 @@ class Requested(Busy):
         self.request = request
 
 
+class Output(NamedTuple):
+    """A result of a run: `path` is where it is published, `address` the object in the shared store that holds its bytes, or says which do."""
+
+    name: str
+    path: str
+    content: str
+    size: int  # bytes
+    address: str
+
+
+class Chunk(NamedTuple):
+    """A part of what an attempt printed (`log`) or measured (`metrics`).  With a `content` all of it is that object of the shared store."""
+
+    attempt: str
+    stream: str
+    offset: int  # bytes
+    data: bytes
+    content: str = ""
+
+
 class RunRow(NamedTuple):
     id: str
     recipe: str
@@ -68,6 +96,14 @@ class RunRow(NamedTuple):
     """The submitter's own name for the request."""
     recoveries: int = 0
     """Claims after a worker that died, since a step ended or its job was found again."""
+    user: str = ""
+    """Who submitted it."""
+    bundle: str = ""
+    """The SHA-256 of the archive that a worker unpacks; empty for a run that is carried out in its own workspace."""
+    store: str = ""
+    """The URL of the shared store that has what the bundle has not, and that gets what the run makes."""
+    outputs: Sequence[Output] = ()
+    """What it made, in the shared store; empty until it has COMPLETED."""
 
 
 class Submitted(NamedTuple):
@@ -82,6 +118,10 @@ class Offer(NamedTuple):
 
     driver: str = ""
     labels: Mapping[str, str] = {}
+    at_most: Mapping[str, int] = {}
+    """Of `user`, `recipe` or `driver`: how many runs with the same one may be worked on at once, by all workers."""
+    store: str = ""
+    """Runs of any workspace that use the shared store at this URL, instead of those of the worker's own workspace."""
 
 
 class StepRow(NamedTuple):
@@ -155,6 +195,12 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     return known and all(state in ENDED for state, _ in tally)
 
 
+def outputs_of(value: str) -> Sequence[Output]:
+    """The outputs of a run, from the text that a backend keeps."""
+    rows = parsed(value)
+    return tuple(Output._make(row) for row in rows if isinstance(row, list)) if isinstance(rows, list) else ()
+
+
 def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):
@@ -217,8 +263,41 @@ class Runs(Protocol):
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
-    def submit(self, run: RunRow, who: str = "") -> Submitted:
-        """Store a new run, QUEUED, with its first event, and claim it in the same transaction for `who`, if anybody.
+    @property
+    def shared(self) -> bool:
+        """Whether workers of other machines may see these runs."""
+        ...
+
+    def bundle(self, digest: str) -> bytes | None:
+        """The archive that a run names; None where it is not in this database."""
+        ...
+
+    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        """Note what a claimed run made.  Raises Stale."""
+        ...
+
+    def hold_key(self, key: str, run: str) -> bool:
+        """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
+        ...
+
+    def release_keys(self, keys: Collection[str], run: str) -> None:
+        """Let these keys of a run go."""
+        ...
+
+    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
+        """Store what attempts of a claimed run printed.  Raises Stale."""
+        ...
+
+    def fold(self, run: str, fence: int, whole: Chunk) -> None:
+        """Store this one instead of all chunks of its attempt and stream."""
+        ...
+
+    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
+        """What was printed from an offset on, at most a mebibyte, in order; chunks may overlap where a worker took over."""
+        ...
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+        """Store a new run, QUEUED, with its first event and the bundle that it names, and claim it in the same transaction for `who`, if anybody.
 
         The same id twice is the same run.  So is the same idempotency key with the same `data["body"]`.  Raises Invalid for another body.
         """

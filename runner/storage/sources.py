@@ -39,7 +39,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
             return f"{kind}:{revision}"
     if kind == "stream" and not update and "://" not in address:
         return f"name:{address}"
-    known = _locked(ws)
+    known = locked(ws)
     if address in known and not update and (address not in ws.addresses or _note(ws, address, known[address]).exists()):
         return known[address]
     try:
@@ -130,7 +130,7 @@ def _words(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _locked(ws: Workspace) -> dict[str, str]:
+def locked(ws: Workspace) -> dict[str, str]:
     """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
     path = ws.root / "recipe.lock"
     try:

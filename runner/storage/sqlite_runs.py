@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..errors import NotFound
@@ -11,7 +13,25 @@ from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
-from .runs import FINAL, NO_DATA, AttemptRow, Event, Moved, Offer, Requested, RunRow, Stale, StepRow, Submitted, Wanted, is_progress, same_request
+from .runs import (
+    FINAL,
+    LIMITED,
+    NO_DATA,
+    AttemptRow,
+    Chunk,
+    Event,
+    Moved,
+    Offer,
+    Output,
+    Requested,
+    RunRow,
+    Stale,
+    StepRow,
+    Submitted,
+    Wanted,
+    is_progress,
+    same_request,
+)
 
 
 class SqliteRuns:
@@ -41,7 +61,7 @@ class SqliteRuns:
         rows = self._database.all(
             "SELECT * FROM runs WHERE id < :before AND (:key = '' OR idempotency = :key) AND (:recipe = '' OR recipe = :recipe)"
             " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
-            " AND (:user = '' OR json_extract(data, '$.user') = :user) AND (:name IS NULL OR EXISTS"
+            " AND (:user = '' OR user = :user) AND (:name IS NULL OR EXISTS"
             " (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)) ORDER BY id DESC LIMIT :limit",
             {
                 "before": wanted.before,
@@ -107,7 +127,35 @@ class SqliteRuns:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
 
-    def submit(self, run: RunRow, who: str = "") -> Submitted:
+    @property
+    def shared(self) -> bool:
+        return False
+
+    def bundle(self, digest: str) -> bytes | None:
+        """None: a run of this file is carried out in its own workspace."""
+        return None
+
+    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        """What a run made lies in its workspace."""
+
+    def hold_key(self, key: str, run: str) -> bool:
+        """Always: runs of one disk hold keys by its locks."""
+        return True
+
+    def release_keys(self, keys: Collection[str], run: str) -> None:
+        """Nothing was held."""
+
+    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
+        """Its files are read where they are."""
+
+    def fold(self, run: str, fence: int, whole: Chunk) -> None:
+        """Its files are read where they are."""
+
+    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
+        """None: its files are read where they are."""
+        return []
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         lock = self._locks.try_hold(_claim_name(run.id)) if who else None
         fence = int(lock is not None)
         now = time.time()
@@ -117,9 +165,9 @@ class SqliteRuns:
                     same_request(run, found[0], mapping(found[1]))
                     return Submitted(found[0])
                 asked = (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or now)
-                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency)
+                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency, run.user)
                 cursor = db.execute(
-                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0)", (*asked, *held)
+                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?)", (*asked, *held)
                 )
                 if not cursor.rowcount:
                     return Submitted(run.id)
@@ -150,14 +198,27 @@ class SqliteRuns:
         return int(row[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+        if not offer.at_most:
+            return self._claim_next(who, offer, Counter())
+        with self._locks.hold("claiming"):  # else two would count at once
+            rows = self._database.all(
+                "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
+            )
+            busy = Counter((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
+            return self._claim_next(who, offer, busy)
+
+    def _claim_next(self, who: str, offer: Offer, busy: Counter[tuple[str, str]]) -> Submitted | None:
         waiting = self._database.all(
-            "SELECT id FROM runs WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND due <= ?"
+            "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
+            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND due <= ?"
             " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
             " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
             " ORDER BY priority DESC, due, id",
             (time.time(), offer.driver, json.dumps(dict(offer.labels))),
         )
-        for (run,) in waiting:
+        for run, *values in waiting:
+            if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
+                continue
             lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
             if lock is None:
                 continue
@@ -253,4 +314,4 @@ def _claim_name(run: str) -> str:
 def _run(row: Row) -> RunRow:
     fields = list(row)
     fields[3], fields[13] = mapping(row[3]), mapping(row[13])
-    return RunRow._make(fields)
+    return RunRow(*fields)

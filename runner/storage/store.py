@@ -45,6 +45,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX runs_by_idempotency ON runs (idempotency) WHERE idempotency <> ''",
         "CREATE INDEX runs_due ON runs (priority DESC, due, id) WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE')",
     ),
+    ("ALTER TABLE runs ADD COLUMN user TEXT NOT NULL DEFAULT ''",),
 )
 STORE = Kind(
     "recipe.db",

@@ -51,6 +51,12 @@ class Workspace:
         self.root, self.store, self.read_only = root, store, read_only
         self.environ = environ
         """What secrets, `pass_env` and settings are read from: the only door to it for whoever works in here."""
+        self.own = root
+        """The folder whose settings and files of variables count: that of a worker, who works in the files of another."""
+        self.asks_secrets = True
+        """Whether the secrets of a recipe have to be set here: not where a run is only submitted for other machines."""
+        self.delivers = False
+        """Whether what a run makes here is for somebody elsewhere, and goes to the shared store."""
         self._top = str(root)
         self.home = store.root
         self.locks = store.locks
@@ -74,6 +80,12 @@ class Workspace:
             raise Unusable(f"{folder} cannot be written: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
         return cls(real, store, environ, read_only=read_only)
 
+    def within(self, root: Path) -> Workspace:
+        """The files of another workspace, with the memory, settings and variables of this one."""
+        other = Workspace(root, self.store, self.environ, read_only=self.read_only)
+        other.own = self.own
+        return other
+
     def close(self) -> None:
         self.store.close()
 
@@ -82,7 +94,7 @@ class Workspace:
 
         `push` says whether what runs make is uploaded; by default as the store's settings say.
         """
-        if name == NONE or (name is None and not any(map(os.path.exists, settings_files(self.root, self.environ)))):
+        if name == NONE or (name is None and not any(map(os.path.exists, settings_files(self.own, self.environ)))):
             return None
         settings = self.config.store_named(name)
         if settings is None:
@@ -92,7 +104,7 @@ class Workspace:
         from .remotes import Remote
 
         where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
-        remote = Remote(buckets.open(settings.url, root=self.root, anonymous=settings.anonymous, **where))
+        remote = Remote(buckets.open(settings.url, root=self.own, anonymous=settings.anonymous, **where))
         self.remote_cache = RemoteCache(self, remote, settings.name, push=settings.push if push is None else push, asked=name is not None)
         return self.remote_cache
 
@@ -101,7 +113,7 @@ class Workspace:
         """The settings in force here.  Raises Invalid."""
         from ..settings import load
 
-        return load(self.root, self.environ)
+        return load(self.own, self.environ)
 
     def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
         """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
@@ -198,7 +198,7 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
                 return None
         if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
             return None
-        if any(unusable(name, ws.environ.get(name), required=required) for name, required in made_from["secrets"]):
+        if ws.asks_secrets and any(unusable(name, ws.environ.get(name), required=required) for name, required in made_from["secrets"]):
             return None  # reading the recipe says where
         return Plan.load(rest)
     except (OSError, ValueError, KeyError):
@@ -242,7 +242,7 @@ def _read(
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
-    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ, origins=request.origins)
+    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ if ws.asks_secrets else None, origins=request.origins)
     for name in request.typed_in.keys() & values.keys():
         values[name] = _from_root(recipe.inputs[name], values[name], Standing(ws.root, request.typed_in[name]))
     return recipe, values
@@ -433,6 +433,39 @@ class Earlier:
 
 
 # -- the world -------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Anew(NamedTuple):
+    """A request compiled without what is kept of earlier plans, and all that was read for it."""
+
+    asked: str
+    source: Path
+    plan: Plan
+    sources: Mapping[str, Digest]
+    """Recipes that it uses, by path."""
+    looked: Mapping[str, Sequence[str]]
+    """Matches of the globs over the workspace, by pattern."""
+    paths: Mapping[str, Sequence[str]]
+    """Inputs that are files or folders of this disk."""
+
+
+def compiled_anew(ws: Workspace, request: Request) -> Anew:
+    """The same plan with what it was made from.  Raises Invalid, NotFound."""
+    from ..language.inputs import kind_of
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    globs, sources = Globs(ws.root, {}, ws), dict[str, Digest]()
+    recipe, plan = _compile(ws, source, whole(source), request, globs, sources)
+    if request.nodes:
+        plan.spread(request.nodes)
+    paths = {}
+    for name, spec in recipe.inputs.items():
+        value = plan.inputs.get(name) if {spec.type, spec.items} & {"file", "dataset", "model"} and not spec.stream else None
+        given = value if isinstance(value, list) else [value]
+        paths[name] = [each for each in given if isinstance(each, str) and kind_of(each) == "path"]
+    looked = {pattern: [match for match in found if match not in globs.left] for pattern, found in globs.looked.items()}
+    return Anew(request.recipe, source, plan, sources, looked, {name: values for name, values in paths.items() if values})
 
 
 def look(ws: Workspace, plan: Plan, request: Request) -> Facts:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
-from runner.storage import google, remotes, s3
+from runner.storage import checkpoints, google, remote_states, remotes, s3
 from runner.storage.bucket import Bucket
 from runner.storage.files import Content, Entry, tree_id
 from runner.storage.index import Made, Trace
@@ -472,6 +472,39 @@ def test_old_traces_go_and_then_what_they_needed(raw: Raw, remote: Remote, colle
     clock.ahead = 42 * DAY
     assert len(collector.collect(keep_days=30).objects) == 1
     assert names(raw, "objects/") == []
+
+
+def test_a_checkpoint_is_restored_elsewhere_and_stays_as_long_as_its_note(
+    raw: Raw, remote: Remote, collector: Remote, clock: Clock, there: Objects, tmp_path: Path
+) -> None:
+    made = checkpoints.choose(tmp_path / "a", {"steps": 10})
+    for step in (1, 2):
+        (made.path / "ckpt" / f"step-{step}").mkdir(parents=True)
+        (made.path / "ckpt" / f"step-{step}" / "weights").write_text(str(step))
+        remote_states.save(remote, "0" * 32, made.path, {"ckpt": f"step-{step}"})
+    for days in (0, 2, 4):
+        clock.ahead = days * DAY
+        collector.collect(keep_days=30)
+    note = remote_states.load(remote, "0" * 32)
+    assert note is not None and remote_states.restore(remote, note, tmp_path / "b", there) == ["step-2"]
+    found = checkpoints.choose(tmp_path / "b", {"steps": 20})
+    assert (found.id, (found.path / "ckpt/step-2/weights").read_text()) == (made.id, "2")
+    assert remote_states.restore(remote, note, tmp_path / "b", there) == []
+    for days in (40, 42):
+        clock.ahead = days * DAY
+        collector.collect(keep_days=30)
+    assert names(raw, "objects/") == names(raw, "states/") == []
+
+
+def test_a_damaged_note_is_none(raw: Raw, remote: Remote, tmp_path: Path) -> None:
+    made = checkpoints.choose(tmp_path / "a", {})
+    (made.path / "ckpt").mkdir()
+    (made.path / "ckpt" / "step-1").write_text("1")
+    remote_states.save(remote, "0" * 32, made.path, {"ckpt": "step-1"})
+    data = raw.get("states/00/" + "0" * 32 + ".json") or b""
+    for wrong in (b"", b"[]", b"{}", data[:-3], data.replace(b"step-1", b"../ste")):
+        remote.write_note("0" * 32, wrong)
+        assert remote_states.load(remote, "0" * 32) is None
 
 
 def test_what_is_put_again_before_it_is_collected_stays(

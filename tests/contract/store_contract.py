@@ -228,9 +228,11 @@ def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(store: Store
 
 def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
     for n in range(5):
-        data = {"user": "ann" if n % 2 else "bob", "labels": {"gpu": str(n)}}
+        data = {"labels": {"gpu": str(n)}}
         recipe = "b@1" if n else "a@1"
-        store.runs.submit(RunRow(f"20260101-00000{n}-aaaaaa", recipe, "", {}, "/w", data=data, due=4e9, idempotency=f"k{n}"))
+        store.runs.submit(
+            RunRow(f"20260101-00000{n}-aaaaaa", recipe, "", {}, "/w", data=data, due=4e9, idempotency=f"k{n}", user="ann" if n % 2 else "bob")
+        )
 
     def seconds(wanted: Wanted, limit: int = 9) -> str:
         return "".join(row.id[14] for row in store.runs.page(wanted, limit))
@@ -240,3 +242,25 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
     assert seconds(Wanted(key="k3")) == "3" and seconds(Wanted(key="k")) == ""
     assert seconds(Wanted(states=["FAILED", "ACTIVE"])) == "" and seconds(Wanted(states=["QUEUED"])) == "43210"
     assert new_id() < Wanted().before, "the id of any run is before the first page"
+
+
+def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(store: Store, fresh: Fresh) -> None:
+    for n, user in enumerate(("ada", "ada", "bob")):
+        store.runs.submit(RUN._replace(id=f"r{n}", user=user, due=float(n + 1)))
+    offer = Offer(at_most={"user": 1})
+    first, second = store.runs.claim_next("w", offer), fresh().runs.claim_next("w2", offer)
+    assert first is not None and second is not None and (first.id, second.id) == ("r0", "r2")
+    assert fresh().runs.claim_next("w3", offer) is None
+    store.runs.group("r0", first.fence, [DONE], run_state=("COMPLETED", ""))
+    third = fresh().runs.claim_next("w3", offer)
+    assert third is not None and third.id == "r1"
+    assert store.runs.get("r1").user == "ada"
+
+
+def test_limits_count_recipes_and_drivers_too(store: Store, fresh: Fresh) -> None:
+    for n, driver in enumerate(("ssh", "ssh", "vastai")):
+        store.runs.submit(RUN._replace(id=f"r{n}", due=1.0, data={"settings": {"driver": driver}}))
+    claimed = [fresh().runs.claim_next("w", Offer(at_most={"driver": 1})) for _ in range(3)]
+    assert [each and each.id for each in claimed] == ["r0", "r2", None]
+    assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 2})) is None
+    assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 3})) is not None

@@ -9,12 +9,25 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 import pytest
 
 _count = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Postgres]:
+    """One server for all tests that ask for it; each has a schema of its own."""
+    with Postgres() as one:
+        yield one
+
+
+@pytest.fixture
+def url(server: Postgres) -> str:
+    return server.url()
 
 
 class Postgres:

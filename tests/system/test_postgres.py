@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
 from runner.execution.work import Handover
 from runner.storage import postgres_runs
-from runner.storage.runs import Offer, Stale
+from runner.storage.runs import ELSEWHERE, Chunk, Offer, Stale, StepRow
 from runner.storage.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
@@ -26,17 +27,6 @@ from tests.support import Space, until
 from tests.system.test_worker import TWO, Silent, begun
 
 pytestmark = pytest.mark.xdist_group("postgres")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with Postgres() as one:
-        yield one
-
-
-@pytest.fixture
-def url(server: Postgres) -> str:
-    return server.url()
 
 
 @pytest.fixture
@@ -80,6 +70,46 @@ def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(store: Stor
         with pytest.raises(Stale):
             write()
     assert len(store.runs.events("r1")) == 1
+
+
+def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_have_ended(store: Store, url: str) -> None:
+    run = RUN._replace(due=1.0, bundle="b", store="s3://x", data={"settings": {"driver": "local"}})
+    mine = store.runs.submit(run, "w")
+    store.runs.group("r1", mine.fence, [DONE], steps=[StepRow("r1", "a", "RUNNING")])
+    with psycopg.connect(url, autocommit=True) as db:
+
+        def silent(seconds: float, holder: str) -> object:
+            db.execute("UPDATE runs SET holder = %s, held_until = now() - %s * interval '1 second'", (holder, seconds))
+            return store.runs.claim_next("w2", Offer(store="s3://x"))
+
+        assert silent(60, "other/boot 1 1 x") is None
+        assert silent(ELSEWHERE - postgres_runs.CLAIM + 1, "other/boot 1 1 x") is not None
+        assert silent(1, f"{postgres_runs._machine()} 1 1 x") is not None  # a worker of that machine finds the jobs
+        db.execute("UPDATE steps SET state = 'QUEUED'")
+        assert silent(1, "other/boot 1 1 x") is not None
+
+
+def test_a_key_is_held_by_one_run_until_its_claim_is_over(store: Store, fresh: Callable[[], Store]) -> None:
+    one, two = store.runs, fresh().runs
+    mine, _ = one.submit(RUN, "w"), two.submit(RUN._replace(id="r2"), "w")
+    assert one.hold_key("k", "r1") and one.hold_key("k", "r1") and not two.hold_key("k", "r2")
+    one.release_keys(["k"], "r1")
+    assert two.hold_key("k", "r2") and not one.hold_key("k", "r1")
+    two.release_keys(["k"], "r2")
+    assert one.hold_key("k", "r1")
+    one.group("r1", mine.fence, [DONE], run_state=("COMPLETED", ""))
+    assert two.hold_key("k", "r2")
+
+
+def test_chunks_are_read_from_an_offset_in_order_and_are_one_when_folded(store: Store, fresh: Callable[[], Store]) -> None:
+    mine = store.runs.submit(RUN, "w")
+    store.runs.add_chunks("r1", mine.fence, [Chunk("a.1", "log", 3, b"def"), Chunk("a.1", "log", 0, b"abc"), Chunk("b.1", "log", 0, b"x")])
+    assert [each.data for each in fresh().runs.chunks("r1", "a.1", "log", 2)] == [b"abc", b"def"]
+    assert [each.data for each in fresh().runs.chunks("r1", "a.1", "log", 3)] == [b"def"]
+    store.runs.fold("r1", mine.fence, Chunk("a.1", "log", 0, b"", "f:0"))
+    assert store.runs.chunks("r1", "a.1", "log", 3) == [Chunk("a.1", "log", 0, b"", "f:0")]
+    with pytest.raises(Stale):
+        store.runs.add_chunks("r1", mine.fence + 1, [Chunk("a.1", "log", 6, b"g")])
 
 
 def test_a_claim_is_kept_while_its_worker_does_other_things(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,25 +164,15 @@ def test_a_newer_schema_is_refused(store: Store, fresh: Callable[[], Store], url
         fresh()
 
 
-def test_what_a_killed_worker_began_is_begun_once(space: Space, url: str) -> None:
-    space.recipe(TWO.format(root=space.root))
-    space.write("slow", "")
-    env = {**os.environ, "RECIPE_RUNS": url}
-    with Workspace.open(space.root, environ=env) as ws:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
-    worker = space.start("worker", "-q", env={"RECIPE_RUNS": url})
-    until(lambda: begun(space))
-    worker.send_signal(signal.SIGKILL)
-    worker.communicate(timeout=30)
-    (space.root / "slow").unlink()
-    serve(space.root, Offer(), Silent, Handover(), env, once=True)
-    with Workspace.open(space.root, environ=env) as ws:
-        found = ws.store.runs.get(run)
-        assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1)
-    with Store.open(space.root / ".recipe") as alone:
+def test_the_claim_of_a_dead_process_of_this_machine_counts_for_nothing_and_the_file_of_the_workspace_has_no_runs(
+    store: Store, tmp_path: Path, url: str
+) -> None:
+    store.runs.submit(RUN._replace(due=1.0), "w")
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE runs SET holder = %s", (f"{postgres_runs._machine()} {os.getpid()} another-start x",))
+    assert store.runs.claim_next("w2", Offer()) == ("r1", 2) and store.runs.get("r1").recoveries == 1
+    with Store.open(tmp_path / ".recipe") as alone:
         assert alone.runs.latest() == []
-    code, told, said = space.command("run", env={"RECIPE_RUNS": url})
-    assert code == 0 and "fresh" in told + said
 
 
 def test_an_address_that_is_none_is_refused_with_what_to_write(space: Space) -> None:
@@ -165,17 +185,17 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws, psycopg.connect(url, autocommit=True) as db:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket()).id
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
         silent = space.start("worker", "-q", env={"RECIPE_RUNS": url})
         until(lambda: begun(space))
         silent.send_signal(signal.SIGSTOP)
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
-        other = space.start("worker", "--once", "-q", env={"RECIPE_RUNS": url})
+        other = threading.Thread(target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True})
+        other.start()
         until(lambda: ws.store.runs.get(run).fence == 2)
         silent.send_signal(signal.SIGCONT)
         (space.root / "slow").unlink()
-        assert other.wait(30) == 0
-        other.communicate()
+        other.join(30)
         silent.terminate()
         _, said = silent.communicate(timeout=30)
         found = ws.store.runs.get(run)

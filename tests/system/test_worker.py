@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
+from runner.errors import Invalid
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.resume import POISON
 from runner.execution.terms import Choice, Listener, Settings
+from runner.execution.unattended import end_unattended
 from runner.execution.work import Handover
 from runner.storage.runs import Offer, RunRow
 from runner.storage.store import Store
@@ -54,6 +57,18 @@ def work(space: Space) -> None:
     serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
 
 
+def working(space: Space, handover: Handover, said: list[str]) -> threading.Thread:
+    """A worker in this process, for what is not about its death."""
+
+    class Told(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    worker = threading.Thread(target=serve, args=(space.root, Offer(), Told, handover, os.environ), kwargs={"once": False})
+    worker.start()
+    return worker
+
+
 def row(space: Space, run: str) -> RunRow:
     with Store.open(space.root / ".recipe") as store:
         return store.runs.get(run)
@@ -69,12 +84,11 @@ def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space)
     code, first, told = space.command("submit", "n=1")
     assert code == 0 and "`recipe worker` carries it out" in told and row(space, first.strip()).state == "QUEUED"
     urgent, late = submitted(space, Ticket(priority=5), n=2), submitted(space, Ticket(not_before=4e9), n=3)
-    code, _, told = space.command("worker", "--once")
-    assert code == 0, told
+    work(space)
     assert space.read("ran").split() == ["2", "1"]
     assert [row(space, run).state for run in (first.strip(), urgent, late)] == ["COMPLETED", "COMPLETED", "QUEUED"]
-    code, _, told = space.command("cancel", late)
-    assert code == 0 and row(space, late).state == "CANCELLED", told
+    with Workspace.open(space.root) as ws:
+        assert end_unattended(ws, ws.store.runs.get(late), "CANCELLED", print) and ws.store.runs.get(late).state == "CANCELLED"
 
 
 def test_a_run_in_which_all_is_fresh_completes(space: Space) -> None:
@@ -97,8 +111,9 @@ def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }}'}}")
     run = submitted(space, Ticket(idempotency="k"), n=1)
     assert submitted(space, Ticket(idempotency="k"), n=1) == run
-    code, _, told = space.command("submit", "n=2", "--key", "k")
-    assert code == 3 and run in told
+    with pytest.raises(Invalid, match=run) as caught:
+        submitted(space, Ticket(idempotency="k"), n=2)
+    assert caught.value.exit_code == 3
 
 
 def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:
@@ -115,15 +130,15 @@ def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:
 
 def test_a_worker_that_is_asked_to_end_finishes_the_step_and_hands_the_run_over(slow: Space) -> None:
     run = submitted(slow)
-    worker = slow.start("worker")
+    handover, said = Handover(), list[str]()
+    worker = working(slow, handover, said)
     until(lambda: begun(slow))
-    worker.terminate()
-    assert worker.stderr is not None
-    until(lambda: "handing over" in str(worker.stderr.readline()))
+    handover()
+    until(lambda: any("handing over" in words for words in said))
     (slow.root / "slow").unlink()
-    worker.communicate(timeout=30)
+    worker.join(30)
     found = row(slow, run)
-    assert (worker.returncode, found.state, found.claim) == (0, "ACTIVE", "") and not (slow.root / "b.txt").exists()
+    assert (worker.is_alive(), found.state, found.claim) == (False, "ACTIVE", "") and not (slow.root / "b.txt").exists()
     work(slow)
     found = row(slow, run)
     assert (found.state, found.fence, found.recoveries, begun(slow)) == ("COMPLETED", 2, 0, 1)
@@ -167,13 +182,14 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
 
 def test_a_cancelled_run_is_over_whoever_worked_on_it(slow: Space) -> None:
     run = submitted(slow)
-    worker = slow.start("worker", "-q")
+    handover = Handover()
+    worker = working(slow, handover, [])
     until(lambda: begun(slow))
     code, told, _ = slow.command("cancel", run)
     assert code == 0 and "is CANCELLED" in told
-    worker.terminate()
-    worker.communicate(timeout=15)
-    assert worker.returncode == 0
+    handover()
+    worker.join(15)
+    assert not worker.is_alive()
 
 
 def test_status_names_what_waits_for_a_worker(slow: Space) -> None:

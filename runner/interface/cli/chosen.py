@@ -54,13 +54,16 @@ def _has_store(root: Path) -> bool:
     return (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists()
 
 
-def begun(root: Path, request: Request) -> Workspace:
+def begun(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
     """The workspace, to work in.  The first time its recipe is read beforehand: one that cannot be read makes no `.recipe`.
+
+    `secrets`: those of the recipe have to be set here.
 
     Raises Invalid, NotFound.
     """
     if not _has_store(root):
-        with Workspace.open(root, read_only=True) as ws:
+        with Workspace.open(root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}) as ws:  # it asks for no run
+            ws.asks_secrets = secrets
             read(ws, request)
     return Workspace.open(root)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import Busy, Invalid, NotFound, Problem
+from ...execution.queue import again, give_back
 from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
 from ...planning.ids import stored
@@ -116,13 +117,30 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
             print(f"run {row.id} was about to pause, and continues")
             return 0
         _left(ws, row.id)
+    if row.bundle:
+        _unchanged(args)
+        if row.state == "PAUSED":
+            give_back(ws, ws.store.runs.get(row.id))
+        print(f"run {row.id} is QUEUED: the next worker goes on with it")
+        return 0
     return _again(ws, row, args, choice_of_run(row), resumed=row.id)
 
 
 def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state not in FINAL:
         raise _refused(f"run {row.id} is not over", "`recipe resume` goes on with it, `recipe cancel` ends it")
-    return _again(ws, row, args, Choice(begin=args.begin) if args.begin else choice_of_run(row))
+    choice = Choice(begin=args.begin) if args.begin else choice_of_run(row)
+    if row.bundle:
+        _unchanged(args)
+        print(again(ws, row, choice).id)
+        return 0
+    return _again(ws, row, args, choice)
+
+
+def _unchanged(args: argparse.Namespace) -> None:
+    """A run for workers of other machines stays as it was submitted.  Raises Invalid."""
+    if args.driver is not None:
+        raise _refused("the driver of a submitted run stays", "`recipe submit` with --driver makes another")
 
 
 def _again(ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = "") -> int:

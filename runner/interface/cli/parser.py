@@ -49,6 +49,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "rm": ("upkeep", "forget runs: their logs, metrics and what failed attempts left"),
     "push": ("stores", "put results into a shared store"),
     "pull": ("stores", "bring results from a shared store"),
+    "fetch": ("stores", "bring what a run made that a worker of another machine carried out"),
     "config": ("stores", "the settings in force, and where each comes from"),
     "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
     "offers": ("offers", "machines that could be rented now, and what each would cost"),

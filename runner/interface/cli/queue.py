@@ -10,11 +10,13 @@ import threading
 import time
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 from ...execution.queue import Ticket, serve, submit
 from ...execution.terms import Listener
 from ...execution.work import Handover
-from ...storage.runs import Offer
+from ...paths import data_folder
+from ...storage.runs import LIMITED, Offer
 from ..console import for_stream
 from . import run as run_verb
 from .chosen import begun
@@ -25,6 +27,8 @@ END_WITHIN = 28
 """Seconds after the first signal, in which a worker that cannot hand over in order ends all the same."""
 AGAIN = 2
 """The same after the second."""
+OWN = ""
+"""`--workspace` without a folder."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -34,6 +38,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--not-before", type=_moment, metavar="TIME", help="no worker takes it before, such as 2026-12-01T20:00, local time")
         parser.add_argument("--key", default="", metavar="KEY", help="your name for this request: asked for again with it, it is the same run")
         parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="only a worker that has this label takes it")
+        parser.add_argument("--here", action="store_true", help="leave it to a worker of this folder, with the files as they are then")
+        parser.add_argument("--user", default="", metavar="NAME", help="for whom it is, which limits of workers count (default: your login)")
         parser.epilog = (
             'examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n  RUN=$(recipe submit ./pipeline.yaml) && recipe logs "$RUN" -f'
         )
@@ -43,6 +49,17 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--driver", default="", metavar="NAME", help="only runs that were submitted for this driver")
         parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="what this worker has: runs may ask for it")
         parser.add_argument("--tied", action="store_true", help="end when the standard input does: for a program that has this worker as its child")
+        parser.add_argument(
+            "--workspace",
+            dest="own",
+            nargs="?",
+            const=OWN,
+            metavar="DIR",
+            help="carry out runs of every folder and machine with the same shared store, in this folder (default: $RECIPE_HOME/worker)",
+        )
+        parser.add_argument("--store", default="", metavar="NAME", help="the shared store of --workspace (default: that of recipe.toml)")
+        words = "take no run while N of the same `user`, `recipe` or `driver` are worked on by all workers; may be repeated"
+        parser.add_argument("--at-most", type=_most, action="append", default=[], metavar="WHAT=N", help=words)
         parser.add_argument("--json", action="store_true", help="one event a line")
         parser.description = (
             "Carry out the runs that were submitted in this workspace, those of the highest priority and the oldest first.  A run whose worker died"
@@ -58,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _submit(args: argparse.Namespace) -> int:
     request = request_of(args)
-    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label))
-    with begun(args.workspace, request) as ws:
+    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here)
+    with begun(args.workspace, request, secrets=args.here or not os.environ.get("RECIPE_RUNS")) as ws:
         submitted = submit(ws, request, run_verb.choice_of(args), run_verb.settings_of(args), ticket)
     print(submitted.id)
     if not args.quiet:
@@ -88,9 +105,11 @@ def _work(args: argparse.Namespace) -> int:
     def listener() -> Listener:
         return for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=False)
 
+    root = args.workspace if args.own is None else _own(args.own)
     if not args.quiet and not args.once:
-        sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {args.workspace}\n")
-    serve(args.workspace, Offer(args.driver, dict(args.label)), listener, handover, os.environ, once=args.once)
+        sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {root}\n")
+    store = None if args.own is None else args.store
+    serve(root, Offer(args.driver, dict(args.label), dict(args.at_most)), listener, handover, os.environ, once=args.once, store=store)
     return 0
 
 
@@ -99,6 +118,14 @@ def _tied() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _own(named: str) -> Path:
+    """The folder in which a worker of many workspaces works, made where it is not there."""
+    base = os.environ.get("RECIPE_HOME") or str(data_folder(os.environ))
+    root = Path(os.path.abspath(named or f"{base}/worker"))
+    root.mkdir(parents=True, exist_ok=True)
+    return root
 
 
 def _several(args: argparse.Namespace) -> int:
@@ -153,6 +180,13 @@ def _label(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f'"{text}" is not NAME=VALUE')
     return name, value
+
+
+def _most(text: str) -> tuple[str, int]:
+    kind, number = _label(text)
+    if kind not in LIMITED:
+        raise argparse.ArgumentTypeError(f'"{kind}" is none of {", ".join(LIMITED)}')
+    return kind, _positive(number)
 
 
 def _moment(text: str) -> float:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...errors import NotFound
+from ...errors import CannotRun, NotFound
+from ...execution.results import collect
 from ...execution.session import look
+from ...execution.terms import request_of_run
 from ...language.units import about
+from ...paths import is_path
 from ...storage.remote_cache import RemoteCache, Tally, push
+from ...storage.runs import FINAL
 from ...storage.workspace import Workspace
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
-from .chosen import add_words, opened, requests
+from .chosen import add_words, find_run, opened, requests
+from .parser import out_folder
 
 if TYPE_CHECKING:
     from ...storage.index import Trace
@@ -28,14 +34,20 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "config":
         parser.epilog = "Credentials are in no file of recipe's, and not shown: they come from AWS_* and GOOGLE_* variables, ~/.aws and gcloud."
         return
-    add_words(parser)
+    if verb == "fetch":
+        parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
+        parser.add_argument("--out", type=out_folder, metavar="DIR", help="where to (default: where `recipe run` would publish)")
+        parser.add_argument("--overwrite", action="store_true", help="replace files that no run left there")
+        parser.epilog = "examples:\n  recipe fetch\n  recipe fetch 3f1035 --out ./results"
+    else:
+        add_words(parser)
     parser.add_argument(
         "--store", metavar="NAME", help="the store, by its name in recipe.toml or its address (default: the one that recipe.toml says)"
     )
     if verb == "push":
         parser.add_argument("--all", action="store_true", help="whatever is remembered here, of any recipe")
         parser.epilog = "examples:\n  recipe push\n  recipe push ./pipeline.yaml lr=0.2 --store team\n  recipe push --all"
-    else:
+    elif verb == "pull":
         parser.epilog = (
             "Brings the bytes of every step whose result is known, here or there; `recipe run` then needs no network.\n\n"
             "examples:\n  recipe pull\n  recipe pull sft@1 dataset=data.jsonl --store s3://our-bucket/recipes"
@@ -46,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.verb == "config":
         return _config(args)
     with Workspace.open(args.workspace) as ws:
+        if args.verb == "fetch":
+            return _fetch(ws, args)
         return _push(ws, args) if args.verb == "push" else _pull(ws, args)
 
 
@@ -80,6 +94,32 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
             tally += pull(ws, remote_cache, found, progress)
     ws.save_cache()
     return _told(args, remote_cache, tally, "brought", "from")
+
+
+def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
+    row = find_run(ws.store, args.run)
+    if row.state != "COMPLETED" or not row.bundle:
+        where = f"`recipe logs -f {row.id}` follows it" if row.state not in FINAL else f"`recipe logs {row.id}` says more"
+        words = "was carried out in this folder, and left its outputs here" if not row.bundle else f"is {row.state}"
+        raise CannotRun(f"run {row.id} {words}", fix=where)
+    request = request_of_run(row)
+    base = ws.root
+    if args.out is not None:
+        base = ws.absolute(args.out)
+    elif request is not None and request.out is not None:
+        base = ws.absolute(str(request.out))
+    elif request is not None and not is_path(request.recipe):
+        base = ws.root / "out" / row.recipe / row.plan[:12]
+    cache = shared(ws, args.store or row.store)
+    paths = collect(ws, row, base, overwrite=args.overwrite)
+    shown_paths = [os.path.relpath(path) for path in paths]
+    if args.json:
+        outputs = [{**each._asdict(), "path": path} for each, path in zip(row.outputs, shown_paths, strict=True)]
+        print(json.dumps({"run": row.id, "store": cache.remote.url, "outputs": outputs}, indent=2))
+    elif not args.quiet:
+        for each, path in zip(row.outputs, shown_paths, strict=True):
+            print(shown(f"{each.name}  {path}  {about(each.size)}"))
+    return 0
 
 
 def _told(args: argparse.Namespace, remote_cache: RemoteCache, tally: Tally, did: str, where: str) -> int:
