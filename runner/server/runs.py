@@ -159,9 +159,9 @@ def create(
     if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
     due = asked.not_before.timestamp() if asked.not_before is not None else None
-    ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id())
     with room.working() as ws:
-        ws.share(None)
+        # Without a shared store only a worker of this folder can have what the run needs.
+        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), here=ws.share(None) is None)
         request = Request(each.word, asked.inputs, asked.preset)
         run = submit(ws, request, Choice(), Settings(asked.driver), ticket).id
         response.status_code = 201 if run == ticket.run else 200
@@ -393,5 +393,5 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
             raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
         choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
         labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user)
+        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, here=ws.share(None) is None)
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
