@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SILENT = 600
 """Seconds after which what a sender began may be gone on with by another."""
+DIGEST = 64
+"""Letters of the name of a folder with an agent's program."""
 LATEST = 100
 """Objects used last that are looked at for a likeness."""
 
@@ -322,7 +324,8 @@ def free(request: Request) -> int:
 def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int:
     """Delete objects that nobody asked for in `unused` seconds, unless an attempt leads to them or `keep` has them; how many.
 
-    Where there is no attempt, states that nobody wrote to, too.  Nothing is looked at when the last sweep was less than `every` seconds ago.
+    So are programs of agents that nobody began in that time and, where there is no attempt, states that nobody wrote to.  Nothing is looked at if the
+    last sweep was less than `every` seconds ago.
     """
     if every and _age("swept") < every:
         return 0
@@ -338,6 +341,9 @@ def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int
             for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):
                 trees.remove(path)
             count += 1
+    for name in os.listdir("agent"):
+        if len(name) == DIGEST and _age(f"agent/{name}") > unused:
+            trees.remove(f"agent/{name}")  # the agent of a version that nobody came with since
     for sender in os.listdir("partial"):
         if 86400 < _age(f"partial/{sender}/.alive") < float("inf"):
             trees.remove(f"partial/{sender}")

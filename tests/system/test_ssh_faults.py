@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import io
 import os
 import random
 import resource
 import shutil
+import signal
 import socket
 import threading
 import time
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +28,7 @@ import pytest
 from drivers.base import Denied, DriverError, HostLost, Need, NoCapacity, Rejected, Unreachable, Wish
 from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
+from runner.hosts import stream
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture
@@ -311,6 +316,46 @@ def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_job
         assert (exit.reason, exit.detail) == ("stopped", "nobody asked after it for 1 seconds")
 
     run(meet())
+
+
+def test_a_job_that_the_agent_of_yesterday_began_is_waited_for_with_the_program_of_today(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the other way round: who comes with an older program finds the agent of a newer one."""
+    settings = server.settings(root=str(tmp_path / "root"))
+    today = stream.program()
+    with zipfile.ZipFile(io.BytesIO(today.data)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data + b"# of yesterday\n")
+    yesterday = stream.Program(made.getvalue(), hashlib.sha256(made.getvalue()).hexdigest())
+
+    async def meet() -> None:
+        for first, then in ((yesterday, today), (today, yesterday)):
+            gate = tmp_path / first.digest
+            monkeypatch.setattr(stream, "program", lambda first=first: first)
+            async with hosted(settings) as host:
+                job = await host.start(script(f"while ! test -e {gate}; do sleep 0.01; done; echo done", tmp_path), first.digest)
+                assert await host.wait(job, timedelta(0)) is None
+            monkeypatch.setattr(stream, "program", lambda then=then: then)
+            async with hosted(settings) as host:
+                gate.touch()
+                exit = await host.wait(job, LONG)
+                assert exit is not None and exit.code == 0 and await host.log(job, 0) == b"done\n"
+            stop_agents(tmp_path / "root")
+
+    run(meet())
+    assert {path.name for path in (tmp_path / "root/agent").iterdir() if len(path.name) == 64} == {today.digest, yesterday.digest}
+
+
+def stop_agents(root: Path) -> None:
+    """Kill what serves a root; the next client begins another."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if str(root / "agent").encode() in Path("/proc", name, "cmdline").read_bytes().split(b"\0"):
+                os.kill(int(name), signal.SIGKILL)
 
 
 def test_calls_that_are_given_up_at_any_moment_leave_nothing_behind(server: Sshd, tmp_path: Path) -> None:

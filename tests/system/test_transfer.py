@@ -505,9 +505,14 @@ def test_a_sweep_takes_what_nobody_asked_for_and_leaves_what_attempts_need(go: G
         await town.attempt(Parcel({}, {"x": used}))
         for content in (used, kept, forgotten, tree):
             os.utime(town.place / "there" / "used" / manifests.name_of(content), (0, 0))
+        programs = town.place / "there" / "agent"
+        (ours,) = [path for path in programs.iterdir() if len(path.name) == 64]
+        (programs / ("a" * 64)).mkdir()
+        os.utime(programs / ("a" * 64), (0, 0))
         assert await town.depot.sweep([kept], unused=timedelta(days=1)) == 2
         for content, there in ((used, True), (kept, True), (forgotten, False), (tree, False), (young, True)):
             assert Path(town.depot.path(content)).exists() is there  # noqa: ASYNC240
+        assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], "the program of a version that nobody uses is deleted, too"
 
     go(check)
 
