@@ -146,8 +146,9 @@ class Workspace:
         whom = self.rng.choice(self.choices)
         hit = process.poll() is None
         for pid in self.programs(whom):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                if self.kind(pid) in whom.split():  # a job that its agent is just forking looks like the agent for a moment
+                    os.kill(pid, signal.SIGKILL)
         if "worker" not in whom and hit:
             return True, 0
         self.process = None
@@ -157,16 +158,18 @@ class Workspace:
 
     def programs(self, whom: str) -> list[int]:
         """What serves this workspace where its steps run: its agent, and what carries our questions to it."""
-        agent, attach = f"{self.there}/agent" if self.there.name == "there" else str(self.there), str(self.there)
-        wanted = {*(["agent"] if "agent" in whom else []), *(["attach"] if "attach" in whom else [])}
         found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
-                words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
-                is_a = "agent" if agent.encode() in words else "attach" if attach.encode() in words else ""
-                if is_a in wanted:
-                    found.append(int(entry))
+                if self.kind(pid) in whom.split():
+                    found.append(pid)
         return found
+
+    def kind(self, pid: int) -> str:
+        """What a process is to this workspace: its agent, attach, or nothing.  Raises OSError when it is gone."""
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        agent = f"{self.there}/agent" if self.there.name == "there" else str(self.there)
+        return "agent" if agent.encode() in words else "attach" if str(self.there).encode() in words else ""
 
     def finish(self) -> int:
         process, self.process = self.process or self.start(), None
