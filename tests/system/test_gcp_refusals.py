@@ -114,7 +114,9 @@ def test_an_order_that_was_made_already_is_ours_and_says_who_ends_it(monkeypatch
     assert answer(monkeypatch, reply, lambda driver: driver.acquire(ORDER), tmp_path) == first
     assert len({request.url.params["requestId"] for request in sent}) == 1, "the key of the lease decides it"
     body = json.loads(sent[0].content)
-    assert body["scheduling"]["instanceTerminationAction"] == "DELETE" and 3500 < int(body["scheduling"]["maxRunDuration"]["seconds"]) <= 3600
+    assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
+    left = (ORDER.until - datetime.now(UTC)).total_seconds()
+    assert abs(int(body["scheduling"]["maxRunDuration"]["seconds"]) - left) < 30
     assert all(disk["autoDelete"] for disk in body["disks"]) and body["name"].startswith("recipe-") and body["labels"]["recipe"] in body["name"]
 
 

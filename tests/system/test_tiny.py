@@ -165,7 +165,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
         later = "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
-            f"ALTER TABLE runs DROP COLUMN {name};" for name in ("priority", "due", "idempotency", "recoveries")
+            f"ALTER TABLE runs DROP COLUMN {name};" for name in ("priority", "due", "idempotency", "recoveries", "user")
         )
         store.database.connection.executescript(f"{later} DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1")
     monkeypatch.undo()
