@@ -197,7 +197,7 @@ def test_an_output_that_says_sync_is_here_while_its_step_runs(space: Space) -> N
     run: |
       echo one > log; echo early > s/1; {seen("s/1")} early; do sleep 0.02; done
       {seen("log")} one; do sleep 0.02; done
-      echo late > s/2; rm s/1; {seen("s/2")} late; do sleep 0.02; done
+      rm s/1; echo late > s/2; {seen("s/2")} late; do sleep 0.02; done
       test ! -e "$(echo {space.root}/.recipe/attempts/*/s/1)"; echo two >> log
     outputs: {{s: {{path: s/, sync: 0.05s}}, log: {{path: log, sync: 0.05s}}, never: {{path: never, optional: true, sync: 0.05s}}}}
 """
