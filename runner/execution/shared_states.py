@@ -22,17 +22,19 @@ FIRST: Final = 1.0
 
 
 def shared(work: Work, spec: StepSpec) -> Sequence[StateSpec]:
-    """The states of a step whose checkpoints go to the shared store: all of a run for another machine, else those that say `to: store`."""
-    if work.ws.remote_cache is None:
+    """The states of a step whose checkpoints are in the shared store: all of a run for another machine, else those that say `to: store`."""
+    cache = work.ws.remote_cache
+    if cache is None:
         return ()
-    return spec.state if work.ws.delivers else [state for state in spec.state if state.shared]
+    return spec.state if work.ws.delivers or cache.checkpoints else [state for state in spec.state if state.shared]
 
 
 async def restore(work: Work, id: str, spec: StepSpec, key: str, root: Path) -> None:
     """Bring what the shared store has of a state.  What cannot be had is said: the training starts over then, or where this machine left it."""
     cache = work.ws.remote_cache
-    if any(state.shared for state in spec.state) and cache is None:
-        work.commits.say(f"{id}: its checkpoints stay here, though its state says `to: store`: no shared store is named")
+    if any(state.shared for state in spec.state) and (cache is None or not cache.pushes):
+        why = "no shared store is named" if cache is None else f"the store {cache.name} is only read (`push = true` in its settings)"
+        work.commits.say(f"{id}: its checkpoints stay here, though its state says `to: store`: {why}")
     if not shared(work, spec) or cache is None:
         return
     from ..storage import remote_states
@@ -51,8 +53,8 @@ async def restore(work: Work, id: str, spec: StepSpec, key: str, root: Path) -> 
 @contextlib.asynccontextmanager
 async def sent(work: Work, running: Running, spec: StepSpec) -> AsyncIterator[None]:
     """Put new checkpoints into the shared store while an attempt is carried out, and the last one when it is over."""
-    states = shared(work, spec)
-    if not states or running.state is None:
+    states, cache = shared(work, spec), work.ws.remote_cache
+    if not states or running.state is None or cache is None or not cache.pushes:
         yield
         return
     sender = _Sender(work, running, spec, states)

@@ -120,7 +120,8 @@ class Workspace:
 
         where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
         remote = Remote(buckets.open(settings.url, root=self.own, anonymous=settings.anonymous, **where))
-        self.remote_cache = RemoteCache(self, remote, settings.name, push=settings.push if push is None else push, asked=name is not None)
+        push = settings.push if push is None else push
+        self.remote_cache = RemoteCache(self, remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints)
         return self.remote_cache
 
     @cached_property

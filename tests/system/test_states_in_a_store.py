@@ -41,10 +41,10 @@ def moto() -> Iterator[Moto]:
 class Machine(Space):
     """A folder of its own on a machine of its own, with a shared store."""
 
-    def __init__(self, root: Path, url: str, endpoint: str, *, to: str = "to: store, ") -> None:
+    def __init__(self, root: Path, url: str, endpoint: str, *, to: str = "to: store, ", more: str = "") -> None:
         super().__init__(root)
         server = f'endpoint = "{endpoint}"\n' if endpoint else ""
-        self.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{url}"\n{server}' if url else "")
+        self.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{url}"\npush = true\n{more}{server}' if url else "")
         self.write("train.py", TRAIN)
         gate = root.parent / "gate"
         self.recipe(f"""
@@ -83,6 +83,22 @@ def test_a_state_that_does_not_say_so_stays(tmp_path: Path) -> None:
     store.mkdir()
     Machine(tmp_path / "a", str(store), "", to="").run()
     assert not list(store.glob("states/*/*"))
+
+
+def test_a_store_that_takes_checkpoints_has_those_of_every_state(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    Machine(tmp_path / "a", str(store), "", to="", more="checkpoints = true\n").run()
+    assert list(store.glob("states/*/*"))
+
+
+def test_a_store_that_is_only_read_gets_no_checkpoint_and_the_run_says_so(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    machine = Machine(tmp_path / "a", str(store), "")
+    machine.write("recipe.toml", machine.read("recipe.toml").replace("push = true", "push = false"))
+    code, _, err = machine.command("run")
+    assert code == 0 and "is only read" in err and not list(store.glob("states/*/*"))
 
 
 def test_without_a_shared_store_it_runs_and_says_that_checkpoints_stay_here(tmp_path: Path) -> None:
