@@ -19,6 +19,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
     "show": ("show", "what a recipe does, takes and gives"),
     "new": ("new", "write a first recipe to start from"),
+    "import": ("imported", "draft a recipe from a dvc.yaml or a task of SkyPilot"),
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
     "check": ("check", "what is known to go wrong with these inputs, on this machine or host, and what to do"),
     "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
