@@ -15,6 +15,8 @@ Argv: TypeAlias = Sequence[str]
 
 ROOT = ".recipe-host"
 """Our folder on a machine, below the login's home, unless a setting says otherwise."""
+SAVES = 0.75
+"""Of `Ending.grace`, the part in which what runs may save and end; in the rest what it saved is brought home."""
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 
 
@@ -314,6 +316,16 @@ class Addressed(Host, Protocol):
 
     address: str
     """What other nodes dial."""
+
+
+@runtime_checkable
+class Ending(Host, Protocol):
+    """A host whose time is limited."""
+
+    until: float
+    """Seconds since the epoch, by our clock, when all that runs there is killed; infinite where there is no limit."""
+    grace: float
+    """Seconds before that, from which on nothing new begins there and what runs is asked to save and to end."""
 
 
 @runtime_checkable

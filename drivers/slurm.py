@@ -15,18 +15,21 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mappin
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 from . import calls, machine
 from . import slurm_commands as commands
-from .base import NOTHING, ROOT, Argv, Denied, DriverError, Host, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Visiting, Wish
+from .base import NOTHING, ROOT, SAVES, Argv, Denied, DriverError, Host, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Visiting, Wish
 from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
 """Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
 PATIENCE = 60.0
 """Seconds after which a job that can never begin is given up: partitions and accounts may be in change."""
+LATER = 2.0
+"""Seconds by which a node asks what runs to end later than a run would that is connected: its own request comes first."""
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
 """Variables that the commands of Slurm get; sbatch hands all that it has to the job, and keeps it where others may read."""
 
@@ -35,8 +38,10 @@ class Slurm:
     """A cluster, asked by its own commands.
 
     `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
-    `time` is the walltime, by default that of the partition.  `queue` is how many hours a job may wait; `idle` for how many seconds an allocation
-    is kept on which nothing of ours runs and to which nobody is connected (0: until `time`).  `setup` are lines of shell before anything runs there.
+    `time` is the walltime; by default what the run needs, where that is known, else the longest that the partition allows.  `grace` is how many
+    seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
+    hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and to which nobody is connected (0: until
+    `time`).  `setup` are lines of shell before anything runs there.
     `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
     settings of the driver ssh.
     """
@@ -58,6 +63,7 @@ class Slurm:
         memory: str = "",
         queue: float = 24.0,
         idle: float = 120.0,
+        grace: float | None = None,
         root: str = ROOT,
         setup: str | Sequence[str] = (),
         python: str = "python3",
@@ -70,7 +76,7 @@ class Slurm:
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
         self._pattern = commands.Order("", "", 1, partition, account, qos, gres, constraint, str(time), cpus, memory, tuple(options))
-        self._root, self._python, self._idle = root, python, idle
+        self._root, self._python, self._idle, self._grace = root, python, idle, grace
         self._setup = (setup,) if isinstance(setup, str) else tuple(setup)
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
@@ -92,7 +98,10 @@ class Slurm:
         for name, groups in by_name.items():
             fitting = [group for group in groups if self._fits(group, wish)]
             if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
-                found.append(Offer("slurm", name, self._share(commands.least(fitting)), wish.need.nodes, fetched=time.time()))
+                longest = min(group.longest for group in fitting)
+                asked = {"time": commands.walltime(self._pattern.time, wish.hours, longest)}
+                have, hours = self._share(commands.least(fitting)), None if longest == inf else longest / 3600
+                found.append(Offer("slurm", name, have, wish.need.nodes, data=asked, longest=hours, fetched=time.time()))
             else:
                 nodes = sum(group.nodes for group in fitting or groups)
                 short = f"{nodes} nodes, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
@@ -106,10 +115,14 @@ class Slurm:
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
         asked = self._pattern._replace(
-            name=_name(order.key), comment=commands.comment(self._mark, order.key), nodes=order.offer.nodes, partition=order.offer.id
+            name=_name(order.key),
+            comment=commands.comment(self._mark, order.key),
+            nodes=order.offer.nodes,
+            partition=order.offer.id,
+            time=order.offer.data.get("time", self._pattern.time),
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
-        script = commands.script(keeper, self._python, self._root, self._idle, self._setup)
+        script = commands.script(keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup)
         return self._lease(commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key)
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
@@ -121,7 +134,8 @@ class Slurm:
             self.waits = ""
             if lease.id not in self._hosts:
                 nodes = commands.addresses(await self._ask(commands.names(job.nodes)))
-                self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}") for name, address in nodes)
+                end = time.time() + job.left, commands.grace(self._grace, job.walltime)
+                self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}", *end) for name, address in nodes)
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
         self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason})" if job.reason != "None" else ""
@@ -218,6 +232,12 @@ class Slurm:
         if node is not None:
             await node.aclose()
 
+    def _kept(self, walltime: float) -> commands.Kept:
+        if walltime == inf:
+            return commands.Kept(self._root, self._idle)
+        grace = commands.grace(self._grace, walltime)
+        return commands.Kept(self._root, self._idle, walltime - grace + LATER, grace * SAVES)
+
     def _lease(self, job: str, key: str) -> Lease:
         return Lease("slurm", job, key, {"python": self._python})
 
@@ -244,8 +264,8 @@ class SlurmHost:
 
     deadman: float | None = None
 
-    def __init__(self, driver: Slurm, lease: Lease, name: str, address: str, root: str) -> None:
-        self.name, self.address, self.root = name, address, root
+    def __init__(self, driver: Slurm, lease: Lease, name: str, address: str, root: str, until: float = inf, grace: float = 0.0) -> None:
+        self.name, self.address, self.root, self.until, self.grace = name, address, root, until, grace
         self.python = lease.data.get("python", "python3")
         self._driver, self._lease = driver, lease
 

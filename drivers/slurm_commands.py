@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from math import ceil, inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -46,7 +47,9 @@ NO_PYTHON, NO_ROOM = 93, 94
 """How the batch script ends when a node has no Python, or no folder can be made there."""
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
-NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%j|%k"
+NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
+GRACE, SHARE, MOST = 120.0, 0.25, 0.95
+"""Seconds between the SIGTERM to what runs and the walltime: so many by default, at most this share of the walltime; of a setting, that share."""
 
 
 class Group(NamedTuple):
@@ -57,6 +60,8 @@ class Group(NamedTuple):
     nodes: int
     have: Resources
     features: frozenset[str]
+    longest: float = inf
+    """Seconds that its partition lets a job last."""
 
 
 class Listed(NamedTuple):
@@ -68,6 +73,10 @@ class Listed(NamedTuple):
     submitted: float
     """Seconds since the epoch, by the clock of the cluster read as ours; 0 where it is not known."""
     nodes: str
+    left: float
+    """Seconds until its walltime."""
+    walltime: float
+    """Seconds that it may last."""
     name: str
     comment: str
 
@@ -94,7 +103,7 @@ class Order(NamedTuple):
 
 def sinfo() -> Argv:
     """Nodes, by partition and by what they have."""
-    return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%G|%f")
+    return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%l|%G|%f")
 
 
 def names(nodes: str) -> Argv:
@@ -150,16 +159,30 @@ def kept(job: str, node: str) -> str:
     return f"recipe-{job}-{node}"
 
 
-def script(keeper: str, python: str, root: str, idle: float, setup: Sequence[str]) -> bytes:
+class Kept(NamedTuple):
+    """What the keepers of an allocation are given."""
+
+    root: str
+    idle: float
+    """Seconds after which they end where nothing of ours runs; 0: never."""
+    leave: float = 0.0
+    """Seconds after the job began when what runs is to end; 0: never."""
+    grace: float = 0.0
+    """Seconds that it has for that."""
+
+
+def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes:
     """The batch script: a keeper on each node, as one step."""
     task = (
         'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
         '"$0" -c "import sys; sys.exit(sys.version_info < (3, 9))" || exit 93; '
-        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2"'
+        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2" "$root/$SLURMD_NODENAME/agent" "$4" "$5" "$6"'
     )
     step = "srun --overlap --mem=0 --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_ON_NODE --cpu-bind=none --wait=0 --kill-on-bad-exit=1 /bin/sh -c"
-    words = " ".join(shlex.quote(word) for word in (task, python or "python3", keeper, f"{idle:g}", root))
-    return "\n".join(["#!/bin/bash -l" if setup else "#!/bin/sh", *setup, f"exec {step} {words}", ""]).encode()
+    given = (f"{asked.idle:g}", asked.root, f"{asked.leave:g}", f"{asked.grace:g}")
+    words = " ".join(shlex.quote(word) for word in (task, python or "python3", keeper, *given))
+    shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
+    return "\n".join([shell, "recipe_began=$(date +%s)", *setup, f'exec {step} {words} "$recipe_began"', ""]).encode()
 
 
 # --- answers
@@ -169,11 +192,12 @@ def groups(said: str) -> list[Group]:
     """The nodes that may begin jobs, the default partition first."""
     found = []
     for line in said.splitlines():
-        partition, count, state, cpus, memory, disk, gres, features = line.split("|")
+        partition, count, state, cpus, memory, disk, longest, gres, features = line.split("|", 8)
         if state.startswith(DOWN) or state.endswith("*"):
             continue
         have = Resources(cpus=float(_number(cpus)), memory=_number(memory) << 20, gpus=gpus(gres), disk=_number(disk) << 20)
-        found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, frozenset(features.split(","))))
+        asked = frozenset(features.split(","))
+        found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, asked, seconds(longest)))
     return sorted(found, key=lambda group: not group.default)
 
 
@@ -204,13 +228,13 @@ def jobs(said: str) -> list[Listed]:
     """Jobs that are not over."""
     found = []
     for line in said.splitlines():
-        id, state, reason, submitted, nodes, name, comment = line.split("|", 6)
+        id, state, reason, submitted, nodes, left, walltime, name, comment = line.split("|", 8)
         try:
             since = datetime.fromisoformat(submitted).timestamp()
         except ValueError:
             since = 0.0
         if state not in OVER:
-            found.append(Listed(id, state, reason, since, nodes, name, comment))
+            found.append(Listed(id, state, reason, since, nodes, seconds(left), seconds(walltime), name, comment))
     return found
 
 
@@ -303,6 +327,29 @@ def check(time: str, options: Sequence[str]) -> str:
         if not name.startswith("-"):
             return f'"{option}" in `options` is no option of sbatch: write it as one word, such as "--reservation=NAME"'
     return ""
+
+
+def seconds(time: str) -> float:
+    """A time as Slurm writes it (minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]); infinite where it says none."""
+    if not TIME.fullmatch(time):
+        return inf
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
+def walltime(time: str, hours: float | None, longest: float) -> str:
+    """For how long to ask, in minutes: as the settings say, else what is wanted, else as long as the partition allows; empty: that has no limit."""
+    if time:
+        return time
+    asked = min(longest, inf if hours is None else hours * 3600)
+    return "" if asked == inf else str(max(1, min(ceil(asked / 60), int(min(longest, 1e9) / 60))))
+
+
+def grace(setting: float | None, walltime: float) -> float:
+    """Seconds before the walltime at which what runs is asked to save and to end."""
+    return min(GRACE, walltime * SHARE) if setting is None else min(setting, walltime * MOST)
 
 
 def pause(age: float) -> float:

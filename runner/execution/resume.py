@@ -95,7 +95,7 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
     for attempt in attempts:
         tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING))
-        if attempt.outcome == "failed":
+        if attempt.outcome == "failed" and not attempt.exit.get("saved"):
             failed.setdefault(attempt.step, []).append(attempt.reason)
     states = {id: stored.get(id, State.WAITING) for id in todo | open}
     made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)

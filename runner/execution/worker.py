@@ -35,6 +35,9 @@ from .resume import Claimed
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
+SPARE: Final = 600.0
+"""Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
+
 _log = Log("worker")
 
 
@@ -65,6 +68,7 @@ def work(
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         host_pool.where = settings.where
         host_pool.limit = found.plan.settings.limits.cost
+        host_pool.hours = _hours(found)
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]
             await host_pool.open(want=settings.jobs or sum(counts), nodes=max(counts))
@@ -115,6 +119,14 @@ def work(
     tell(ws, listener)
     listener.end(summary)
     return summary
+
+
+def _hours(found: Survey) -> float | None:
+    """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
+    specs = [found.plan.specs()[n] for n in found.todo]
+    timeouts = [spec.timeout for spec in specs if spec.timeout is not None and spec.select is None]
+    bounds = [found.plan.settings.limits.time, sum(timeouts) if len(timeouts) == len(specs) else None]
+    return min(((seconds + SPARE) / 3600 for seconds in bounds if seconds is not None), default=None)
 
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:

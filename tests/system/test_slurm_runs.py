@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -117,6 +118,70 @@ def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(space: Sp
     assert worker.returncode == 0, said
     assert f"is lost: job {before[0]} of Slurm is over" in said and "takes its place" in said
     assert begun.read_text() == "begun\n" * 2 and cluster.jobs() == []
+
+
+TRAIN = """
+import hashlib, json, os, pathlib, signal, sys, time
+latest, out, steps, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+done, digest, begun = json.loads(pathlib.Path(latest, "done").read_text()) if latest != "none" else (0, "", 0)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+for step in range(done + 1, steps + 1):
+    digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
+    time.sleep(pause)
+    if asked:
+        pathlib.Path("ckpt/new").mkdir(parents=True)
+        pathlib.Path("ckpt/new/done").write_text(json.dumps([step, digest, begun + 1]))
+        os.rename("ckpt/new", f"ckpt/step-{step}")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+print("attempts before this:", begun)
+pathlib.Path(out).write_text(digest)
+"""
+
+
+@pytest.mark.parametrize(("grace", "steps", "allocations"), [("grace = 57", 25, 2), pytest.param("", 1800, 3, marks=pytest.mark.proof)])
+def test_a_training_outlives_its_walltime_and_learns_the_same(space: Space, cluster: Slurm, grace: str, steps: int, allocations: int) -> None:
+    """A minute is the shortest walltime of Slurm: SIGTERM comes after three seconds of it, or, by default, after 45."""
+    settings(space, f"partition = 'short'\n{grace}")
+    space.write("train.py", TRAIN)
+    space.recipe(f"""steps:
+  s:
+    run: exec python3 train.py {{{{ state.ckpt.latest | default("none") }}}} {{{{ outputs.o }}}} {steps} 0.1
+    code: [train.py]
+    retries: {{preemption: 0}}
+    state: {{ckpt: {{path: ckpt/, checkpoint: "step-*", every: 1s}}}}
+    outputs: {{o: o}}
+""")
+    code, _, said = space.command("run", "--driver", "slurm")
+    assert code == 0, said
+    digest = ""
+    for step in range(1, steps + 1):
+        digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
+    assert space.read("o") == digest, "bit-equal to a training that nobody interrupted"
+    assert "s saves, and goes on elsewhere" in said and "takes the place of slurm n" in said
+    begun = int(space.command("logs", "s")[1].rpartition("before this: ")[2])
+    assert begun + 1 >= allocations, said
+    assert cluster.jobs() == []
+
+
+def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(space: Space, cluster: Slurm) -> None:
+    settings(space, "partition = 'short'\ngrace = 57")
+    space.write("train.py", TRAIN)
+    begun = space.root / "begun"
+    space.recipe(f"""steps:
+  s:
+    run: touch {begun}; exec python3 train.py none {{{{ outputs.o }}}} 10000 0.05
+    code: [train.py]
+    state: {{ckpt: {{path: ckpt/, checkpoint: "step-*"}}}}
+    outputs: {{o: o}}
+""")
+    worker = space.start("run", "--driver", "slurm")
+    there = space.root.parent / "there"
+    until(lambda: begun.exists() or worker.poll() is not None, seconds=30)
+    worker.kill()
+    worker.communicate()
+    until(lambda: list(there.glob("n*/states/*/ckpt/step-*/done")), seconds=30)
 
 
 def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from drivers import slurm_commands as commands
@@ -45,19 +47,22 @@ def test_a_reason_that_does_not_pass_is_told_from_one_that_does(reason: str, nev
 def test_jobs_that_are_over_are_not_listed_and_a_comment_bears_any_key() -> None:
     key = "a/key with: |odd| characters \udcff"
     lines = [
-        f"7|RUNNING|None|2026-11-22T10:00:00|n[1-2]|recipe-1|{commands.comment('m', key)}",
-        "8|COMPLETING|None|2026-11-22T10:00:00|n1|recipe-2|recipe:m:x",
-        "9|PENDING|Resources|N/A||other|",
+        f"7|RUNNING|None|2026-11-22T10:00:00|n[1-2]|1:02|1-00:00:00|recipe-1|{commands.comment('m', key)}",
+        "8|COMPLETING|None|2026-11-22T10:00:00|n1|0:00|1:00|recipe-2|recipe:m:x",
+        "9|PENDING|Resources|N/A||UNLIMITED|UNLIMITED|other|",
     ]
     found = commands.jobs("\n".join(lines))
     assert [(job.id, commands.key_of(job.comment, "m")) for job in found] == [("7", key), ("9", None)]
+    assert [(job.left, job.walltime) for job in found] == [(62, 86_400), (inf, inf)]
     assert commands.key_of(found[0].comment, "another installation") is None
 
 
 def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_first() -> None:
-    said = "gpu|4|idle|64|512000|100|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|(null)|(null)\nmain*|9|drained*|8|2000|0|(null)|(null)\nmain*|1|idle*|8|1|0||"
+    said = "gpu|4|idle|64|512000|100|2-00:00:00|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|infinite|(null)|(null)\n"
+    said += "main*|9|drained*|8|2000|0|infinite|(null)|(null)\nmain*|1|idle*|8|1|0|infinite||"
     found = commands.groups(said)
     assert [(group.partition, group.nodes, group.have.gpus) for group in found] == [("main", 2, 0), ("gpu", 4, 8)]
+    assert [group.longest for group in found] == [inf, 172_800]
     assert commands.partitions(said) == ["gpu", "main"]
     assert commands.gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.gpus("gpu") == 1
 
@@ -83,6 +88,27 @@ def test_a_queue_is_asked_often_at_first_and_at_last_once_a_minute() -> None:
 
 def test_a_cluster_without_overlap_is_too_old() -> None:
     assert "20.11 or later" in commands.too_old("19.05.5") and not commands.too_old("22.05.8") and not commands.too_old("")
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-12", 129_600), ("1-12:30", 131_400), ("0:05", 5), ("UNLIMITED", inf), ("NOT_SET", inf)],
+)
+def test_times_are_read_as_slurm_writes_them(time: str, seconds: float) -> None:
+    assert commands.seconds(time) == seconds
+
+
+@pytest.mark.parametrize(
+    ("time", "hours", "longest", "asked"),
+    [("2:00:00", 9, 60, "2:00:00"), ("", 1.5, inf, "90"), ("", 1.5, 3600, "60"), ("", None, 3600, "60"), ("", None, inf, ""), ("", 0.001, inf, "1")],
+)
+def test_the_walltime_is_what_is_needed_or_the_longest_that_the_partition_allows(time: str, hours: float | None, longest: float, asked: str) -> None:
+    assert commands.walltime(time, hours, longest) == asked
+
+
+def test_a_short_walltime_has_a_short_grace() -> None:
+    assert [commands.grace(None, walltime) for walltime in (60, 3600)] == [15, 120]
+    assert [commands.grace(300, walltime) for walltime in (60, 3600)] == [57, 300]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
