@@ -153,8 +153,9 @@ def test_a_training_outlives_its_walltime_and_learns_the_same(space: Space, clus
     state: {{ckpt: {{path: ckpt/, checkpoint: "step-*", every: 1s}}}}
     outputs: {{o: o}}
 """)
-    code, _, said = space.command("run", "--driver", "slurm")
-    assert code == 0, said
+    run = space.start("run", "--driver", "slurm")
+    _, said = run.communicate(timeout=60 + steps)
+    assert run.returncode == 0, said
     digest = ""
     for step in range(1, steps + 1):
         digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
@@ -222,6 +223,19 @@ def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) ->
     for cwd in space.root.parent.glob("there/n1/attempts/*"):
         cluster.ask("pkill", "-f", "sleep 1000", check=False) if cwd.is_dir() else None
     until(lambda: not cluster.jobs(), seconds=90)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(space: Space, cluster: Slurm, number: signal.Signals) -> None:
+    cluster.ask("sbatch", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap", "sleep 100")
+    space.recipe("steps: {s: {run: 'true'}}")
+    worker = space.start("run", "--driver", "slurm")
+    until(lambda: len(cluster.jobs()) == 2 or worker.poll() is not None, seconds=30)
+    worker.send_signal(number)
+    _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 130, said
+    assert len(cluster.jobs()) == 1
+    assert "is given back" in said
 
 
 @pytest.mark.parametrize(
