@@ -374,3 +374,7 @@ class Denied(DriverError):
 
 class Rejected(DriverError):
     """We asked for nonsense: a bug, or a wrong recipe."""
+
+
+class WrongSetting(Rejected):
+    """A setting of the driver is wrong, whatever is asked of it."""

@@ -14,14 +14,33 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 from . import calls, machine
 from . import slurm_commands as commands
-from .base import NOTHING, ROOT, SAVES, Argv, Denied, DriverError, Host, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Visiting, Wish
+from .base import (
+    NOTHING,
+    ROOT,
+    SAVES,
+    Argv,
+    Denied,
+    DriverError,
+    Host,
+    Lease,
+    Offer,
+    Order,
+    Rejected,
+    Resources,
+    Traits,
+    Unreachable,
+    Unsure,
+    Visiting,
+    Wish,
+    WrongSetting,
+)
 from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
@@ -71,7 +90,7 @@ class Slurm:
         login: str | Mapping[str, Any] = "",
     ) -> None:
         if wrong := commands.check(str(time), options):
-            raise Rejected(wrong)
+            raise WrongSetting(wrong)
         self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
@@ -84,6 +103,7 @@ class Slurm:
         self._node: Host | None = None  # that login, once it was reached
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
+        self._begins: dict[str, str] = {}  # by key: when the job may begin, as Slurm estimated before it was submitted
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
@@ -123,6 +143,11 @@ class Slurm:
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
         script = commands.script(keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup)
+        try:
+            said = await self._ask(commands.trial(commands.sbatch(asked)), script, "sbatch")
+        except Unsure as error:  # nothing was submitted
+            raise Unreachable(str(error)) from error
+        self._begins[order.key] = commands.begins(said, datetime.now())
         return self._lease(commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key)
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
@@ -138,7 +163,8 @@ class Slurm:
                 self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}", *end) for name, address in nodes)
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
-        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason})" if job.reason != "None" else ""
+        begins = f", and may begin at {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
+        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason}){begins}" if job.reason != "None" else ""
         if (why := commands.hopeless(job.reason)) and age > PATIENCE:
             raise Denied(f"job {job.id} never begins: {why} ({job.reason})")
         self._again[lease.id] = time.monotonic() + commands.pause(age)
@@ -177,6 +203,8 @@ class Slurm:
         except Rejected as error:
             if not end.words:
                 await self._job(lease)  # raises HostLost where it is over
+                if "execve()" in str(error):
+                    raise Denied(commands.WITHOUT_PYTHON) from error
                 raise Unreachable(f"{node} does not answer: {error}") from error
         if not end.words:
             await self._job(lease)
@@ -199,8 +227,8 @@ class Slurm:
     async def _listed(self, name: str = "") -> list[Listed]:
         return commands.jobs(await self._ask(commands.squeue(name)))
 
-    async def _ask(self, argv: Argv, script: bytes = b"") -> str:
-        """What a command of Slurm prints.  Raises what it complains of, as a DriverError."""
+    async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
+        """What a command of Slurm prints.  Raises what it complains of, as a DriverError.  `program`: what is run, where a shell runs it."""
 
         async def input() -> AsyncIterator[bytes]:
             yield script
@@ -210,9 +238,9 @@ class Slurm:
                 stream = await self._run(argv, input() if script else NOTHING)
                 return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
         except Rejected as error:
-            raise commands.refused(argv[0], str(error)) from error
+            raise commands.refused(program or argv[0], str(error)) from error
         except TimeoutError as error:
-            raise commands.refused(argv[0], "Socket timed out") from error
+            raise commands.refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """A program here, or on the login node.  Raises DriverError where that cannot be reached."""

@@ -17,6 +17,8 @@ PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
 OURS = (
     *("--account", "--chdir", "--comment", "--constraint", "--cpus-per-task", "--exclusive", "--export", "--gres", "--job-name", "--mem", "--nodes"),
     *("--no-requeue", "--ntasks", "--ntasks-per-node", "--output", "--parsable", "--partition", "--qos", "--requeue", "--time", "--wait", "--wrap"),
+    *("--array", "--deadline", "--hold", "--input", "--mem-per-cpu", "--mem-per-gpu", "--ntasks-per-socket", "--test-only", "--time-min"),
+    *("-H", "-a", "-i"),
     *("-A", "-C", "-D", "-J", "-N", "-W", "-c", "-n", "-o", "-p", "-q", "-t"),
 )
 """Options of sbatch that the driver sets itself, or that would break it."""
@@ -45,6 +47,9 @@ SILENT = ("unable to contact", "socket timed out", "connection refused", "connec
 """What is said of a controller that does not answer."""
 NO_PYTHON, NO_ROOM = 93, 94
 """How the batch script ends when a node has no Python, or no folder can be made there."""
+YEAR = 365 * 86400
+"""Seconds from now after which nothing is estimated: Slurm means that it does not know."""
+WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
@@ -142,6 +147,12 @@ def sbatch(order: Order) -> Argv:
         *(f"--{name}={value}" for name, value in said.items() if value),
         *order.options,
     )
+
+
+def trial(asked: Argv) -> Argv:
+    """The same `sbatch`, which submits nothing: it is refused what can never run, and prints when it would begin, on stdout."""
+    keep = 'said=$("$@" 2>&1) && echo "$said" || { code=$?; echo "$said" >&2; exit $code; }'
+    return ("/bin/sh", "-c", keep, "sh", asked[0], "--test-only", *asked[1:])
 
 
 def srun(job: str, node: str, program: Argv) -> Argv:
@@ -246,12 +257,21 @@ def submitted(said: str) -> str:
     return found[1]
 
 
+def begins(said: str, now: datetime) -> str:
+    """When a job would begin, by `trial`, as the cluster's clock has it; empty where that is at once or no estimate: a year and more ahead."""
+    found = re.search(r" to start at (\d{4}-\d\d-\d\dT\d\d:\d\d)", said)
+    if found is None:
+        return ""
+    ahead = (datetime.fromisoformat(found[1]) - now).total_seconds()
+    return found[1].replace("T", " ") if 60 < ahead < YEAR else ""
+
+
 def ended(job: str, said: str) -> DriverError:
     """Why a job is over, by `story`: Denied where the next one would end like it."""
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
     code = _number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
-        return Denied("a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`")
+        return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
         return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
     reason = told.get("Reason", "None")
@@ -291,7 +311,8 @@ def gpus(gres: str) -> int:
 
 def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
-    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd)\S*: (error: )?", "", words.strip(), flags=re.MULTILINE)
+    said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
+    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
     low = said.lower()
     if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
         return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")
@@ -322,7 +343,7 @@ def check(time: str, options: Sequence[str]) -> str:
         return f'the time "{time}" is none: write minutes, hours:minutes:seconds or days-hours, such as time = "2:00:00"'
     for option in options:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if name in OURS:
+        if any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--":  # sbatch takes the beginning of a name for the name
             return f'the option "{option}" is the driver\'s own: leave it out of `options`, and use the setting of [drivers.slurm]'
         if not name.startswith("-"):
             return f'"{option}" in `options` is no option of sbatch: write it as one word, such as "--reservation=NAME"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from math import inf
 
 import pytest
@@ -75,6 +76,8 @@ def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lo
 
 def test_settings_that_fight_the_drivers_own_are_named() -> None:
     assert "--nodes=3" in commands.check("", ["--reservation=x", "--nodes=3"])
+    assert "--nod=3" in commands.check("", ["--nod=3"]), "sbatch takes it for --nodes"
+    assert not commands.check("", ["--nodelist=n1", "--nice", "--gres-flags=enforce-binding", "--mail-type=END", "--begin=18:00"])
     assert "-N2" in commands.check("", ["-N2"]) and "is no option" in commands.check("", ["exclusive"])
     assert "soon" in commands.check("soon", []) and not commands.check("1-12:00", ["--reservation=x"])
 
@@ -109,6 +112,12 @@ def test_the_walltime_is_what_is_needed_or_the_longest_that_the_partition_allows
 def test_a_short_walltime_has_a_short_grace() -> None:
     assert [commands.grace(None, walltime) for walltime in (60, 3600)] == [15, 120]
     assert [commands.grace(300, walltime) for walltime in (60, 3600)] == [57, 300]
+
+
+@pytest.mark.parametrize(("when", "shown"), [("2026-11-23T14:03:00", "2026-11-23 14:03"), ("2026-11-23T12:00:30", ""), ("6109-01-01T00:00:00", "")])
+def test_an_estimate_of_the_start_is_shown_unless_it_is_of_another_age(when: str, shown: str) -> None:
+    said = f"sbatch: Job 7 to start at {when} using 2 processors on nodes n[1-2] in partition main"
+    assert commands.begins(said, datetime(2026, 11, 23, 12)) == shown
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
