@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mappin
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,6 +45,8 @@ from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
 """Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
+DECIDED = ("time", "gres", "cpus", "memory")
+"""What an offer says of the job that is submitted for it."""
 PATIENCE = 60.0
 """Seconds after which a job that can never begin is given up: partitions and accounts may be in change."""
 LATER = 2.0
@@ -119,9 +121,10 @@ class Slurm:
             fitting = [group for group in groups if self._fits(group, wish)]
             if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
                 longest = min(group.longest for group in fitting)
-                asked = {"time": commands.walltime(self._pattern.time, wish.hours, longest)}
-                have, hours = self._share(commands.least(fitting)), None if longest == inf else longest / 3600
-                found.append(Offer("slurm", name, have, wish.need.nodes, data=asked, longest=hours, fetched=time.time()))
+                share, hours = self._share(commands.least(fitting), wish), None if longest == inf else longest / 3600
+                asked = self._pattern._asdict() | {"time": commands.walltime(self._pattern.time, wish.hours, longest), **self._asked(share, wish)}
+                data = {key: str(asked[key]) for key in DECIDED if asked[key]}
+                found.append(Offer("slurm", name, share, wish.need.nodes, data=data, longest=hours, fetched=time.time()))
             else:
                 nodes = sum(group.nodes for group in fitting or groups)
                 short = f"{nodes} nodes, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
@@ -134,12 +137,16 @@ class Slurm:
         for job in await self._listed(_name(order.key)):
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
+        data = order.offer.data
         asked = self._pattern._replace(
             name=_name(order.key),
             comment=commands.comment(self._mark, order.key),
             nodes=order.offer.nodes,
             partition=order.offer.id,
-            time=order.offer.data.get("time", self._pattern.time),
+            time=data.get("time", ""),
+            gres=data.get("gres", ""),
+            cpus=int(data["cpus"]) if "cpus" in data else None,
+            memory=data.get("memory", ""),
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
         script = commands.script(keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup)
@@ -275,16 +282,35 @@ class Slurm:
             return False
         if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(self._pattern.gres) > (group.have.gpus or 0):
             return False
-        return machine.enough(self._share(group.have), wish._replace(need=replace(wish.need, nodes=1)))
+        return machine.enough(self._share(group.have, wish), wish._replace(need=replace(wish.need, nodes=1)))
 
-    def _share(self, have: Resources) -> Resources:
-        """What an allocation has of one node."""
+    def _share(self, have: Resources, wish: Wish) -> Resources:
+        """What an allocation has of one node: what the settings say, else as much as steps use at once, else all."""
+        wanted = wish.together
+        cpus = self._pattern.cpus or (wanted.cpus and ceil(wanted.cpus))
+        gpus = have.gpus or 0
+        if self._pattern.gres:
+            gpus = commands.gpus(self._pattern.gres)
+        elif wanted.gpus is not None:
+            gpus = min(gpus, wanted.gpus)
+        part = bool(cpus and wanted.memory and not self._pattern.memory)
         return Resources(
-            cpus=float(self._pattern.cpus) if self._pattern.cpus else have.cpus,
-            memory=have.memory,
-            gpus=commands.gpus(self._pattern.gres),
+            cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
+            memory=min(have.memory or 0, wanted.memory or 0) if part else have.memory,
+            gpus=gpus,
             disk=have.disk,
         )
+
+    def _asked(self, share: Resources, wish: Wish) -> dict[str, object]:
+        """That share, as sbatch is asked for it, where the settings leave it open."""
+        asked: dict[str, object] = {}
+        if share.gpus and not self._pattern.gres:
+            asked["gres"] = f"gpu:{share.gpus}"
+        if wish.together.cpus and not self._pattern.cpus:
+            asked["cpus"] = int(share.cpus or 1)
+            if wish.together.memory and not self._pattern.memory:
+                asked["memory"] = f"{ceil((share.memory or 0) / (1 << 20))}M"
+        return asked
 
 
 class SlurmHost:

@@ -138,7 +138,7 @@ def config_of() -> Argv:
 def sbatch(order: Order) -> Argv:
     """Ask for an allocation: whole nodes, but for a number of `cpus`.  The script is its input."""
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
-    share += [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
+    share += [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []  # 0: all of it
     said = {"account": order.account, "qos": order.qos, "gres": order.gres, "constraint": order.constraint, "time": order.time}
     return (
         *("sbatch", "--parsable", f"--job-name={order.name}", f"--comment={order.comment}", "--no-requeue", f"--nodes={order.nodes}"),

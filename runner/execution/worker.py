@@ -29,15 +29,12 @@ from ..survey.survey import Survey
 from . import loop
 from .commit import GroupCommit
 from .loop import Report
-from .refusals import at_once, fits, sent
+from .refusals import at_once, demand, fits, sent
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
-
-SPARE: Final = 600.0
-"""Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
 
 _log = Log("worker")
 
@@ -69,11 +66,10 @@ def work(
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         host_pool.where = settings.where
         host_pool.limit = found.plan.settings.limits.cost
-        host_pool.hours = _hours(found)
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]
             with _interruptible(host_pool) if handover is None else contextlib.nullcontext():
-                await host_pool.open(want=settings.jobs or sum(counts), nodes=max(counts))
+                await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool, settings.jobs))
             needs = {host_pool.need(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
@@ -138,14 +134,6 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
 
     with signals(end, end):
         yield
-
-
-def _hours(found: Survey) -> float | None:
-    """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
-    specs = [found.plan.specs()[n] for n in found.todo]
-    timeouts = [spec.timeout for spec in specs if spec.timeout is not None and spec.select is None]
-    bounds = [found.plan.settings.limits.time, sum(timeouts) if len(timeouts) == len(specs) else None]
-    return min(((seconds + SPARE) / 3600 for seconds in bounds if seconds is not None), default=None)
 
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:

@@ -139,8 +139,6 @@ class HostPool:
     """Have steps that need no GPU run on rented machines, too."""
     limit: float | None = None
     """US dollars that the run may cost."""
-    hours: float | None = None
-    """For which its steps run at most, as far as the plan says."""
     where: Mapping[str, str] = field(default_factory=dict)
     """Filters of what is rented, beside those of the driver's settings."""
     unmet: dict[Need, str] = field(default_factory=dict)
@@ -154,7 +152,7 @@ class HostPool:
     leases: Leases | None = None
     _idle: float = IDLE
     _market: Market | Literal["any"] = "on-demand"
-    _nodes: int = 1
+    _wish: Wish = field(default_factory=Wish)
     _used: list[_Used] = field(default_factory=list)
     _spot: set[str] = field(default_factory=set)
     """Names of places that were rented on the spot market."""
@@ -225,10 +223,10 @@ class HostPool:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
         return need_for(wants, self._market if self._taken < TAKEN_AWAY else "on-demand")
 
-    async def open(self, *, want: int, nodes: int = 1) -> None:
+    async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
 
-        There are `nodes` hosts then, or all that can be had.
+        There are as many hosts then as `wish` needs nodes, or all that can be had.
 
         Raises Busy when all is taken, DriverError.
         """
@@ -237,7 +235,8 @@ class HostPool:
         if not self.away:
             self.sites = [self.here]
             return
-        self.leases, self._nodes = self._leases(), nodes
+        self.leases = self._leases()
+        self._wish = wish()
         await self._tidy()
         kept = _by_machine(await self.leases.adopt())
         if self.priced:
@@ -257,15 +256,14 @@ class HostPool:
                 await self.allocate()
             return
         for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < self._nodes))
+            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < self._wish.need.nodes))
             if missing > 0 or offer.id in kept:
                 await self._take(offer, missing, Need(), kept.pop(offer.id, []))
 
     async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
-        need = Need(nodes=self._nodes)
-        for offer in await self._offers(Wish(need, hours=self.hours)):
-            if found := await self._take(offer, 1, need):
+        for offer in await self._offers(self._wish):
+            if found := await self._take(offer, 1, self._wish.need):
                 return found
         return ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,7 +70,7 @@ def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: 
     )
     assert space.run(settings=SLURM) == ["a", "b"]
     assert space.read("o.txt").strip() == "0", "a step is not told that it is a job of Slurm"
-    assert "/there/n1/attempts/" in space.read("p.txt")
+    assert re.search("/there/n[12]/attempts/", space.read("p.txt"))
     assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
     assert cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
     assert space.run() == [], "what was made on a cluster is fresh here"
@@ -199,16 +200,19 @@ def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space,
 
 @pytest.mark.longer
 def test_many_steps_cost_the_controller_few_questions(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = space.root.parent / "counted", space.root.parent / "bin"
+    counted, asked, path = (space.root.parent / name for name in ("counted", "asked", "bin"))
     path.mkdir()
     for name in COMMANDS:
         wrapper = path / name
-        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\nexec {shutil.which(name)} "$@"\n')
+        log = f'echo "$*" >> {asked}\n' if name == "sbatch" else ""
+        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\n{log}exec {shutil.which(name)} "$@"\n')
         wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(path), prepend=":")
-    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true'}}}}")
+    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true', resources: {{cpus: 1}}}}}}")
     assert len(space.run(settings=SLURM)) == STEPS
     said = counted.read_text().split()
+    tried, submitted = asked.read_text().splitlines()
+    assert "--test-only" in tried and "--nodes=1" in submitted and "--cpus-per-task=2" in submitted, "one allocation, as large as a node"
     assert len(said) < 36 <= STEPS, {name: said.count(name) for name in COMMANDS}  # a busy machine holds a few streams more
 
 
@@ -216,11 +220,11 @@ def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) ->
     settings(space, "idle = 1")
     space.recipe("steps: {s: {run: 'echo begun > begun; sleep 1000', outputs: {o: o.txt}}}")
     worker = space.start("run", "--driver", "slurm")
-    until(lambda: list(space.root.parent.glob("there/n1/attempts/*/begun")) or worker.poll() is not None, seconds=30)
+    until(lambda: list(space.root.parent.glob("there/n*/attempts/*/begun")) or worker.poll() is not None, seconds=30)
     worker.kill()
     worker.communicate()
     assert cluster.jobs(), "a step runs there"
-    for cwd in space.root.parent.glob("there/n1/attempts/*"):
+    for cwd in space.root.parent.glob("there/n*/attempts/*"):
         cluster.ask("pkill", "-f", "sleep 1000", check=False) if cwd.is_dir() else None
     until(lambda: not cluster.jobs(), seconds=90)
 
@@ -276,7 +280,7 @@ def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Sl
         monkeypatch.setenv("SLURM_CONF", "/nowhere")
         space.recipe("steps: {s: {run: 'pwd > o.txt', outputs: {o: o.txt}}}")
         assert space.run(settings=SLURM) == ["s"]
-    assert "/there/n1/attempts/" in space.read("o.txt")
+    assert re.search("/there/n[12]/attempts/", space.read("o.txt"))
     monkeypatch.undo()
     assert cluster.jobs() == []
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from math import inf
+from typing import Any
 
 import pytest
 
 from drivers import slurm_commands as commands
-from drivers.base import Denied, DriverError, HostLost, Rejected, Throttled, Unreachable, Unsure
-from drivers.slurm import _End
+from drivers.base import Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, Wish
+from drivers.slurm import Slurm, _End
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,23 @@ def test_a_short_walltime_has_a_short_grace() -> None:
 def test_an_estimate_of_the_start_is_shown_unless_it_is_of_another_age(when: str, shown: str) -> None:
     said = f"sbatch: Job 7 to start at {when} using 2 processors on nodes n[1-2] in partition main"
     assert commands.begins(said, datetime(2026, 11, 23, 12)) == shown
+
+
+@pytest.mark.parametrize(
+    ("together", "settings", "asked"),
+    [
+        (Resources(cpus=None, gpus=4), {}, {"gres": "gpu:4"}),
+        (Resources(cpus=None, gpus=0), {}, {}),
+        (Resources(cpus=64, gpus=99), {}, {"gres": "gpu:8", "cpus": 16}),
+        (Resources(cpus=2.5, memory=3 << 30, gpus=0), {}, {"cpus": 3, "memory": "3072M"}),
+        (Resources(cpus=2, memory=3 << 30, gpus=2), {"cpus": 8, "memory": "9G", "gres": "gpu:1"}, {}),
+    ],
+)
+def test_an_allocation_is_as_large_as_what_runs_at_once_unless_settings_say_it(
+    together: Resources, settings: dict[str, Any], asked: dict[str, object]
+) -> None:
+    driver, wish = Slurm(**settings), Wish(together=together)
+    assert driver._asked(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish) == asked
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
