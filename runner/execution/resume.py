@@ -50,10 +50,12 @@ POISON: Final = 3
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
     """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
 
-    Other runs of the recipe with dead workers are over.  Raises Busy where `wanted` cannot go on.
+    Other runs of the recipe file with dead workers are over; those of another file with the same name are left to their own.  Raises Busy where `wanted` cannot go on.
     """
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
+        if row.id != wanted and row.data.get("source") != str(found.source):
+            continue
         asked = row.id == wanted or (not wanted and row.data.get("digest") == digest and row.request != "cancel")
         if row.due is not None and not asked:  # a worker takes it
             continue
