@@ -50,7 +50,9 @@ POISON: Final = 3
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
     """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
 
-    Other runs of the recipe file with dead workers are over; those of another file with the same name are left to their own.  Raises Busy where `wanted` cannot go on.
+    Other runs of the recipe file with dead workers are over; those of another file with the same name are left to their own.
+
+    Raises Busy where `wanted` cannot go on.
     """
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
