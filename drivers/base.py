@@ -269,6 +269,18 @@ class Queueing(Driver, Protocol):
 
 
 @runtime_checkable
+class Working(Driver, Protocol):
+    """A driver that can carry out a run itself, on one of its machines."""
+
+    async def work(self, command: Argv, cwd: str, log: str) -> str:
+        """Run a command there for as long as it takes, and again after it was ended with its machine; answers what it is called there.
+
+        Paths are those of here: the disk has to be shared.  Raises DriverError.
+        """
+        ...
+
+
+@runtime_checkable
 class Describing(Driver, Protocol):
     """A driver of something that describes itself, such as a cluster."""
 

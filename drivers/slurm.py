@@ -187,6 +187,21 @@ class Slurm:
         found = [(job.id, commands.key_of(job.comment, self._mark)) for job in await self._listed()]
         return [self._lease(id, key) for id, key in found if key is not None]
 
+    async def work(self, command: Argv, cwd: str, log: str) -> str:
+        """A job of one processor, as long as its partition allows, which submits the next before its time is over.  Raises DriverError."""
+        if self._login is not None:
+            raise Denied("a worker in the cluster needs the disk of this machine, and `login` names another: run the command there")
+        groups = commands.groups(await self._ask(commands.sinfo()))
+        group = next((group for group in groups if self._pattern.partition in ("", group.partition)), None)
+        if group is None:
+            raise Denied(f"no node of partition {self._pattern.partition or 'any'} may begin a job now")
+        asked = self._pattern._replace(
+            name="recipe-worker", partition=group.partition, time=commands.walltime("", None, group.longest), cpus=1, gres="", memory=""
+        )
+        job = commands.worker_job(asked, cwd, log, commands.grace(None, group.longest))
+        script = commands.worker_script(job, command, f"{log.removesuffix('.log')}.sh")
+        return commands.submitted(await self._ask(job, script))
+
     async def about(self) -> Sequence[tuple[str, str]]:
         """What the cluster says of itself.  Raises Denied where it is too old."""
         told = commands.config(await self._ask(commands.config_of()))

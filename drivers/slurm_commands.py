@@ -149,6 +149,34 @@ def sbatch(order: Order) -> Argv:
     )
 
 
+def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
+    """Ask for a job that works on a run.  What it needs of its own is small, so that it shares a node."""
+    said = {"partition": order.partition, "account": order.account, "qos": order.qos, "time": order.time}
+    return (
+        *("sbatch", "--parsable", f"--job-name={order.name}", "--no-requeue", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"),
+        *(f"--signal=B:USR1@{max(1, round(grace))}", f"--output={log}", "--open-mode=append", f"--chdir={cwd}"),
+        *(f"--{name}={value}" for name, value in said.items() if value),
+    )
+
+
+def worker_script(job: Argv, command: Argv, kept: str) -> bytes:
+    """The script of such a job, which keeps itself in a file.  Warned of its end, it submits the next and leaves the steps to that one's worker."""
+    return f"""#!/bin/sh
+cat "$0" >{shlex.quote(kept)}
+next() {{
+  {job[0]} --dependency=afterany:$SLURM_JOB_ID {shlex.join(job[1:])} {shlex.quote(kept)} && kill -KILL $worker && exit 0
+}}
+trap next USR1
+{shlex.join(command)} &
+worker=$!
+while :; do
+  wait $worker
+  code=$?
+  kill -0 $worker 2>/dev/null || exit $code
+done
+""".encode("utf-8", "surrogateescape")
+
+
 def trial(asked: Argv) -> Argv:
     """The same `sbatch`, which submits nothing: it is refused what can never run, and prints when it would begin, on stdout."""
     keep = 'said=$("$@" 2>&1) && echo "$said" || { code=$?; echo "$said" >&2; exit $code; }'

@@ -285,6 +285,26 @@ def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Sl
     assert cluster.jobs() == []
 
 
+def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:
+    gate, begun = space.root / "gate", space.root / "begun"
+    space.recipe(
+        f"steps: {{s: {{run: 'echo begun >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt', outputs: {{o: o.txt}}}}}}"
+    )
+    code, out, said = space.command("run", "--driver", "slurm", "--in-cluster")
+    assert code == 0, said
+    first = re.search(r"job (\d+) works on this run", out)
+    log = re.search(r"tail -F (\S+)", out)
+    assert first and log
+    until(begun.exists, seconds=30)
+    cluster.ask("scancel", "--batch", "--signal=USR1", first[1])  # as Slurm does before the end of its time
+    until(lambda: Path(log[1]).read_text().count("resuming run") == 1, seconds=30)
+    gate.touch()
+    until(lambda: not cluster.jobs(), seconds=30)
+    assert space.read("o.txt") == "made\n" and begun.read_text() == "begun\n", Path(log[1]).read_text()
+    assert space.command("run", "--driver", "slurm", "--in-cluster")[1].count("works on this run") == 0, "nothing is submitted where all is fresh"
+    assert space.command("run", "--in-cluster", "-B")[0] == 2, "only a cluster has such jobs"
+
+
 def test_doctor_describes_the_cluster(space: Space) -> None:
     code, out, _ = space.command("doctor", "--driver", "slurm")
     assert code == 0 and "proctrack/" in out and "main, short" in out
