@@ -64,7 +64,11 @@ def _succeed_in_time(work: Work) -> None:
     """Have what runs on an allocation that is about to end save, ask for the next one meanwhile, and give back the one on which nothing runs."""
     _save_in_time(work)
     pool = work.host_pool
-    for site in pool.ending() if not (work.scheduler.held or work.control.stopping) else ():
+    if not pool.leaving():
+        return
+    states = work.scheduler.states()
+    needed = not (work.scheduler.held or work.control.stopping) and any(states[id] not in FINAL and not work.stays(id) for id in work.todo)
+    for site in pool.ending() if needed else ():
         work.replacing += 1
         work.beside(replaced(work, site, pool.allocate()))
     for site in pool.spent_leases():
