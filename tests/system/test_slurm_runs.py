@@ -313,6 +313,7 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(s
     assert space.read("o.txt") == "made\n" and begun.read_text() == "begun\n", Path(log[1]).read_text()
     assert space.command("run", "--driver", "slurm", "--in-cluster")[1].count("works on this run") == 0, "nothing is submitted where all is fresh"
     assert space.command("run", "--in-cluster", "-B")[0] == 2, "only a cluster has such jobs"
+    assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"
 
 
 def test_doctor_describes_the_cluster(space: Space) -> None:
