@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,6 +25,7 @@ from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
+from .reporting import LAST_WORDS, delivering
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
@@ -164,15 +166,19 @@ def serve(
     `store`: runs of all workspaces that use this shared store, by its name in the settings; empty for the default one.  Raises NotFound without one.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
-    while not handover.asked:
-        with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
-            if store is not None:
-                offer = offer._replace(store=_shared(ws, store).remote.url)
-            claimed = _next(ws, who, offer, handover, once=once)
-            if claimed is not None:
-                _carry_out(ws, claimed, listener(), handover)
-            elif once:
-                return
+    with ExitStack() as beside:
+        delivers = False
+        while not handover.asked:
+            with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
+                if store is not None:
+                    offer = offer._replace(store=_shared(ws, store).remote.url)
+                if not delivers and ws.letters is not None:
+                    delivers = beside.enter_context(delivering(ws, LAST_WORDS))
+                claimed = _next(ws, who, offer, handover, once=once)
+                if claimed is not None:
+                    _carry_out(ws, claimed, listener(), handover)
+                elif once:
+                    return
 
 
 def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bool) -> Submitted | None:

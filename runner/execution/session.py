@@ -16,6 +16,7 @@ from ..storage.files import Content
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
+from .reporting import LAST_WORDS, delivering
 from .results import results, sizes, tell
 from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, new_id, noted
 
@@ -124,7 +125,8 @@ def _worked(
         return claimed.fence
 
     try:
-        return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
+        with delivering(ws, LAST_WORDS):
+            return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
     except BaseException:
         if claimed.fence:
             ws.store.runs.release(claimed.id, claimed.fence)

@@ -1,0 +1,39 @@
+"""The program of `[hooks] spend`: asked before a run costs anything, and told what it cost.  JSON on its standard input, an exit status back.
+
+It may be asked twice for the same `id`, which is its key: what was reserved, charged or refunded under it already is not done again.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from .sending import Answer
+
+PATIENCE: Final = 30.0
+"""Seconds that the program may take."""
+REFUSED: Final = 402
+_WORDS: Final = 300
+
+
+def receiver(argv: Sequence[str]) -> str:
+    """The program, as the outbox has it."""
+    return f"spend {shlex.join(argv)}"
+
+
+def told(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) -> Answer:
+    """Ask the program, in the folder `root`.  A status that is not 0 is a refusal, with what it printed."""
+    try:
+        done = subprocess.run(
+            argv, input=body, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=PATIENCE, cwd=root,
+            env=dict(environ), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Answer(0, f"it did not end within {PATIENCE:g} s")
+    except OSError as error:
+        return Answer(0, f"{argv[0]} cannot be started: {error.strerror}")
+    words = " ".join(done.stdout.split())[:_WORDS]
+    return Answer(200) if done.returncode == 0 else Answer(REFUSED, words or f"it ended with {done.returncode}")
