@@ -17,6 +17,7 @@ from ..digest import of_value
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..hosts import client
 from ..planning.schedule import Move
+from ..reports import sealing
 from ..storage.files import Content
 from ..storage.objects import delete
 from ..storage.remote_states import Lying
@@ -52,6 +53,7 @@ class Ticket(NamedTuple):
     labels: Mapping[str, str] = {}
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
+    told: Mapping[str, object] = {}  # who is told of the run beside the receivers of the settings: `webhooks`, `job`
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
 
@@ -71,7 +73,10 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
-    data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])}
+    told = [sealing.without(ticket.told)] if ticket.told else []
+    body = of_value("body", [data, *told, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])
+    data |= {"labels": dict(ticket.labels), "body": body}
+    data |= ticket.told
     now = time.time()
     row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)

@@ -8,7 +8,6 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from drivers.base import DriverError
 
@@ -32,6 +31,7 @@ from .loop import Report
 from .refusals import at_once, fits, sent
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
+from .telemetry import steps_of
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
@@ -170,7 +170,7 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
     listener.begin(
-        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(steps_of, found))
     )
     tell(ws, listener)
     if begins.resumed:
@@ -183,15 +183,3 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
-
-
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes."""
-
-
-def _steps(found: Survey, id: str) -> float | None:
-    n = found.plan.index.get(id)
-    author = found.plan.specs()[n].author if n is not None else {}
-    reads = author.get("reads", {})
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)

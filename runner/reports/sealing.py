@@ -43,6 +43,13 @@ def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
         raise CannotRun("a stored secret cannot be opened with this key", fix=f"set {VARIABLE} to the file that it was stored with") from error
 
 
+def without(value: object) -> object:
+    """A value without the secrets that are sealed in it, which are sealed differently each time."""
+    if isinstance(value, Mapping):
+        return {name: without(inner) for name, inner in value.items() if not (isinstance(inner, str) and inner.startswith(_MARK))}
+    return [without(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 def _key(environ: Mapping[str, str]) -> bytes:
     name = environ.get(VARIABLE, "")
     fix = f"head -c 32 /dev/urandom > key; chmod 600 key; export {VARIABLE}=$PWD/key"
