@@ -8,7 +8,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,16 +25,32 @@ from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
-from .reporting import LAST_WORDS, delivering
+from .reporting import LAST_WORDS, begin
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
-from .terms import Choice, Listener, Overview, Settings, Since, Summary, asked, choice_of_run, login, new_id, noted, request_of_run, settings_of_run
+from .terms import (
+    Choice,
+    Listener,
+    Overview,
+    Settings,
+    Since,
+    Summary,
+    asked,
+    choice_of_run,
+    limits_of,
+    login,
+    new_id,
+    noted,
+    request_of_run,
+    settings_of_run,
+)
 from .unattended import end_claimed
 from .work import Handover
 from .worker import work
 
 if TYPE_CHECKING:
+    from ..reports.delivery import Delivery
     from ..storage.remote_cache import RemoteCache
 
 LOOK: Final = 1.0
@@ -70,7 +85,7 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
         ws.asks_secrets = False
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
-    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
+    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(plan.settings.limits)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     told = [sealing.without(ticket.told)] if ticket.told else []
@@ -171,19 +186,22 @@ def serve(
     `store`: runs of all workspaces that use this shared store, by its name in the settings; empty for the default one.  Raises NotFound without one.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
-    with ExitStack() as beside:
-        delivers = False
+    delivery: Delivery | None = None
+    try:
         while not handover.asked:
             with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
                 if store is not None:
                     offer = offer._replace(store=_shared(ws, store).remote.url)
-                if not delivers and ws.letters is not None:
-                    delivers = beside.enter_context(delivering(ws, LAST_WORDS))
+                delivery = delivery or begin(ws)
                 claimed = _next(ws, who, offer, handover, once=once)
                 if claimed is not None:
+                    delivery = delivery or begin(ws, claimed.id)
                     _carry_out(ws, claimed, listener(), handover)
                 elif once:
                     return
+    finally:
+        if delivery is not None:
+            delivery.end(LAST_WORDS)
 
 
 def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bool) -> Submitted | None:

@@ -16,9 +16,9 @@ from ..storage.files import Content
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
-from .reporting import LAST_WORDS, delivering
+from .reporting import delivering
 from .results import results, sizes, tell
-from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, new_id, noted
+from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted
 
 if TYPE_CHECKING:
     from .resume import Claimed
@@ -125,7 +125,7 @@ def _worked(
         return claimed.fence
 
     try:
-        with delivering(ws, LAST_WORDS):
+        with delivering(ws):
             return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
     except BaseException:
         if claimed.fence:
@@ -141,7 +141,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choic
 
     total, fresh = sizes(found)
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
-    data |= noted(choice, settings)
+    data |= noted(choice, settings) | limits_of(found.plan.settings.limits)
     row = RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data)
     fence = ws.store.runs.submit(row, f"process {os.getpid()}").fence
     crashpoint("run-claimed")

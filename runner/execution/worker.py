@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from drivers.base import DriverError
 
@@ -29,6 +30,7 @@ from . import loop
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, fits, sent
+from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .telemetry import steps_of
@@ -36,6 +38,7 @@ from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
 _log = Log("worker")
+LOCAL: Final = "local"
 
 
 def work(
@@ -74,7 +77,7 @@ def work(
                 await host_pool.match(host_pool.sites)
             jobs = settings.jobs or at_once(found, host_pool)
             begins = replace(claimed, fence=submit()) if submit is not None else claimed
-            commits = _begun(ws, found, begins, jobs, listener, masker)
+            commits = _begun(ws, found, begins, jobs, settings, listener, masker)
             contended = ws.store.database.version() != since.version
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
@@ -104,6 +107,8 @@ def work(
             commits.keys.close()
     assert commits is not None
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    if settings.driver != LOCAL:
+        log_remote(ws, claimed.id, settings.driver, "", state)
     if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
@@ -159,7 +164,7 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, masker: Masker) -> GroupCommit:
+def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, settings: Settings, listener: Listener, masker: Masker) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
@@ -173,6 +178,8 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
         Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(steps_of, found))
     )
     tell(ws, listener)
+    if settings.driver != LOCAL:
+        log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
         listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
     commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))

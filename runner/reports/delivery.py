@@ -7,7 +7,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final, NamedTuple
@@ -18,6 +17,7 @@ from ..storage.outbox import HOLD, Outbox, Waiting
 from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
 from .receivers import Receivers, Try
+from .rules import Watch
 from .sending import PATIENCE, Answer
 
 BACKOFF: Final = (5.0, 30.0, 300.0, 1800.0, 7200.0, 28800.0, 86400.0)
@@ -71,7 +71,7 @@ class Delivery(Thread):
         super().__init__(name="delivery", daemon=True)
         self._root, self._environ, self._verdict = root, environ, backoff
         self._over = Event()
-        self._drain_until: float | None = None
+        self._drain_until = 0.0
         self._tried: queue.SimpleQueue[_Tried | str | None] = queue.SimpleQueue()
         self._busy: set[str] = set()
 
@@ -95,21 +95,21 @@ class Delivery(Thread):
 
     def _deliver(self, ws: Workspace) -> None:
         receivers, outbox = Receivers(ws), ws.store.runs.outbox
+        watch = Watch(ws) if ws.letters is not None else None
         look = FAR_LOOK if ws.store.runs.shared else LOOK
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="delivery") as pool:
-            while True:
-                due = outbox.due(receivers.known, self._busy)
-                now = due is not None and due <= 0
-                if now:
-                    self._send(ws, receivers, outbox, pool)
-                if self._over.is_set() and not self._busy and not (now and self._drain_until and time.monotonic() < self._drain_until):
-                    return
-                if self._over.is_set() and self._drain_until is not None and time.monotonic() > self._drain_until:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    return
-                self._settle(outbox, 0.05 if self._over.is_set() else min(look, max(0.05, due)) if due is not None else look)
+        self._busy.clear()
+        while True:
+            if watch is not None and not self._over.is_set():
+                watch.look()
+            due = outbox.due(receivers.known, self._busy)
+            now = due is not None and due <= 0
+            if now and len(self._busy) < AT_ONCE:
+                self._send(ws, receivers, outbox)
+            if self._over.is_set() and (time.monotonic() > self._drain_until or not (now or self._busy)):
+                return
+            self._settle(outbox, 0.05 if now or self._over.is_set() else look if due is None else min(look, due))
 
-    def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox, pool: ThreadPoolExecutor) -> None:
+    def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Have the receivers that are free told what is due."""
         by_receiver: dict[str, list[tuple[Waiting, Try]]] = defaultdict(list)
         rows: dict[str, RunRow | None] = {}
@@ -119,10 +119,10 @@ class Delivery(Thread):
             by_receiver[letter.receiver].append((letter, receivers.to_send(letter, rows[letter.run])))
         for receiver, letters in by_receiver.items():
             self._busy.add(receiver)
-            pool.submit(self._try, receiver, letters)
+            Thread(target=self._try, args=(receiver, letters), name="delivery", daemon=True).start()  # a process does not wait for it at its end
 
     def _try(self, receiver: str, letters: Sequence[tuple[Waiting, Try]]) -> None:
-        """In a thread of the pool: one receiver, one letter after another."""
+        """In a thread of its own: one receiver, one letter after another."""
         deadline = time.monotonic() + HOLD - 2 * PATIENCE
         for letter, attempt in letters:
             answer: Answer | None = None

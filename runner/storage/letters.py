@@ -37,6 +37,8 @@ POINT: Final = (
 """The fields of a metric point, as the platform names them."""
 _ALSO: Final = {"train_loss": ("loss",), "learning_rate": ("lr",), "gpu_memory_allocated_gb": ("memory_gb",)}
 """What trainers call them."""
+POISON: Final = "poison"
+"""The reason of a run that kills its workers."""
 _LOOKED_AT: Final = 50
 """Events before the end of a run among which the one that failed it is looked for."""
 LOCAL: Final = "/api/training/local"
@@ -100,6 +102,8 @@ class Letters:
         data: dict[str, object] = {"before": event.before, "state": event.after, "reason": event.reason, "seq": event.seq}
         data |= {"error": failed[1]} if failed[1] else {}
         letters = self.generic(run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data)
+        if event.after == "FAILED" and event.reason == POISON:
+            letters += self.alert(run, POISON, f"{run.id}-{POISON}", event.at, "its workers died of it again and again")
         if (job := job_of(run, self._environ)) is not None:
             letters += self._platform(run, job, event, failed)
         return letters

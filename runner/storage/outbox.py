@@ -1,7 +1,7 @@
 """Reports that wait for their receivers: rows beside the runs, written in the transaction of the move that they tell of.
 
 One order per run and receiver: only the oldest letter of each may be taken, by one process at a time, for at most `HOLD` seconds.
-A letter that was delivered is deleted; one that was given up is `dead`, and holds up no other.
+A letter that was delivered is deleted, but for alerts; one that was given up is `dead`, and holds up no other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Waiting(NamedTuple):
     id: str
     type: str
     body: str
-    state: str  # `waiting` or `dead`
+    state: str  # `waiting`, `dead`, or `told`: an alert that was delivered
     tries: int
     created: float
     due: float
@@ -110,8 +110,19 @@ class Outbox:
         )
 
     def delivered(self, letter: Waiting) -> None:
-        """It has arrived."""
-        self._ask("DELETE FROM outbox WHERE number = :number RETURNING 1", {"number": letter.number})
+        """It has arrived.  Of an alert it is kept that it was told, since a rule notices the same again."""
+        kept = letter.type.startswith("alert.")
+        what = "UPDATE outbox SET state = 'told', body = '', held_until = 0" if kept else "DELETE FROM outbox"
+        self._ask(f"{what} WHERE number = :number RETURNING 1", {"number": letter.number})
+
+    def knows(self, run: str, id: str) -> bool:
+        """Whether a letter with this id was stored for a run, and is not forgotten."""
+        return bool(self._ask("SELECT 1 FROM outbox WHERE run = :run AND id = :id AND state <> '' LIMIT 1", {"run": run, "id": id}))
+
+    def oldest(self) -> Waiting | None:
+        """What has waited longest."""
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state = 'waiting' ORDER BY number LIMIT 1", {})  # noqa: S608
+        return Waiting._make(rows[0]) if rows else None
 
     def put_off(self, letter: Waiting, wait: float, reason: str, *, counts: bool = True) -> None:
         """It is tried again after `wait` seconds.  `counts`: the try was one of those after which it is given up."""
@@ -144,7 +155,8 @@ class Outbox:
 
     def listed(self, limit: int = 1000) -> list[Waiting]:
         """What waits and what was given up, the oldest first."""
-        return [Waiting._make(row) for row in self._ask(f"SELECT {_SHOWN} FROM outbox ORDER BY number LIMIT :limit", {"limit": limit})]  # noqa: S608
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state <> 'told' ORDER BY number LIMIT :limit", {"limit": limit})  # noqa: S608
+        return [Waiting._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:
         """Drop every second metric point that waits, but of the newest letter, while there are more than `POINTS`; how many were dropped."""

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,8 +18,9 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from runner.errors import Invalid
-from runner.reports.addresses import public_place
+from runner.reports.addresses import Place, public_place
 from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
+from runner.reports.rules import Seen, Watch, noticed
 from runner.reports.sending import Answer, send
 from runner.storage.outbox import Waiting
 from runner.storage.runs import RunRow
@@ -210,7 +212,6 @@ def test_a_redirect_is_not_followed_and_an_endless_answer_not_read(tmp_path: Pat
 def test_an_answer_that_comes_byte_by_byte_ends_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
-        import threading
 
         def drip() -> None:
             wire, _ = listener.accept()
@@ -257,8 +258,6 @@ def test_a_name_is_looked_up_once_and_that_very_address_is_used() -> None:
 def test_the_address_that_was_looked_up_is_what_is_connected_to() -> None:
     with Receiver() as receiver:
         port = int(receiver.url.rpartition(":")[2])
-        from runner.reports.addresses import Place
-
         assert send("POST", f"http://no-such-host.invalid:{port}/x", {}, b"{}", Place("no-such-host.invalid", port, "127.0.0.1")).status == 200
         assert receiver.got[0].headers["host"] == f"no-such-host.invalid:{port}"
 
@@ -288,3 +287,59 @@ def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
 def reachable(port: int) -> bool:
     with socket.socket() as wire:
         return wire.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "names"),
+    [
+        (Seen(), set()),
+        (Seen(coming=9.9, silent=4.9, hours=0.8, cost=0.8, full=0.9, waits=60), set()),
+        (Seen(coming=10.1), {"provisioning"}),
+        (Seen(silent=5.1, full=0.95), {"no_beat", "disk_low"}),
+        (Seen(hours=0.81), {"timeout_warning"}),
+        (Seen(cost=0.81, hours=0.9, waits=61), {"timeout_warning", "outbox_stuck"}),
+    ],
+)
+def test_an_alert_is_what_is_above_its_limit(seen: Seen, names: set[str]) -> None:
+    assert noticed(seen).keys() == names
+
+
+def test_a_rule_is_told_once_a_run_to_webhooks_and_the_platform(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        told(tmp_path, receiver.url, events=["alert.*"])
+        environ = {**os.environ, "ALERT_API_URL": f"{receiver.url}/alerts", "JOB_ID": "j", "USER_ID": "u"}
+        with Workspace.open(tmp_path, environ=environ) as ws:
+            row = RunRow("r1", "tool@1", "plan", {}, str(ws.root), data={"limits": {"time": 100.0}})
+            fence = ws.store.runs.submit(row, "w").fence
+            ws.store.runs.group("r1", fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
+            watch = Watch(ws)
+            for after in (10, 85, 90):
+                watch.judge(time.time() + after)
+                deliver(ws.root, environ)
+            ws.store.runs.group("r1", fence, [Move("run", "r1", "ACTIVE", "FAILED", "poison")], run_state=("FAILED", "poison"))
+            deliver(ws.root, environ)
+            assert waiting(ws) == []
+        got = [each.json for each in receiver.got]
+    assert [each["type"] for each in got if "data" in each] == ["alert.timeout_warning", "alert.poison"]
+    assert next(each["data"]["message"] for each in got if "data" in each) == "85% of its time is used"
+    assert [each["type"] for each in got if "job_id" in each] == ["job_started", "timeout_warning", "job_failed"]
+
+
+def test_an_end_waits_for_no_receiver_that_hangs(ws: Workspace) -> None:
+    let_go = threading.Event()
+
+    def hangs(got: Got) -> int:
+        let_go.wait(20)
+        return 200
+
+    with Receiver(hangs) as receiver:
+        told(ws.root, receiver.url)
+        moved(ws, 1)
+        delivery = Delivery(ws.root, ws.environ)
+        delivery.start()
+        until(lambda: bool(delivery._busy))
+        begun = time.monotonic()
+        delivery.end(0.1)
+        assert time.monotonic() - begun < 1 and not delivery.is_alive()
+        assert all(each.daemon for each in threading.enumerate() if each.name == "delivery")
+        let_go.set()
