@@ -25,7 +25,7 @@ from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
 from .refusals import check, preflight
-from .reporting import LAST_WORDS, begin
+from .reporting import LAST_WORDS, begin, no_points, refused
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
@@ -96,7 +96,10 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
     row = row._replace(user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store)
-    return ws.store.runs.submit(row, bundle=parcel.data)
+    done = ws.store.runs.submit(row, bundle=parcel.data)
+    if words := no_points(ws, done.id):
+        raise refused(done.id, words)
+    return done
 
 
 def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
@@ -242,7 +245,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if row.request in ("cancel", "pause"):
         end_claimed(ws, row, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
         return True
-    if poisoned(ws, row, fence):
+    if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
         return True
     request, choice, settings = request_of_run(row), choice_of_run(row), settings_of_run(row)
     if request is None:

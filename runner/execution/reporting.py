@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from ..errors import Invalid, Problem
 from ..logs import REMOTE, Log
+from ..planning.schedule import Move
+from ..storage.runs import FINAL, POINTS
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -41,6 +45,32 @@ def begin(ws: Workspace, run: str = "") -> Delivery | None:
     delivery = Delivery(ws.own, ws.environ)
     delivery.start()
     return delivery
+
+
+def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
+    """Ask the program of `[hooks] spend`, if there is one, for what a run may cost.  Where it gives nothing, the run is FAILED; the answer says why.
+
+    With a `fence` the run is ours; without one a worker may have it already, and then ends it.
+    """
+    if not ws.spend:
+        return ""
+    from ..reports import points
+
+    words = points.refusal(ws, run)
+    runs = ws.store.runs
+    if words and (fence or (fence := runs.claim(run, f"process {os.getpid()}") or 0)):
+        row = runs.get(run)
+        if row.state not in FINAL:
+            move = Move("run", run, row.state, "FAILED", POINTS, {"detail": words})
+            runs.group(run, fence, [move], run_state=("FAILED", POINTS), answers=row.request)
+        if (letter := runs.outbox.of(run, points.RESERVE)) is not None:
+            runs.outbox.delivered(letter)
+    return words
+
+
+def refused(run: str, words: str) -> Invalid:
+    """What a person is told of a run that got no points."""
+    return Invalid([Problem(POINTS, f"run {run} is not paid for: {words}", fix="`[hooks] spend` of recipe.toml names the program that refused")])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..storage.files import Content
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
-from .reporting import delivering
+from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell
 from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted
 
@@ -118,10 +118,14 @@ def _worked(
     )
     taken = resume.take_over(ws, found, digest, resumed)
     claimed = taken or resume.Claimed(new_id(), 0)
+    if taken is not None and (words := no_points(ws, taken.id, taken.fence)):
+        raise refused(taken.id, words)
 
     def submit() -> int:
         nonlocal claimed
         claimed = _submitted(ws, found, claimed.id, digest, choice, settings)
+        if words := no_points(ws, claimed.id, claimed.fence):
+            raise refused(claimed.id, words)
         return claimed.fence
 
     try:

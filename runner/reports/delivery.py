@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from ..errors import NotFound, RecipeError
 from ..logs import Log
+from ..storage.crash import crashpoint
 from ..storage.outbox import HOLD, Outbox, Waiting
 from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
@@ -154,6 +155,7 @@ class Delivery(Thread):
             return
         found = self._verdict(answer, letter, time.time(), random.random())  # noqa: S311
         if found.delivered:
+            crashpoint("letter-sent")
             outbox.delivered(letter)
             return
         _log.info("%s %s: %s", letter.type, letter.receiver, found.reason)

@@ -7,6 +7,7 @@ that the environment names.  The bodies for the platform are its contract: see f
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
 from .outbox import Letter
-from .runs import FINAL, Event, RunRow, Runs
+from .runs import FINAL, POINTS, Event, RunRow, Runs
 
 if TYPE_CHECKING:
     from ..settings import Config
@@ -89,6 +90,7 @@ class Letters:
         self._runs, self._config, self._environ = runs, config, environ
         self.newest: dict[str, Numbers] = {}
         self._began: dict[str, float] = {}
+        self.spend = config.lists.get("hooks.spend", ())
         self.metrics_url, self.backend, self.alerts_url = (environ.get(name, "") for name in ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL"))
 
     def __call__(self, events: Sequence[Event]) -> list[Letter]:
@@ -102,6 +104,8 @@ class Letters:
         data: dict[str, object] = {"before": event.before, "state": event.after, "reason": event.reason, "seq": event.seq}
         data |= {"error": failed[1]} if failed[1] else {}
         letters = self.generic(run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data)
+        if self.spend:
+            letters += self._points(run, event)
         if event.after == "FAILED" and event.reason == POISON:
             letters += self.alert(run, POISON, f"{run.id}-{POISON}", event.at, "its workers died of it again and again")
         if (job := job_of(run, self._environ)) is not None:
@@ -120,6 +124,27 @@ class Letters:
             if wanted(each["events"], type):
                 receivers.append(f"hook POST {each['url']}")
         return [Letter(receiver, id, type, body) for receiver in receivers]
+
+    def _points(self, run: RunRow, event: Event) -> list[Letter]:
+        """What the program of `[hooks] spend` is asked for, in US dollars: the limit of a run's cost, what it cost, what it left of the limit."""
+        what = "reserve" if not event.before else "charge" if event.after == "COMPLETED" else "refund" if event.after in FINAL else ""
+        if not what or event.reason == POINTS:
+            return []
+        limits = run.data.get("limits")
+        usd = float(limits.get("cost", 0.0)) if isinstance(limits, dict) else 0.0
+        if what != "reserve":
+            cost = self._cost(run.id)
+            usd = cost if what == "charge" else max(0.0, usd - cost)
+        id = f"{run.id}-{what}"
+        body = json.dumps({"event": what, "id": id, "run": run.id, "lease": None, "usd": round(usd, 6)})
+        return [Letter(f"{'reserve' if what == 'reserve' else 'spend'} {shlex.join(self.spend)}", id, f"points.{what}", body)]
+
+    def _cost(self, run: str) -> float:
+        """What the machines of a run cost so far."""
+        from .ledger import Ledger, of_user
+
+        with Ledger.open(of_user(self._environ), read_only=True) as ledger:
+            return sum((spent.usd for spent in ledger.costs([lease.key for lease in ledger.of_run(run)]).values()), 0.0)
 
     # -- the platform
 

@@ -119,6 +119,20 @@ class Outbox:
         """Whether a letter with this id was stored for a run, and is not forgotten."""
         return bool(self._ask("SELECT 1 FROM outbox WHERE run = :run AND id = :id AND state <> '' LIMIT 1", {"run": run, "id": id}))
 
+    def of(self, run: str, type: str) -> Waiting | None:
+        """The letter of this type that a run has, if it has one."""
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE run = :run AND type = :type ORDER BY number LIMIT 1", {"run": run, "type": type})  # noqa: S608
+        return Waiting._make(rows[0]) if rows else None
+
+    def hold(self, letter: Waiting) -> bool:
+        """Take this very letter.  False: another process has it, or it waits no more."""
+        now = self._with.now
+        rows = self._ask(
+            f"UPDATE outbox SET held_until = {now} + {HOLD} WHERE number = :number AND state = 'waiting' AND held_until <= {now} RETURNING 1",  # noqa: S608
+            {"number": letter.number},
+        )
+        return bool(rows)
+
     def oldest(self) -> Waiting | None:
         """What has waited longest."""
         rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state = 'waiting' ORDER BY number LIMIT 1", {})  # noqa: S608

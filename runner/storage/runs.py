@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 WORKER_GONE: Final = "its worker is gone"
 """Why a run is FAILED that nobody resumed: what it began may go on."""
+POINTS: Final = "points"
+"""Why a run is FAILED for which the program of `[hooks] spend` gave nothing."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 KEY_IN_USE: Final = "key-in-use"
 """The code of the problem that an idempotency key was used for another request."""

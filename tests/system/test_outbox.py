@@ -266,6 +266,7 @@ def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
     space, files = Space(tmp_path), dict(re.findall(r"```\w+ (\S+)\n(.*?)```", PAGE, re.DOTALL))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
+    (tmp_path / "paid").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text.replace("8799", port))
     variable = re.search(r"export (HOOK_SECRET)=(\S+)", PAGE)
@@ -281,7 +282,23 @@ def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
             receiver.terminate()
         assert receiver.stdout is not None
         heard = receiver.stdout.read()
+    assert f"$ cat paid/points.log\n{(tmp_path / 'paid/points.log').read_text()}```" in PAGE
     assert f"$ cat heard.txt\n{heard}```" in PAGE
+
+
+def test_a_chat_is_told_in_a_sentence_by_apprise_and_its_address_is_stored_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('[[notify]]\nurl = "CHAT"\nevents = ["run.failed"]\n')
+    with Receiver() as receiver:
+        environ = {**os.environ, "CHAT": receiver.url.replace("http://", "json://") + "/canary"}
+        with Workspace.open(tmp_path, environ=environ) as ws:
+            fence = ws.store.runs.submit(RunRow("r1", "tool@1", "plan", {}, str(ws.root)), "w").fence
+            ws.store.runs.group("r1", fence, [Move("run", "r1", "QUEUED", "FAILED", "its host is gone")], run_state=("FAILED", "its host is gone"))
+            stored = (ws.home / "recipe.db").read_bytes()
+            deliver(ws.root, environ)
+            assert waiting(ws) == []
+        (got,) = receiver.got
+    assert (got.path, got.json["title"], got.json["message"]) == ("/canary", "run.failed", "tool@1 r1: FAILED (its host is gone)")
+    assert b"canary" not in stored
 
 
 def reachable(port: int) -> bool:
@@ -343,3 +360,17 @@ def test_an_end_waits_for_no_receiver_that_hangs(ws: Workspace) -> None:
         assert time.monotonic() - begun < 1 and not delivery.is_alive()
         assert all(each.daemon for each in threading.enumerate() if each.name == "delivery")
         let_go.set()
+
+
+def test_a_message_whose_sender_was_killed_is_sent_again_under_its_id(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    with Receiver() as receiver, Workspace.open(tmp_path) as ws:
+        told(tmp_path, receiver.url)
+        moved(ws, 2)
+        assert space.command("outbox", "deliver", env={"RECIPE_CRASH_AT": "letter-sent"})[0] == -9
+        assert len(waiting(ws)) == 2
+        deliver(ws.root, ws.environ)
+        assert len(receiver.got) == 1, "for a minute it is the dead one's"
+        ws.store.runs.outbox.put_off(waiting(ws)[0], 0.0, "")
+        deliver(ws.root, ws.environ)
+        assert [each.id for each in receiver.got] == ["r0-1", "r0-1", "r0-2"] and waiting(ws) == []
