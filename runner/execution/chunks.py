@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import RecipeError
 from ..secrets import Stream
@@ -22,7 +22,9 @@ from ..storage.workspace import Workspace
 from .attempt_result import LOG_CAP
 from .attempts import Running
 from .commit import GroupCommit
-from .telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from .telemetry import Telemetry
 
 EVERY: Final = 1.0
 """Seconds between two looks at what was printed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,8 @@ from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
+    from ..survey.survey import Survey
+    from .telemetry import Telemetry
 
 LAST_WORDS: Final = 3.0
 """Seconds that a process waits at its end for what is due; the rest waits for another."""
@@ -71,6 +73,16 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
 def refused(run: str, words: str) -> Invalid:
     """What a person is told of a run that got no points."""
     return Invalid([Problem(POINTS, f"run {run} is not paid for: {words}", fix="`[hooks] spend` of recipe.toml names the program that refused")])
+
+
+def telemetry(ws: Workspace, run: str, found: Survey, say: Callable[[str], None]) -> Telemetry | None:
+    """What tells the platform of the metrics and logs of a run; None where it is not told."""
+    letters = ws.letters
+    if letters is None or not (letters.metrics_url or letters.backend):
+        return None
+    from .telemetry import Telemetry
+
+    return Telemetry(ws, letters, run, found, say)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from ..storage.letters import Letters, Numbers, moment, point_of
 from ..storage.runs import Chunk
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
+from .results import steps_of
 
 EVERY: Final = 5.0
 """Seconds between two batches."""
@@ -18,21 +19,10 @@ BATCH: Final = 500
 """Points, or lines, of one message at most."""
 LONGEST: Final = 4000
 """Characters of a line at most."""
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes."""
-
-
-def steps_of(found: Survey, id: str) -> float | None:
-    """How many steps the training of a step takes; None where its inputs do not say."""
-    n = found.plan.index.get(id)
-    author = found.plan.specs()[n].author if n is not None else {}
-    reads = author.get("reads", {})
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
 
 
 class Telemetry:
-    """Of one run.  Make one with `telemetry`."""
+    """Of one run.  Make one with `reporting.telemetry`."""
 
     def __init__(self, ws: Workspace, letters: Letters, run: str, found: Survey, say: Callable[[str], None]) -> None:
         self._runs, self._letters, self._found, self._say = ws.store.runs, letters, found, say
@@ -92,9 +82,3 @@ class Telemetry:
     def _line(self, attempt: str, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rpartition("\r")[2][:LONGEST]
         self._lines.append({"timestamp": moment(time.time()), "step": attempt.rpartition(".")[0].replace("%2F", "/"), "message": text})
-
-
-def telemetry(ws: Workspace, run: str, found: Survey, say: Callable[[str], None]) -> Telemetry | None:
-    """None where no platform is told of metrics and logs."""
-    letters = ws.letters
-    return Telemetry(ws, letters, run, found, say) if letters is not None and (letters.metrics_url or letters.backend) else None

@@ -26,9 +26,9 @@ from .commit import GroupCommit
 from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
+from .reporting import telemetry
 from .resume import Claimed
 from .tasks import tasks_of
-from .telemetry import telemetry
 from .tidying import Tidying
 
 End: TypeAlias = "Exit | DriverError | RecipeError"

@@ -31,9 +31,8 @@ from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, fits, sent
 from .reporting import log_remote
-from .results import deliver, point_latest, results, sizes, tell
+from .results import deliver, point_latest, results, sizes, steps_of, tell
 from .resume import Claimed
-from .telemetry import steps_of
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 

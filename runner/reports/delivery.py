@@ -54,7 +54,7 @@ def verdict(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdi
     if answer.status == 410:
         return Verdict(stops=True, reason=reason)
     if answer.status in (429, 503) and answer.retry_after is not None and now - letter.created < GIVE_UP:
-        return Verdict(wait=answer.retry_after, counts=False, reason=reason)
+        return Verdict(wait=min(answer.retry_after, BACKOFF[-1]), counts=False, reason=reason)
     if letter.tries >= len(BACKOFF):
         return Verdict(reason=reason)
     return Verdict(wait=BACKOFF[letter.tries] * (1 - JITTER / 2 + JITTER * chance), reason=reason)
@@ -130,8 +130,8 @@ class Delivery(Thread):
             if time.monotonic() < deadline:
                 try:
                     answer = attempt()
-                except Exception as error:  # whatever a library of others raises is this receiver's trouble alone
-                    answer = Answer(0, f"{type(error).__name__}: {error}"[:200])
+                except Exception as error:  # what a library of others raises is this receiver's trouble alone; its words may have a secret
+                    answer = Answer(0, f"it could not be sent: {type(error).__name__}")
             self._tried.put(_Tried(letter, answer))
         self._tried.put(receiver)
 

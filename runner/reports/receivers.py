@@ -74,10 +74,10 @@ class Receivers:
             sealed = next((each.get("secret") for each in own if each["url"] == url), "") if isinstance(own, list) else ""
             return unseal(sealed, SECRET, self._environ).split() if sealed else ()
         if kind == "alert":
-            return [self._environ.get("INTERNAL_API_KEY", "")]
+            return [self._environ.get("INTERNAL_API_KEY", "").strip()]
         job = run.data.get("job") if run is not None else None
         sealed = job.get("token") if isinstance(job, dict) else None
-        return [unseal(sealed, TOKEN, self._environ) if sealed else self._environ.get("JOB_TOKEN", "")]
+        return [unseal(sealed, TOKEN, self._environ) if sealed else self._environ.get("JOB_TOKEN", "").strip()]
 
     def _notified(self, letter: Waiting, name: str) -> Answer:
         """Told by chat or mail."""

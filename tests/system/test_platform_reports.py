@@ -131,6 +131,7 @@ def test_a_run_in_a_pod_reports_its_metrics_logs_status_and_alerts(tmp_path: Pat
     (tmp_path / "trained.yaml").write_text(TRAINED)
     with Receiver() as receiver:
         assert space.command("run", "./trained.yaml", "-q", env=platform(receiver))[0] == 0
+        assert space.command("outbox", "deliver", env=platform(receiver))[1] == ""
         got = receiver.got
     points = [point for each in by_path(got, "/metrics") for point in each.json["metrics"]]
     assert [(point["step"], point["train_loss"], point["learning_rate"], point["gpu_memory_allocated_gb"]) for point in points] == [
@@ -211,3 +212,15 @@ def test_the_log_has_a_line_of_json_for_each_state_of_a_run_away_from_here(tmp_p
     assert [each["event"].rpartition(".")[2] for each in lines] == ["active", "asked", "coming", "up", "releasing", "gone", "completed"]
     assert {(each["job"], each["provider"], bool(each["instanceId"])) for each in lines[2:6]} == {("job-1", "loopback", True)}
     assert lines[0].keys() == {"event", "at", "run", "job", "provider", "instanceId"} and lines[0]["event"] == "training.remote.active"
+
+
+def test_a_token_that_no_header_can_have_is_not_in_what_is_stored_of_the_failure(tmp_path: Path) -> None:
+    with (
+        Receiver() as receiver,
+        Workspace.open(tmp_path, environ=platform(receiver, JOB_TOKEN="canary\nof-the-job", INTERNAL_API_KEY="internal\n")) as ws,
+    ):
+        ended(ws, "COMPLETED")
+        deliver(ws.root, ws.environ)
+        first = ws.store.runs.outbox.listed()[0]
+        assert first.tries == 1 and first.reason and "canary" not in first.reason
+        assert {each.headers["x-api-key"] for each in receiver.got} == {"internal"}  # the end of a line that a file left
