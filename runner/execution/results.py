@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from ..errors import CannotRun, Corrupt, Infrastructure
 from ..planning.judge import FRESH, SKIPPED, Made
@@ -104,16 +103,3 @@ def point_latest(ws: Workspace, found: Survey) -> None:
         fresh = link.with_name(f"latest.{os.getpid()}")
         fresh.symlink_to(base.name)
         fresh.replace(link)
-
-
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes."""
-
-
-def steps_of(found: Survey, id: str) -> float | None:
-    """How many steps the training of a step takes; None where its inputs do not say."""
-    n = found.plan.index.get(id)
-    author = found.plan.specs()[n].author if n is not None else {}
-    reads = author.get("reads", {})
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)

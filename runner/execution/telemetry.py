@@ -11,7 +11,7 @@ from ..storage.letters import Letters, Numbers, moment, point_of
 from ..storage.runs import Chunk
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from .results import steps_of
+from .tasks import steps_of
 
 EVERY: Final = 5.0
 """Seconds between two batches."""

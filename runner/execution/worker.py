@@ -31,8 +31,9 @@ from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, fits, sent
 from .reporting import log_remote
-from .results import deliver, point_latest, results, sizes, steps_of, tell
+from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
+from .tasks import steps_of
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
