@@ -26,6 +26,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "lock": ("lock", "write the lock of requirements.txt or pyproject.toml, for `python: {lock: …}`"),
     "plan": ("run", "what a run would do, and every reason (= run -n)"),
     "run": ("run", "run what is not fresh"),
+    "watch": ("watch", "run a recipe, and again whenever something that it reads has changed"),
     "sweep": ("sweep", "run a recipe for each combination of values, and compare what came of it"),
     "why": ("why", "why a step would run, or what changed between two runs of it"),
     "status": ("status", "what is fresh, what is not, and files of earlier runs that are not made now"),
