@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -12,7 +13,7 @@ from ..errors import NotFound, did_you_mean
 from ..execution.queue import Ticket, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
-from ..planning.ids import stored
+from ..planning.ids import bare, stored
 from ..planning.schedule import Move, word
 from ..storage.ledger import Ledger, of_user
 from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow, Wanted
@@ -104,13 +105,24 @@ class Estimate(BaseModel):
     seconds: float | None
 
 
+class GraphStep(BaseModel):
+    """A step of the recipe, with all its instances."""
+
+    step: str
+    needs: list[str]
+    instances: int
+    fresh: int = Field(description="Instances whose results were there before the run.")
+
+
 class RunDetail(RunView):
+    seq: int = Field(description="The number of its last event: what follows is `events?after=` it.")
     progress: Progress
     provider: str
     instances: list[Instance]
     estimate: Estimate
     cost: float = Field(description="US dollars so far.")
     steps: list[StepView]
+    graph: list[GraphStep] = Field(description="Every step of the recipe, also those of which nothing has happened; empty before the run begins.")
     outputs: list[OutputView]
 
 
@@ -248,14 +260,24 @@ def detailed(ws: Workspace, row: RunRow, view: RunView) -> RunDetail:
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return RunDetail(
         **view.model_dump(),
+        seq=row.next_event - 1,
         progress=progress,
         provider=settings_of_run(row).driver,
         instances=instances,
         estimate=Estimate(seconds=progress.eta, cost=price * progress.eta / 3600 if progress.eta is not None else None),
         cost=cost,
         steps=shown,
+        graph=_graph(ws, row.id),
         outputs=outputs(ws, row),
     )
+
+
+def _graph(ws: Workspace, run: str) -> list[GraphStep]:
+    graph = run_graph.recall(ws, run)
+    if graph is None:
+        return []
+    fresh = Counter(bare(id) for id in graph.fresh)
+    return [GraphStep(step=step, needs=list(needs), instances=graph.instances[step], fresh=fresh[step]) for step, needs in graph.needs.items()]
 
 
 def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> Progress:

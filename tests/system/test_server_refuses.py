@@ -20,6 +20,7 @@ import requests
 from runner.server import guard, streams
 from runner.server.answers import Refused, plain
 from runner.server.app import application, routes
+from runner.server.page import PARTS
 from runner.server.pulse import Beat
 from runner.server.room import Room
 from runner.server.tokens import Tokens
@@ -58,7 +59,7 @@ def addresses(tmp_path: Path) -> list[tuple[str, str]]:
     """Every method and path that the application has, also those that its documentation leaves out."""
     app = routes(Room(tmp_path, {}, Tokens(tmp_path, Locks(tmp_path))))
     listed = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
-    return sorted(listed | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/none")})
+    return sorted(listed | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/none"), *(("GET", part) for part in PARTS)})
 
 
 def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path: Path) -> None:
@@ -69,12 +70,14 @@ def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path:
         for accept in ("*/*", "text/event-stream"):
             for token in ("", "rcp_bad", served.expired, "é", served.rest.token[:-1]):
                 found = served.rest.ask(method, where, token=token and token.encode().decode("latin-1"), headers={"Accept": accept})
-                if (path, token) == ("/health", ""):
+                if path in PARTS:
+                    assert found.status_code == 200 and served.run not in found.text
+                elif (path, token) == ("/health", ""):
                     assert found.json() == {"status": "ok"}
                 else:
                     refused(found, 401, "unauthorized")
             found = served.rest.ask(method, where, token=served.other, headers={"Accept": accept})
-            assert path in ("/health", "/openapi.json") or found.status_code in (403, 404), (method, path, found.text)
+            assert path in ("/health", "/openapi.json", *PARTS) or found.status_code in (403, 404), (method, path, found.text)
             assert not {"set-cookie", "access-control-allow-origin"} & {name.lower() for name in found.headers}
     assert stored(served.rest) == before
 
