@@ -76,7 +76,7 @@ def workspace(root: Path) -> Path:
     (root / "tree.yaml").write_text(TREE)
     (root / "slow.yaml").write_text(SLOW.replace("ROOT", str(root)))
     (root / "recipe.toml").write_text(
-        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml", "learn.yaml"]\n[data]\nroots = ["data"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
+        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml", "learn.yaml"]\n[data]\nroots = ["data"]\nallow = ["https://data.example"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
     )
     return root
 

@@ -366,6 +366,24 @@ def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert str(Refused(400, "x", "y")) == "y"
 
 
+def test_an_address_is_one_of_a_host_or_bucket_that_is_allowed(served: Served) -> None:
+    before = stored(served.rest)
+    for address in (
+        "https://elsewhere.example/x",
+        "s3://bucket/x",
+        "gs://bucket/x",
+        "https://127.0.0.1/x",
+        "https://2130706433/x",
+        "https://data.example@elsewhere.example/",
+    ):
+        for path in ("/v1/runs", "/v1/plan"):
+            error = refused(
+                served.rest.ask("POST", path, {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": address}}), 422, "invalid"
+            )
+            assert [each["code"] for each in error["problems"]] == ["address-not-allowed"] and "`allow` under [data]" in error["fix"]
+    assert stored(served.rest) == before
+
+
 BODIES = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()}
 
 
