@@ -36,6 +36,15 @@ _HIDDEN: Final = ("log", "metrics", "env_files", "secrets")
 """What events hold for workers alone."""
 
 
+class Limits(BaseModel):
+    """What a run may take, where its recipe does not allow less."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    time: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="Seconds of work, after which its steps are stopped.")
+    cost: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents.")
+
+
 class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
@@ -44,6 +53,7 @@ class NewRun(Asked):
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
+    limits: Limits = Limits()
 
 
 class Progress(BaseModel):
@@ -175,7 +185,7 @@ def create(
         # Without a shared store only a worker of this folder can have what the run needs.
         ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), here=ws.share(None) is None)
         request = Request(each.word, asked.inputs, asked.preset)
-        run = submit(ws, request, Choice(), Settings(asked.driver), ticket).id
+        run = submit(ws, request, Choice(), Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)), ticket).id
         response.status_code = 201 if run == ticket.run else 200
         return viewed(ws, [ws.store.runs.get(run)])[0]
 

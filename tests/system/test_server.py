@@ -126,6 +126,13 @@ def test_recipes_are_those_of_the_library_and_those_that_are_allowed(rest: Rest)
     refused(rest.ask("GET", "/v1/recipes/hidden"), 404, "not-found")
 
 
+def test_a_run_ends_at_the_limit_that_its_request_has(rest: Rest) -> None:
+    run = rest.submit("slow", inputs={"name": "limited"}, limits={"time": 0.5, "cost": 3})
+    assert "limits.time" in str(rest.until(run, "FAILED")) + str(rest.get(f"/v1/runs/{run}/events"))
+    for limits in ({"time": 0}, {"time": -1}, {"hours": 1}, {"cost": "3"}, 5):
+        refused(rest.ask("POST", "/v1/runs", {"recipe": "hello", "limits": limits}), 422, "invalid")
+
+
 def test_a_plan_says_what_would_run_and_why(rest: Rest) -> None:
     found = rest.ask("POST", "/v1/plan", {"recipe": "slow", "inputs": {"name": "plan"}}).json()
     assert [(step["id"], step["answer"], step["needs"]) for step in found["steps"]] == [("wait", "run", []), ("after", "maybe", ["wait"])]
