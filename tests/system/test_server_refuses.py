@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import resource
 import socket
 import subprocess
 import time
@@ -27,6 +29,7 @@ from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
 from runner.storage.runs import RunRow
 from tests.servers.rest import Rest
+from tests.support import until
 from tests.system.test_server import refused, workspace
 from tests.tools import client
 
@@ -364,6 +367,46 @@ def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     text = plain(f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c", tmp_path)
     assert text == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
     assert str(Refused(400, "x", "y")) == "y"
+
+
+def test_a_thousand_connections_are_held_and_the_next_is_refused(served: Served) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1500:
+        pytest.skip("this process may not open 1,500 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    where = urlsplit(served.rest.url)
+    with contextlib.ExitStack() as held:
+        served.rest.http.close()
+        for _ in range(980):
+            held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
+        assert served.rest.get("/v1/runs?limit=1")["runs"], "beside 980 that say nothing"
+        for _ in range(30):
+            held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
+        late = requests.get(f"{served.rest.url}/health", timeout=10)
+        assert late.status_code == 503
+    until(lambda: requests.get(f"{served.rest.url}/health", timeout=10).status_code == 200)
+
+
+def test_the_server_speaks_https_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{tmp_path}/key.pem"]
+    subprocess.run(["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name], check=True, capture_output=True)
+    (tmp_path / "space").mkdir()
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("REQUESTS_CA_BUNDLE", f"{tmp_path}/chain.pem")
+        with Rest(tmp_path / "space", "--certificate", f"{tmp_path}/chain.pem", "--key", f"{tmp_path}/key.pem") as rest:
+            assert rest.url.startswith("https://127.0.0.1:") and rest.get("/v1/runs") == {"runs": [], "next": None}
+            with pytest.raises(requests.exceptions.SSLError):
+                requests.get(f"{rest.url}/health", timeout=10, verify=certifi())
+            with pytest.raises(requests.exceptions.ConnectionError):
+                requests.get(f"http{rest.url[5:]}/health", timeout=10)
+
+
+def certifi() -> str:
+    """The certificates of the public network."""
+    from requests.certs import where
+
+    return str(where())
 
 
 def test_an_address_is_one_of_a_host_or_bucket_that_is_allowed(served: Served) -> None:
