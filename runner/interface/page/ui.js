@@ -167,9 +167,11 @@
 
   const tallied = () => {
     const found = new Map(run.graph.map(each => [each.step, each.fresh ? { fresh: each.fresh } : {}]));
-    for (const [id, each] of steps) {
-      const tally = found.get(shown.bare(id)) || {}, kind = shown.state(each.state);
-      if (each.state !== "FRESH" || !run.graph.length) tally[kind] = (tally[kind] || 0) + 1;
+    const most = new Map(run.graph.map(each => [each.step, each.instances]));
+    for (const [id, each] of ordered()) {
+      const tally = found.get(shown.bare(id)) || {}, kind = shown.state(each.state), known = Object.values(tally).reduce((a, b) => a + b, 0);
+      // What was fresh before the run began is counted already, whether it has a row or not.
+      if (each.state !== "FRESH" || known < (most.get(shown.bare(id)) ?? Infinity)) tally[kind] = (tally[kind] || 0) + 1;
       found.set(shown.bare(id), tally);
     }
     for (const { step, instances } of run.graph) {
