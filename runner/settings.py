@@ -19,7 +19,7 @@ from .reading import whole
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
 _RECEIVERS = ("webhooks", "notify")
-_LISTS = (("recipes", "allow"), ("data", "roots"), ("server", "hosts"), ("hooks", "spend"))
+_LISTS = (("recipes", "allow"), ("data", "roots"), ("data", "allow"), ("server", "hosts"), ("hooks", "spend"))
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
@@ -59,7 +59,7 @@ class Config:
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `server.hosts`, `hooks.spend`
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`
     origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     webhooks: tuple[Receiver, ...] = ()

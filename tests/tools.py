@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -97,3 +97,13 @@ _ABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "mount": (_mounts, "only root may mount, and not in every container"),
     "static busybox": (_static_busybox, "a static busybox is not installed"),
 }
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Chromium of this machine, driven by playwright."""
+    path = needs("chromium")
+    with pytest.importorskip("playwright.sync_api", reason="playwright is not installed").sync_playwright() as engine:
+        found = engine.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        yield found
+        found.close()

@@ -63,6 +63,7 @@ class Settings:
     where: Mapping[str, str] = field(default_factory=dict)  # filters of what is rented, beside those of the driver's settings
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
     upload: str = ""  # an address, s3:// gs:// hf://, that the results are uploaded to
+    limits: Mapping[str, float] = field(default_factory=dict)  # `time` in seconds and `cost` in USD, where the recipe allows more
 
 
 class Overview(NamedTuple):
@@ -159,6 +160,15 @@ def request_of_run(row: RunRow) -> Request | None:
 def choice_of_run(row: RunRow) -> Choice:
     """Which steps a run was asked for."""
     return Choice(**_values(row, "choice"))
+
+
+def lower(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
+    """Of the limits of a recipe and those of a request, the lower of each."""
+
+    def of(name: str, most: float | None) -> float | None:
+        return min((each for each in (most, asked.get(name)) if each is not None), default=None)
+
+    return own._replace(time=of("time", own.time), cost=of("cost", own.cost))
 
 
 def settings_of_run(row: RunRow) -> Settings:

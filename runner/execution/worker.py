@@ -35,7 +35,7 @@ from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
 from .tasks import steps_of
-from .terms import Listener, Overview, Settings, Since, Summary
+from .terms import Listener, Overview, Settings, Since, Summary, lower
 from .work import Handover, Options, Work
 
 _log = Log("worker")
@@ -58,6 +58,7 @@ def work(
     `local` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
     `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
     """
+    found.plan.settings = found.plan.settings._replace(limits=lower(found.plan.settings.limits, settings.limits))
     masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
     mask(masker)
     _total, fresh = sizes(found)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
 from ..storage.runs import Wanted
-from . import answers, artifacts, platform, recipes, runs, service, streams
+from . import answers, artifacts, page, platform, recipes, runs, service, streams
 from .answers import ErrorView, Refused
 from .guard import Guard
 from .pulse import Pulse
@@ -71,7 +71,7 @@ def routes(room: Room) -> FastAPI:
     }  # fmt: skip
     app = FastAPI(title="recipe", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, responses=errors)
     app.state.room, app.state.pulse = room, Pulse(room)
-    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router, platform.router):
+    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router, platform.router, page.router):
         app.include_router(part)
 
     async def answer(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import answers
+from . import answers, page
 from .answers import Refused
 from .tokens import Token, Tokens
 
@@ -38,7 +38,10 @@ _SAFE: Final = {
 
 
 class Guard:
-    """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`: a Token, or None on /health."""
+    """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`.
+
+    That is a Token, or None on /health and for the parts of the page.
+    """
 
     def __init__(self, app: ASGIApp, root: Path, tokens: Tokens, hosts: Set[str]) -> None:
         self._app, self._root, self._tokens, self._hosts = app, root, tokens, hosts
@@ -87,9 +90,9 @@ class Guard:
         return headers
 
     def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
-        """Whose request it is.  Raises Refused: only /health is answered without a token."""
+        """Whose request it is.  Raises Refused: only /health and the parts of the page, which hold no data, are answered without a token."""
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
-        if not kind and path == "/health":
+        if path in page.PARTS or (not kind and path == "/health"):
             return None
         token = self._tokens.of(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
         if token is None:

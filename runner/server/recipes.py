@@ -17,6 +17,7 @@ from ..language.inputs import kind_of
 from ..language.library import Entry
 from ..language.recipe import Input, Recipe
 from ..settings import load
+from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from .answers import plain, plain_value
 from .room import READ, InRoom, Room
@@ -129,23 +130,27 @@ def bound(room: Room, each: Offered, asked: Asked) -> None:
 
     recipe = read(each)
     values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
-    roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in load(room.root, room.environ).lists.get("data.roots", ())]
-    fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
-    problems += [
-        Problem("path-not-allowed", f'"{name}" is a path, and not below a folder that this server reads', None, fix)
-        for name, path in _paths(recipe, {name: value for name, value in values.items() if name in asked.inputs})
-        if not _below(os.path.realpath(room.root / Path(path).expanduser()), roots)
-    ]
+    lists = load(room.root, room.environ).lists
+    roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in lists.get("data.roots", ())]
+    reach = Reach(lists.get("data.allow", ()))
+    for name, address in _addresses(recipe, {name: value for name, value in values.items() if name in asked.inputs}):
+        kind = kind_of(address)
+        if kind == "path" and not _below(os.path.realpath(room.root / Path(address).expanduser()), roots):
+            fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
+            problems.append(Problem("path-not-allowed", f'"{name}" is a path, and not below a folder that this server reads', None, fix))
+        elif kind in ("https", "s3", "gs") and not reach.allows(address):
+            fix = "`allow` under [data] in recipe.toml names hosts and buckets, such as https://data.example or s3://bucket"
+            problems.append(Problem("address-not-allowed", f'"{name}" is an address of a host or bucket that this server does not read', None, fix))
     if problems:
         raise Invalid(problems)
 
 
-def _paths(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """The paths among the values of inputs that are read as addresses, with the names of the inputs."""
+def _addresses(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The values of inputs that are read as addresses or paths, with the names of the inputs."""
     for name, value in values.items():
         spec = recipe.inputs[name]
         if {spec.type, spec.items} & set(_ADDRESSES):
-            yield from ((name, item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str) and kind_of(item) == "path")
+            yield from ((name, item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
 
 
 def _below(path: str, roots: list[str]) -> bool:

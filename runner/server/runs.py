@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -12,7 +13,7 @@ from ..errors import NotFound, did_you_mean
 from ..execution.queue import Ticket, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
-from ..planning.ids import stored
+from ..planning.ids import bare, stored
 from ..planning.schedule import Move, word
 from ..reports.addresses import public_place
 from ..reports.receivers import SECRET
@@ -50,6 +51,15 @@ class Hook(BaseModel):
     )
 
 
+class Limits(BaseModel):
+    """What a run may take, where its recipe does not allow less."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    time: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="Seconds of work, after which its steps are stopped.")
+    cost: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents.")
+
+
 class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
@@ -59,6 +69,7 @@ class NewRun(Asked):
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
     webhooks: list[Hook] = Field(default=[], max_length=8, description="Who is told how it goes, beside the receivers of the server's settings.")
+    limits: Limits = Limits()
 
 
 class Progress(BaseModel):
@@ -120,13 +131,24 @@ class Estimate(BaseModel):
     seconds: float | None
 
 
+class GraphStep(BaseModel):
+    """A step of the recipe, with all its instances."""
+
+    step: str
+    needs: list[str]
+    instances: int
+    fresh: int = Field(description="Instances whose results were there before the run.")
+
+
 class RunDetail(RunView):
+    seq: int = Field(description="The number of its last event: what follows is `events?after=` it.")
     progress: Progress
     provider: str
     instances: list[Instance]
     estimate: Estimate
     cost: float = Field(description="US dollars so far.")
     steps: list[StepView]
+    graph: list[GraphStep] = Field(description="Every step of the recipe, also those of which nothing has happened; empty before the run begins.")
     outputs: list[OutputView]
 
 
@@ -192,7 +214,7 @@ def store(asked: NewRun, room: Room, response: Response, key: str, told: Mapping
         # Without a shared store only a worker of this folder can have what the run needs.
         ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), told, here=ws.share(None) is None)
         request = Request(each.word, asked.inputs, asked.preset)
-        run = submit(ws, request, Choice(), Settings(asked.driver), ticket).id
+        run = submit(ws, request, Choice(), Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)), ticket).id
         response.status_code = 201 if run == ticket.run else 200
         return viewed(ws, [ws.store.runs.get(run)])[0]
 
@@ -277,14 +299,24 @@ def detailed(ws: Workspace, row: RunRow, view: RunView) -> RunDetail:
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return RunDetail(
         **view.model_dump(),
+        seq=row.next_event - 1,
         progress=progress,
         provider=settings_of_run(row).driver,
         instances=instances,
         estimate=Estimate(seconds=progress.eta, cost=price * progress.eta / 3600 if progress.eta is not None else None),
         cost=cost,
         steps=shown,
+        graph=_graph(ws, row.id),
         outputs=outputs(ws, row),
     )
+
+
+def _graph(ws: Workspace, run: str) -> list[GraphStep]:
+    graph = run_graph.recall(ws, run)
+    if graph is None:
+        return []
+    fresh = Counter(bare(id) for id in graph.fresh)
+    return [GraphStep(step=step, needs=list(needs), instances=graph.instances[step], fresh=fresh[step]) for step, needs in graph.needs.items()]
 
 
 def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> Progress:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -35,6 +35,13 @@ AGAIN: Final = 1.0
 """Seconds before a worker that died is replaced."""
 END_WITHIN: Final = 31.0
 """Seconds that the worker has to hand over its run."""
+SOON: Final = 15.0
+"""Seconds in which a server that has begun is ready."""
+A_DAY: Final = 86400.0
+PAGE: Final = "page"
+"""The name of tokens for the page."""
+LOCK: Final = "server"
+_NEAR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -74,25 +81,30 @@ class Patient(H11Protocol):
         self._late = self.loop.call_later(PATIENCE, self.transport.abort)
 
 
-def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, with_worker: bool, new_token: bool) -> None:
-    """Serve the workspace at `root` until SIGINT or SIGTERM.  `ready` gets the address, and the token if one was made.
+def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, with_worker: bool, new_token: bool = False, first: bool = True) -> None:
+    """Serve the workspace at `root` until SIGINT or SIGTERM.  `ready` gets the address, and the token if one was made: with
+    `new_token`, or with `first` where no token is for everything.
 
     Raises Invalid where others could read what is sent, Infrastructure where nothing can be listened on.
     """
     if where.host not in _LOOPBACK and not where.certificate and not where.insecure:
         fix = "give --certificate and --key, or --insecure if a proxy or a private network encrypts"
         raise Invalid([Problem("bad-request", f"{where.host} is not loopback: tokens would travel unencrypted", None, fix)])
-    with Workspace.open(root) as ws, _worker(root) if with_worker else _nothing():
+    with Workspace.open(root) as ws, ws.locks.try_hold(LOCK) or nullcontext() as held, _worker(root) if with_worker else nullcontext():
+        if held is not None:
+            _note(ws).unlink(missing_ok=True)  # of a server that was killed
         tokens = Tokens(ws.home / "server", ws.locks)
-        secret = tokens.make("admin", "by --new-token")[1] if new_token else tokens.first()
+        secret = tokens.make("admin", "by --new-token")[1] if new_token else tokens.first() if first else ""
         room = Room(ws.root, ws.environ, tokens)
         with _listener(where) as listener:
             port = listener.getsockname()[1]
             names = {where.host, *_LOOPBACK} if where.host in (*_LOOPBACK, "0.0.0.0", "::") else {where.host}  # noqa: S104
             hosts = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names}
             hosts |= {name.lower() for name in load(ws.root, ws.environ).lists.get("server.hosts", ())}
-            scheme = "https" if where.certificate else "http"
-            ready(f"{scheme}://{f'[{where.host}]' if ':' in where.host else where.host}:{port}", secret)
+            address = _address(where, where.host, port)
+            if held is not None:
+                _note(ws).write_text(_address(where, _NEAR.get(where.host, where.host), port), "utf-8")
+            ready(address, secret)
             config = uvicorn.Config(
                 application(room, hosts), http=Patient, ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,
@@ -106,6 +118,8 @@ def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, wi
                 uvicorn.Server(config).run(sockets=[listener])
             finally:
                 delivery.end(LAST_WORDS)
+                if held is not None:
+                    _note(ws).unlink(missing_ok=True)
 
 
 def _listener(where: Listening) -> socket.socket:
@@ -118,9 +132,39 @@ def _listener(where: Listening) -> socket.socket:
         raise Infrastructure(f"cannot listen on {where.host}:{where.port}: {error}", fix="give another --port; 0 takes a free one") from error
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def _address(where: Listening, host: str, port: int) -> str:
+    return f"{'https' if where.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _note(ws: Workspace) -> Path:
+    folder = ws.home / "server"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / "address"
+
+
+def known(root: Path) -> tuple[str, str] | None:
+    """The address of the server that serves the workspace at `root` now, and a new token for its page.  None: there is no server.
+
+    Raises Infrastructure where a server has begun and is not ready within `SOON`.
+    """
+    with Workspace.open(root) as ws:
+        deadline = time.monotonic() + SOON
+        while ws.locks.held(LOCK):
+            with suppress(FileNotFoundError):
+                return _note(ws).read_text("utf-8"), page_token(Tokens(ws.home / "server", ws.locks))
+            if time.monotonic() > deadline:
+                raise Infrastructure("a server of this workspace has begun, and is not ready", fix="look at what `recipe serve` prints")
+            time.sleep(0.05)
+    return None
+
+
+def page_token(tokens: Tokens) -> str:
+    """A token for one use of the page: it may store and stop runs, and expires after `A_DAY`.  Those that have expired are removed."""
+    now = time.time()
+    for token in tokens.all():
+        if token.name == PAGE and token.expires is not None and token.expires < now:
+            tokens.remove(token.id)
+    return tokens.make("operate", PAGE, expires=now + A_DAY)[1]
 
 
 @contextmanager

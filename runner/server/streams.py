@@ -222,6 +222,7 @@ def measured(
     run: str,
     room: InRoom,
     step: StepName = "",
+    attempt: Annotated[int, Query(ge=0, le=10**9, description="Only this one; 0: all.")] = 0,
     after: Annotated[int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")] = 0,
     every: Annotated[int, Query(ge=1, le=10**6, description="Of the others, one in so many.")] = 1,
 ) -> Response:
@@ -230,7 +231,7 @@ def measured(
         ended = {(each.step, each.n): each for each in ws.store.runs.attempts(row.id)}
         lines = []
         for part in _attempts(ws, row.id):
-            if step and step not in names(part.step):
+            if (step and step not in names(part.step)) or attempt not in (0, part.number):
                 continue
             known = ended.get((part.step, part.number))
             told = (points(ws, known) or ()) if known is not None else _live(ws, part)

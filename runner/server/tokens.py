@@ -77,8 +77,8 @@ class Tokens:
         return token, secret
 
     def first(self) -> str:
-        """The secret of a new admin token where there is none at all; else empty."""
-        return "" if self.all() else self.make("admin", "first")[1]
+        """The secret of a new token for everything where there is none; else empty."""
+        return "" if any(token.scope == "admin" and not token.run for token in self.all()) else self.make("admin", "first")[1]
 
     def remove(self, id: str) -> bool:
         """Forget a token.  False: there is none of this id."""

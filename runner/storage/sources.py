@@ -161,11 +161,19 @@ def _ask_hub(address: str) -> str:
 
 
 def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
-    """A client of fsspec for an address, and the name that the client has for it.  A bucket that is a store's, too, is asked as that store is."""
+    """A client of fsspec for an address, and the name that the client has for it.
+
+    A bucket that is a store's, too, is asked as that store is.  From a host that may be read for others nothing leads to one that may not.
+    """
     import fsspec
+
+    from .reach import Reach
 
     store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
     options: Mapping[str, object] = {}
+    reach = Reach(ws.config.lists.get("data.allow", ()))
+    if address.startswith("https:") and reach.allows(address):
+        options = {"get_client": reach.session, "skip_instance_cache": True}
     if store is not None:
         from .bucket import client_options
 

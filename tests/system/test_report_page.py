@@ -14,7 +14,7 @@ import pytest
 from runner.interface.cli.main import main
 from runner.interface.page import HERE
 from tests.support import Space
-from tests.tools import needs
+from tests.tools import chromium
 
 PROGRAM = """
 import json, os, struct, sys, zlib
@@ -65,12 +65,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium of this machine."""
-    path = needs("chromium")
-    with pytest.importorskip("playwright.sync_api", reason="playwright is not installed").sync_playwright() as engine:
-        found = engine.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 class Tags(HTMLParser):

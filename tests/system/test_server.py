@@ -76,7 +76,7 @@ def workspace(root: Path) -> Path:
     (root / "tree.yaml").write_text(TREE)
     (root / "slow.yaml").write_text(SLOW.replace("ROOT", str(root)))
     (root / "recipe.toml").write_text(
-        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml", "learn.yaml"]\n[data]\nroots = ["data"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
+        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml", "learn.yaml"]\n[data]\nroots = ["data"]\nallow = ["https://data.example"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
     )
     return root
 
@@ -124,6 +124,13 @@ def test_recipes_are_those_of_the_library_and_those_that_are_allowed(rest: Rest)
     error = refused(rest.ask("GET", "/v1/recipes/helo"), 404, "not-found")
     assert error["fix"].startswith('did you mean "hello')
     refused(rest.ask("GET", "/v1/recipes/hidden"), 404, "not-found")
+
+
+def test_a_run_ends_at_the_limit_that_its_request_has(rest: Rest) -> None:
+    run = rest.submit("slow", inputs={"name": "limited"}, limits={"time": 0.5, "cost": 3})
+    assert "limits.time" in str(rest.until(run, "FAILED")) + str(rest.get(f"/v1/runs/{run}/events"))
+    for limits in ({"time": 0}, {"time": -1}, {"hours": 1}, {"cost": "3"}, 5):
+        refused(rest.ask("POST", "/v1/runs", {"recipe": "hello", "limits": limits}), 422, "invalid")
 
 
 def test_a_plan_says_what_would_run_and_why(rest: Rest) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import resource
 import socket
 import subprocess
 import time
@@ -20,12 +22,14 @@ import requests
 from runner.server import guard, streams
 from runner.server.answers import Refused, plain
 from runner.server.app import application, routes
+from runner.server.page import PARTS
 from runner.server.pulse import Beat
 from runner.server.room import Room
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
 from runner.storage.runs import RunRow
 from tests.servers.rest import Rest
+from tests.support import until
 from tests.system.test_server import refused, workspace
 from tests.tools import client
 
@@ -58,7 +62,7 @@ def addresses(tmp_path: Path) -> list[tuple[str, str]]:
     """Every method and path that the application has, also those that its documentation leaves out."""
     app = routes(Room(tmp_path, {}, Tokens(tmp_path, Locks(tmp_path))))
     listed = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
-    return sorted(listed | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/none")})
+    return sorted(listed | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/none"), *(("GET", part) for part in PARTS)})
 
 
 def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path: Path) -> None:
@@ -69,12 +73,14 @@ def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path:
         for accept in ("*/*", "text/event-stream"):
             for token in ("", "rcp_bad", served.expired, "é", served.rest.token[:-1]):
                 found = served.rest.ask(method, where, token=token and token.encode().decode("latin-1"), headers={"Accept": accept})
-                if (path, token) == ("/health", ""):
+                if path in PARTS:
+                    assert found.status_code == 200 and served.run not in found.text
+                elif (path, token) == ("/health", ""):
                     assert found.json() == {"status": "ok"}
                 else:
                     refused(found, 401, "unauthorized")
             found = served.rest.ask(method, where, token=served.other, headers={"Accept": accept})
-            assert path in ("/health", "/openapi.json") or found.status_code in (403, 404), (method, path, found.text)
+            assert path in ("/health", "/openapi.json", *PARTS) or found.status_code in (403, 404), (method, path, found.text)
             assert not {"set-cookie", "access-control-allow-origin"} & {name.lower() for name in found.headers}
     assert stored(served.rest) == before
 
@@ -361,6 +367,64 @@ def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     text = plain(f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c", tmp_path)
     assert text == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
     assert str(Refused(400, "x", "y")) == "y"
+
+
+def test_a_thousand_connections_are_held_and_the_next_is_refused(served: Served) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1500:
+        pytest.skip("this process may not open 1,500 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    where = urlsplit(served.rest.url)
+    with contextlib.ExitStack() as held:
+        served.rest.http.close()
+        for _ in range(980):
+            held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
+        assert served.rest.get("/v1/runs?limit=1")["runs"], "beside 980 that say nothing"
+        for _ in range(30):
+            held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
+        late = requests.get(f"{served.rest.url}/health", timeout=10)
+        assert late.status_code == 503
+    until(lambda: requests.get(f"{served.rest.url}/health", timeout=10).status_code == 200)
+
+
+def test_the_server_speaks_https_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{tmp_path}/key.pem"]
+    subprocess.run(["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name], check=True, capture_output=True)
+    (tmp_path / "space").mkdir()
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("REQUESTS_CA_BUNDLE", f"{tmp_path}/chain.pem")
+        with Rest(tmp_path / "space", "--certificate", f"{tmp_path}/chain.pem", "--key", f"{tmp_path}/key.pem") as rest:
+            assert rest.url.startswith("https://127.0.0.1:") and rest.get("/v1/runs") == {"runs": [], "next": None}
+            with pytest.raises(requests.exceptions.SSLError):
+                requests.get(f"{rest.url}/health", timeout=10, verify=certifi())
+            with pytest.raises(requests.exceptions.ConnectionError):
+                requests.get(f"http{rest.url[5:]}/health", timeout=10)
+
+
+def certifi() -> str:
+    """The certificates of the public network."""
+    from requests.certs import where
+
+    return str(where())
+
+
+def test_an_address_is_one_of_a_host_or_bucket_that_is_allowed(served: Served) -> None:
+    before = stored(served.rest)
+    for address in (
+        "https://elsewhere.example/x",
+        "s3://bucket/x",
+        "gs://bucket/x",
+        "https://127.0.0.1/x",
+        "https://2130706433/x",
+        "https://data.example@elsewhere.example/",
+    ):
+        for path in ("/v1/runs", "/v1/plan"):
+            error = refused(
+                served.rest.ask("POST", path, {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": address}}), 422, "invalid"
+            )
+            assert [each["code"] for each in error["problems"]] == ["address-not-allowed"] and "`allow` under [data]" in error["fix"]
+    assert stored(served.rest) == before
 
 
 BODIES = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()}

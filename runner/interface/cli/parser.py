@@ -36,6 +36,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "worker": ("queue", "carry out the runs that were submitted here, one after another"),
     "serve": ("serve", "serve runs over HTTP: store, list, watch, cancel"),
     "outbox": ("outbox", "what receivers of reports were not told yet; try again what was given up"),
+    "ui": ("serve", "show runs in a browser: start, watch, pause, cancel"),
     "cancel": ("control", "end a run, wherever it was started"),
     "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
     "resume": ("control", "go on with a run that was paused, or whose worker died"),

@@ -1,8 +1,9 @@
-"""`recipe serve`: the REST server of a workspace."""
+"""`recipe serve`, the REST server of a workspace, and `recipe ui`, its page."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -11,8 +12,19 @@ from ...errors import Infrastructure
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    port = 8765 if verb == "serve" else 0
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"the port; 0 takes a free one (default: {port})")
+    if verb == "ui":
+        parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run to show, or `last` (default: the list of runs)")
+        parser.add_argument("--no-open", dest="opens", action="store_false", help="print the address, and open no browser")
+        parser.description = (
+            "Show the runs of this workspace in a browser: start, watch, pause, cancel.  Needs the extra `server`.  The page of the server that runs"
+            " here is used; without one, a server with a worker is started on loopback, which ends with Ctrl-C.  The address has a token in it that"
+            " expires after a day."
+        )
+        parser.epilog = "examples:\n  recipe ui\n  recipe ui last --no-open"
+        return
     parser.add_argument("--host", dest="address", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8765, metavar="N", help="the port; 0 takes a free one (default: 8765)")
     parser.add_argument("--with-worker", action="store_true", help="also carry the runs out, by a worker that ends with the server")
     parser.add_argument("--new-token", action="store_true", help="make another token for everything, and show it")
     parser.add_argument("--certificate", default="", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
@@ -31,11 +43,51 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         fix = "pip install 'recipe-runner[server]'"
         raise Infrastructure(f"the server needs {error.name}, which is not installed", fix=fix) from error
-    where = Listening(args.address, args.port, args.certificate, args.key, args.insecure)
     signal.signal(signal.SIGTERM, _end)
     with suppress(KeyboardInterrupt):
+        if args.verb == "ui":
+            return _ui(args)
+        where = Listening(args.address, args.port, args.certificate, args.key, args.insecure)
         serve(args.workspace, where, _ready, with_worker=args.with_worker, new_token=args.new_token)
     return 0
+
+
+def _ui(args: argparse.Namespace) -> int:
+    """Show the page of the server that runs, or of one that is started."""
+    from ...server.serving import Listening, known, serve
+
+    place = _place(args)
+    if (found := known(args.workspace)) is not None:
+        _show(*found, place, args.opens)
+        return 0
+
+    def ready(address: str, _token: str) -> None:
+        _show(*(known(args.workspace) or (address, "")), place, args.opens)
+        print("recipe: the server of this page ends with Ctrl-C; runs wait until a worker is there again", file=sys.stderr, flush=True)
+
+    serve(args.workspace, Listening("127.0.0.1", args.port), ready, with_worker=True, first=False)
+    return 0
+
+
+def _place(args: argparse.Namespace) -> str:
+    """Which run the page begins with, as a part of its address.  Raises NotFound."""
+    if not args.run:
+        return ""
+    from .chosen import find_run, opened
+
+    with opened(args.workspace) as ws:
+        return f"&run={find_run(ws.store, args.run).id}"
+
+
+def _show(address: str, token: str, place: str, opens: bool) -> None:
+    """Print the address of the page, and open it where there is a desktop."""
+    url = f"{address}/#token={token}{place}"
+    print(f"page: {url}", flush=True)
+    desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if opens and desktop and sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(url)
 
 
 def _end(_number: int, _frame: object) -> None:

@@ -64,15 +64,19 @@ def render(story: Story, *, state: str, label: str, given: str) -> str:
     import jinja2
 
     view, data = _view(story, state, label, given)
-    files = {name: (HERE / name).read_text("utf-8") for name in ("report.css", "report.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")}
+    files = {
+        name: (HERE / name).read_text("utf-8")
+        for name in ("report.css", "report.js", "curves.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")
+    }
     style = files["report.css"] + (files["uPlot.min.css"] if data else "")
-    scripts = [files["report.js"], *([files["uPlot.iife.min.js"]] if data else [])]
+    script = (files["curves.js"] if data else "") + files["report.js"]
+    scripts = [script, *([files["uPlot.iife.min.js"]] if data else [])]
     allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     ours = environment.filters["safe"]
     return environment.from_string((HERE / "report.html").read_text("utf-8")).render(
-        view=view, policy=policy, style=ours(style), script=ours(files["report.js"]), chart=ours(files["uPlot.iife.min.js"]),
+        view=view, policy=policy, style=ours(style), script=ours(script), chart=ours(files["uPlot.iife.min.js"]),
         data=ours(_embedded(data)), licence=files["uPlot.LICENSE"],
     )  # fmt: skip
 
