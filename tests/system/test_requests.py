@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
+from threading import Thread
+from typing import Literal
 
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution import loop
+from runner.execution import control, loop
 from runner.execution.loop import Report
 from runner.execution.work import Work
+from runner.hosts import asking
+from runner.hosts.client import Client
 from runner.storage.store import Store
 from tests.support import Space, until
 
@@ -105,12 +110,15 @@ steps:
 """
 
 
+def listens(space: Space) -> bool:
+    return any("listens" in path.read_text() for path in (space.root / ".recipe").rglob(".recipe-control"))
+
+
 def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Space) -> None:
     space.recipe(LISTENS.format(root=space.root))
     space.write("slow", "")
     worker = space.start("run", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
-    until(lambda: list((space.root / ".recipe").rglob(".recipe-control")))
-    until(lambda: starts(space))
+    until(lambda: listens(space))
     code, _, said = space.command("pause")
     worker.communicate(timeout=30)
     ((id, state),) = runs(space)
@@ -119,6 +127,30 @@ def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Spac
     code, _, said = space.command("resume", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
     assert code == 0, said
     assert runs(space) == [(id, "COMPLETED")] and starts(space) == ["b", "b"] and space.read("b.txt") == "7\n"
+
+
+def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was_asked_is_paused(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe(LISTENS.format(root=space.root))
+    space.write("slow", "")
+
+    async def answered_late(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
+        answer = await asking.asked(host, cwd, what)
+        await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
+        return answer
+
+    def ask() -> None:
+        until(lambda: listens(space))
+        with Store.open(Path(space.root, ".recipe")) as other:
+            assert other.runs.request(runs(space)[0][0], "pause")
+
+    monkeypatch.setattr(control, "asked", answered_late)
+    asking_thread = Thread(target=ask)
+    asking_thread.start()
+    space.attempt()
+    asking_thread.join()
+    assert [state for _, state in runs(space)] == ["PAUSED"] and steps_made(space) == 1
 
 
 @pytest.mark.parametrize(("verb", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
