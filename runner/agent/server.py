@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     import resource
     from collections.abc import Callable, Iterable
 
+    from .sampler import Sampler
+
 GREETING = b'{"agent": 1}\n'
+SAMPLED = 5.0  # seconds that a job has lived when its host is first looked at, and between two looks
 LINGER = 2.0  # seconds without jobs or clients before the end
 STRAY_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what a job left behind
 GRACE = 10.0  # the same for a job that ran out of time, and for what a dead agent left
@@ -61,7 +64,7 @@ class _Job:
 
     __slots__ = (
         *("code", "cpu", "deadline", "detail", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
-        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed"),
+        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed", "told"),
     )
 
     def __init__(self, name: bytes, log: bytes) -> None:
@@ -88,6 +91,7 @@ class _Job:
         self.peak = 0
         self.strays: set[int] = set()
         self.held: list[int] = []  # descriptors of its locks
+        self.told = (b"", b"", b"")  # for the sampler: the names of its locks, of how many steps it is, its PATH
 
 
 class Agent:
@@ -128,6 +132,8 @@ class Agent:
         self._ooms = oom_kills()
         self._slots = Slots()
         self._spent: list[int] = []  # slots of jobs whose end is not on the disk yet
+        self._sampler: Sampler | None = None
+        self._sample_at: float | None = None  # the time of the next look at the host; None while there is no job
         self._journal, open_jobs = open_journal(self._over, REMEMBERED)
         self._inherit(open_jobs)
         self._welcome(first)
@@ -148,6 +154,8 @@ class Agent:
                 self._publish()
             if self._deadman is not None:
                 self._keep_contact(self._deadman)
+            if self._sample_at is not None and time.monotonic() >= self._sample_at:
+                self._sample()
             if self._jobs or self._inputs:
                 self._quiet_since = None
             elif self._quiet_since is None:
@@ -162,6 +170,8 @@ class Agent:
             times.append(self._orphans_at)
         if self._deadman is not None and self._jobs and not self._inputs and self._alone_since is not None:
             times.append(self._alone_since + self._deadman)
+        if self._sample_at is not None:
+            times.append(self._sample_at)
         if times:
             return max(0.0, min(times) - time.monotonic())
         if self._jobs or self._inputs:
@@ -188,6 +198,18 @@ class Agent:
             for job in list(self._jobs.values()):
                 job.detail = b"nobody asked after it for %d seconds" % patience
                 self._end(job, b"stopped", GRACE)
+
+    def _sample(self) -> None:
+        """Look at the host for the jobs that have lived for a while."""
+        now = time.time()
+        self._sample_at = time.monotonic() + SAMPLED if self._jobs else None
+        watched = [job for job in self._jobs.values() if job.started and now - job.started >= SAMPLED and job.log.endswith(b".log")]
+        if watched:
+            if self._sampler is None:
+                from .sampler import Sampler
+
+                self._sampler = Sampler()
+            self._sampler.look([(job.name, job.log, *job.told) for job in watched])
 
     # --- clients
 
@@ -345,6 +367,9 @@ class Agent:
         env[b"RECIPE_JOB"] = name + self._mark
         job = self._jobs[name]
         job.started = time.time()
+        job.told = fields[6], env.get(b"RECIPE_TOTAL_STEPS", b""), env.get(b"PATH", b"")
+        if self._sample_at is None:
+            self._sample_at = time.monotonic() + SAMPLED
         for fd in job.held:
             os.set_inheritable(fd, True)
         try:
@@ -518,9 +543,13 @@ class Agent:
             return False
         for child in os.pread(self._children, 1 << 16, 0).split():
             pid = int(child)
-            if pid not in self._pids and pid not in self._tolerated:
+            if pid not in self._pids and pid not in self._tolerated and not self._is_ours(pid):
                 return False
         return not any(job.orphaned for job in self._ending)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether this child is no job's: the sampler began it."""
+        return self._sampler is not None and pid == self._sampler.child
 
     def _sweep(self) -> None:
         """End what ended jobs left behind; finish those of which nothing is left."""
@@ -572,7 +601,7 @@ class Agent:
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)
-        pending = [pid for pid in below.get(os.getpid(), ()) if pid not in self._pids]
+        pending = [pid for pid in below.get(os.getpid(), ()) if pid not in self._pids and not self._is_ours(pid)]
         orphaned = {job.name for job in self._ending if job.orphaned}
         if orphaned:
             pending += [pid for pid in table if self._cookie(pid) in orphaned]
@@ -652,6 +681,8 @@ class Agent:
 
     def _drop(self, job: _Job) -> None:
         self._jobs.pop(job.name, None)
+        if self._sampler is not None:
+            self._sampler.over(job.name)
         self._timed.discard(job)
         while job.held:
             os.close(job.held.pop())
@@ -701,6 +732,7 @@ class Agent:
                 job.outlives, job.started = True, told["began"]
                 self._jobs[name] = job
                 self._orphans.append(job)
+                self._sample_at = now + SAMPLED
                 self._time(job, told["timeout"], told["idle"], job.started - time.time())
                 continue
             job.reason, job.ended = b"lost", time.time()

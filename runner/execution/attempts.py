@@ -102,6 +102,17 @@ class Running:
         return self.errand.parts[self.brought.node] if self.brought is not None and self.brought.node else None
 
 
+_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
+"""Inputs that say how many steps a training takes."""
+
+
+def total_steps(spec: StepSpec) -> float | None:
+    """How many steps a training takes, by its inputs."""
+    reads = spec.author.get("reads", {})
+    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
+    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
+
+
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
     """Take away what an attempt that never began has on this disk."""
     running.attempt.retire(scrap, objects)
@@ -308,6 +319,8 @@ class Attempts:
             env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
             env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
+        if "RECIPE_METRICS" in env and (total := total_steps(spec)):
+            env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
         if len(members) > 1:
             env |= {"NODE_RANK": str(rank), "NNODES": str(len(members)), "RECIPE_NODES": ",".join(addresses)}

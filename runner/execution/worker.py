@@ -8,7 +8,6 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from drivers.base import DriverError
 
@@ -27,6 +26,7 @@ from ..survey import run_graph
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
 from . import loop
+from .attempts import total_steps
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, fits, sent
@@ -185,13 +185,6 @@ def _typed(found: Survey, id: str) -> str:
     return shown_command(found, found.plan.index[id])[0]
 
 
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes."""
-
-
 def _steps(found: Survey, id: str) -> float | None:
     n = found.plan.index.get(id)
-    author = found.plan.specs()[n].author if n is not None else {}
-    reads = author.get("reads", {})
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
+    return total_steps(found.plan.specs()[n]) if n is not None else None

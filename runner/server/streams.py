@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -20,6 +20,7 @@ from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.workspace import Workspace
+from ..survey import samples
 from ..survey.results import Point, points
 from . import ranged
 from .answers import Refused
@@ -215,7 +216,7 @@ async def _followed(
 
 
 @router.get(
-    "/metrics", dependencies=READ_RUN, summary="What the steps reported, a JSON object a line", response_class=Response,
+    "/metrics", dependencies=READ_RUN, summary="What the steps reported, or their machines, a JSON object a line", response_class=Response,
     responses={200: {"content": {_LINES: {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 def measured(
@@ -224,6 +225,7 @@ def measured(
     step: StepName = "",
     after: Annotated[int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")] = 0,
     every: Annotated[int, Query(ge=1, le=10**6, description="Of the others, one in so many.")] = 1,
+    of: Annotated[Literal["step", "machine"], Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds.")] = "step",
 ) -> Response:
     with room.reading() as ws:
         row = run_of(ws, run)
@@ -233,7 +235,10 @@ def measured(
             if step and step not in names(part.step):
                 continue
             known = ended.get((part.step, part.number))
-            told = (points(ws, known) or ()) if known is not None else _live(ws, part)
+            if of == "machine":
+                told: Sequence[Point] = samples.kept(ws, known) if known is not None else metrics.told(samples.beside(part.raw))
+            else:
+                told = (points(ws, known) or ()) if known is not None else _live(ws, part)
             for n, point in enumerate(told, 1):
                 if n > after and (n - after - 1) % every == 0:
                     lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
