@@ -64,7 +64,7 @@ class _Job:
 
     __slots__ = (
         *("code", "cpu", "deadline", "detail", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
-        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed", "told"),
+        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed", "told", "word"),
     )
 
     def __init__(self, name: bytes, log: bytes) -> None:
@@ -91,6 +91,7 @@ class _Job:
         self.peak = 0
         self.strays: set[int] = set()
         self.held: list[int] = []  # descriptors of its locks
+        self.word = time.monotonic()  # when a client that began it or asked after it was heard last
         self.told = (b"", b"", b"")  # for the sampler: the names of its locks, of how many steps it is, its PATH
 
 
@@ -104,6 +105,8 @@ class Agent:
         self._acts: dict[int, Callable[[int], None]] = {listener: self._accept}
         self._inputs: dict[int, bytearray] = {}
         self._outputs: dict[int, bytearray] = {}
+        self._minds: dict[int, set[bytes]] = {}  # of each client: the jobs that it began or asked after
+        self._beating: set[int] = set()  # clients that say again and again that they live
         self._jobs: dict[bytes, _Job] = {}
         self._pids: dict[int, _Job] = {}
         self._ending: list[_Job] = []  # first process gone, strays not
@@ -118,7 +121,6 @@ class Agent:
         self._programs: dict[tuple[bytes, bytes], bytes] = {}
         self._quiet_since: float | None = None
         self._root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._alone_since: float | None = None
         try:
             self._deadman: float | None = float(read("deadman"))
         except (OSError, ValueError):
@@ -168,8 +170,8 @@ class Agent:
         times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
         if self._orphans:
             times.append(self._orphans_at)
-        if self._deadman is not None and self._jobs and not self._inputs and self._alone_since is not None:
-            times.append(self._alone_since + self._deadman)
+        if self._deadman is not None and self._jobs:
+            times.append(min(job.word for job in self._jobs.values()) + self._deadman)
         if self._sample_at is not None:
             times.append(self._sample_at)
         if times:
@@ -179,8 +181,12 @@ class Agent:
         return LINGER
 
     def _arm(self, seconds: float) -> None:
-        """End all jobs when no client was there for so long; the next agent in this root does, too."""
+        """End each job of which no client was heard for so long; the next agent in this root does, too."""
+        if self._deadman == seconds:
+            return
         self._deadman = seconds
+        for fd in self._minds:
+            self._heard(fd)
         try:
             fd = os.open("deadman", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._root)
         except OSError:
@@ -189,15 +195,20 @@ class Agent:
             file.write(f"{seconds}")
 
     def _keep_contact(self, patience: float) -> None:
+        for fd in self._minds.keys() - self._beating:
+            self._heard(fd)  # that it is connected is all that it says
         now = time.monotonic()
-        if self._inputs or not self._jobs:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now
-        elif now - self._alone_since >= patience:
-            for job in list(self._jobs.values()):
-                job.detail = b"nobody asked after it for %d seconds" % patience
-                self._end(job, b"stopped", GRACE)
+        for job in [job for job in self._jobs.values() if now - job.word >= patience]:
+            job.word = now
+            job.detail = b"nobody asked after it for %d seconds" % patience
+            self._end(job, b"stopped", GRACE)
+
+    def _heard(self, fd: int) -> None:
+        """A client lives: its jobs are wanted."""
+        if self._deadman is not None:
+            now = time.monotonic()
+            for name in self._minds.get(fd, ()):
+                self._jobs[name].word = now
 
     def _sample(self) -> None:
         """Look at the host for the jobs that have lived for a while."""
@@ -229,13 +240,17 @@ class Agent:
         os.set_inheritable(fd, False)
         self._inputs[fd] = bytearray()
         self._outputs[fd] = bytearray()
+        self._minds[fd] = set()
         self._acts[fd] = self._hear
         self._poll.register(fd, READ)
         self._tell(fd, GREETING)
 
     def _dismiss(self, fd: int) -> None:
         if self._inputs.pop(fd, None) is not None:
-            del self._outputs[fd], self._acts[fd]
+            if fd not in self._beating:
+                self._heard(fd)
+            self._beating.discard(fd)
+            del self._outputs[fd], self._acts[fd], self._minds[fd]
             self._poll.unregister(fd)
             os.close(fd)
 
@@ -291,20 +306,27 @@ class Agent:
                     self._end(job, b"stopped", float(fields[2]))
             elif fields[0] == b"arm":
                 self._arm(float(fields[1]))
+                if len(fields) > 2:
+                    self._beating.add(fd)
             elif fields[0] == b"free":
                 self._tell_free(fd, fields[1], fields[2].decode().split())
             else:
                 self._answer(fd, fields[1])
         del buffer[:begin]
         self._begin(starts, fd)
+        self._heard(fd)
 
     def _answer(self, fd: int, name: bytes) -> None:
         if name in self._jobs:
-            self._tell(fd, b'{"job": "%s", "going": true}\n' % name)
+            self._tell_going(fd, name)
         elif name in self._over:
             self._tell(fd, self._over[name])
         else:  # final, so that two askers never hear different things
             self._settle(name, line(name, None, None, b"lost", 0.0, time.time(), 0.0, 0, 0))
+
+    def _tell_going(self, fd: int, name: bytes) -> None:
+        self._minds.get(fd, set()).add(name)
+        self._tell(fd, b'{"job": "%s", "going": true}\n' % name)
 
     def _tell_free(self, fd: int, number: bytes, names: list[str]) -> None:
         try:
@@ -332,7 +354,7 @@ class Agent:
             self._launch(fresh)
         for fields in starts:
             if fields[1] in self._jobs:
-                self._tell(fd, b'{"job": "%s", "going": true}\n' % fields[1])
+                self._tell_going(fd, fields[1])
 
     def _holds(self, job: _Job, locks: list[str]) -> bool:
         """Whether it has all its locks now; else its end is on its way."""
@@ -681,6 +703,8 @@ class Agent:
 
     def _drop(self, job: _Job) -> None:
         self._jobs.pop(job.name, None)
+        for names in self._minds.values():
+            names.discard(job.name)
         if self._sampler is not None:
             self._sampler.over(job.name)
         self._timed.discard(job)
