@@ -246,4 +246,5 @@ def told_address(monkeypatch: pytest.MonkeyPatch, hub: str) -> None:
     """The library of the Hub reads its environment once, at its import."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "ENDPOINT", hub)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
