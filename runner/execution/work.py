@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from drivers.base import DriverError, Exit
 
+from ..digest import Digest
 from ..errors import RecipeError
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
@@ -131,6 +132,12 @@ class Work:
         self.sick: set[str] = set()  # steps on a host whose health check failed
         self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their agent was killed
         self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
+        self.smaller: dict[str, dict[str, int]] = {}  # of steps that ran out of memory: the inputs that were divided, as they are now
+        self.asked: dict[str, Digest | None] = {}  # of these: the keys that they had at first
+        self.short: Counter[str] = Counter()  # of each step: attempts under earlier workers that ran out of memory, until it is judged
+        if claimed.resumed:
+            tries = ws.store.runs.attempts(claimed.id)
+            self.short.update(each.step for each in tries if (each.outcome, each.reason) == ("failed", "oom"))
         self.replacing = 0  # hosts that are being replaced, or asked for
         self.rented_at = 0.0  # the last look at which machines are needed
         self.failures: list[Failure] = []

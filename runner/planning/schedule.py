@@ -104,6 +104,7 @@ class Outcome(NamedTuple):
     ok: bool
     reason: str = "exit"
     detail: str = ""
+    adjusted: bool = False  # the step is another one by now: the next try is not the same again
 
 
 class Spent(NamedTuple):
@@ -270,7 +271,9 @@ class Scheduler:
             after = _S.FAILED
             self._hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
         else:
-            if outcome.reason in _PREEMPTIONS:
+            if outcome.adjusted:
+                again = not self._draining
+            elif outcome.reason in _PREEMPTIONS:
                 node.preemptions += 1
                 again = node.preemptions <= node.task.preemptions
             else:
