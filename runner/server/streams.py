@@ -20,7 +20,7 @@ from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.workspace import Workspace
-from ..survey import samples
+from ..survey import rows, samples
 from ..survey.results import Point, points
 from . import ranged
 from .answers import Refused
@@ -236,9 +236,10 @@ def measured(
                 continue
             known = ended.get((part.step, part.number))
             if of == "machine":
-                told: Sequence[Point] = samples.kept(ws, known) if known is not None else metrics.told(samples.beside(part.raw))
+                seen = samples.beside(part.raw)
+                told: Sequence[Point] = samples.kept(ws, known) if known is not None else rows.so_far(ws, row.id, part.step, part.number, seen)
             else:
-                told = (points(ws, known) or ()) if known is not None else _live(ws, part)
+                told = (points(ws, known) or ()) if known is not None else _live(ws, row.id, part)
             for n, point in enumerate(told, 1):
                 if n > after and (n - after - 1) % every == 0:
                     lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
@@ -251,8 +252,10 @@ def _attempts(ws: Workspace, run: str) -> Sequence[Part]:
     return parts(ws.store.runs.events(run))
 
 
-def _live(ws: Workspace, part: Part) -> Sequence[Point]:
+def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     """What an attempt has reported that is under way; nothing where that cannot be masked."""
+    if rows.is_elsewhere(ws, run):
+        return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
     if unmaskable(part, ws.root, ws.environ):
         return ()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,10 +9,10 @@ from typing import Final
 from ..storage import metrics
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
+from . import rows
 
 ENDING: Final = ".host"
 """Of the file beside an attempt's log."""
-_TAIL: Final = 4 << 10
 _MEANS: Final = ("gpu_utilization_percent", "gpu_power_w", "cpu_percent")
 _PEAKS: Final = ("gpu_memory_used_gb", "gpu_temperature_c", "ram_used_gb")
 
@@ -25,18 +24,13 @@ def beside(log: str) -> Path:
 
 def kept(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
     """The samples of an attempt that is over; none of one that took less than 5 seconds."""
-    return metrics.told(ws.kept(attempt.run, attempt.step, attempt.n, ENDING))
+    return metrics.told(rows.kept(ws, attempt, ENDING))
 
 
-def latest(path: Path) -> Mapping[str, float]:
+def latest(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:
     """The last sample of an attempt that runs; empty where there is none yet."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            whole = file.read().rpartition(b"\n")[0]
-    except OSError:
-        return {}
-    return _numbers(metrics.parse(whole.rpartition(b"\n")[2]))
+    found = rows.so_far(ws, run, step, number, beside(log))
+    return _numbers(found[-1]) if found else {}
 
 
 def summary(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:

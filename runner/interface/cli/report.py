@@ -18,7 +18,7 @@ from ...language.units import about
 from ...planning import causes
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
-from ...survey import samples
+from ...survey import rows, samples
 from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
 from ..tables import aligned
@@ -46,6 +46,7 @@ class _Done:
     memory: int = 0  # bytes of main memory, the most of any attempt
     tries: list[AttemptRow] = field(default_factory=list)  # those that are over
     following: Path | None = None  # what the one that runs reports
+    attempt: int = 1  # its number
     sampled: Path | None = None  # what is seen of its machine
 
 
@@ -185,7 +186,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": told["seconds"],
         "fresh": told["steps"]["fresh"],
-        "steps": [_told(ws, each, row.inputs) for each in chosen],
+        "steps": [_told(ws, row.id, each, row.inputs) for each in chosen],
     }
 
 
@@ -203,7 +204,8 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
             done.attempts += 1
             followed = event.data.get("metrics")
             done.following = Path(followed) if isinstance(followed, str) else None
-            log = event.data.get("log")
+            log, number = event.data.get("log"), event.data.get("attempt")
+            done.attempt = number if isinstance(number, int) else 1
             done.sampled = samples.beside(log) if isinstance(log, str) else None
         elif event.before == "RUNNING" and event.after != "RUNNING":
             began.pop(event.id, None)
@@ -230,9 +232,9 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     return sorted(found.values(), key=lambda done: done.attempts == 0)
 
 
-def _told(ws: Workspace, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
-    live = metrics.told(done.following) if done.following is not None else []
-    live_samples = metrics.told(done.sampled) if done.sampled is not None else []
+def _told(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
+    live = rows.so_far(ws, run, done.id, done.attempt, done.following) if done.following is not None else []
+    live_samples = rows.so_far(ws, run, done.id, done.attempt, done.sampled) if done.sampled is not None else []
     ended = reported(ws, done.tries)
     lines = _lines([*(point for each in ended for point in each.points or ()), *live])
     known = {**(ended[0].metrics if ended else {}), **summary(live, {})}

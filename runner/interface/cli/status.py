@@ -162,11 +162,11 @@ def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None) -> Begun
 
 
 def _seen(ws: Workspace, run: str) -> dict[str, dict[str, float]]:
-    from ...survey.samples import beside, latest
+    from ...survey.samples import latest
     from ..logs import parts
 
     going = {part.step: part for part in parts(ws.store.runs.events(run)) if not part.ended}
-    found = {id: dict(latest(beside(part.raw))) for id, part in going.items()}
+    found = {id: dict(latest(ws, run, id, part.number, part.raw)) for id, part in going.items()}
     return {id: sample for id, sample in found.items() if sample}
 
 
