@@ -30,6 +30,7 @@ from runner.storage.runs import Offer, RunRow
 from runner.storage.workspace import Workspace
 from runner.survey import bundles, comparison
 from runner.survey.survey import Request, survey
+from tests.servers.moto import Moto
 from tests.support import Space, until
 from tests.system.test_worker import Silent
 from tests.test_tutorial import BLOCK, commands, matches, ran
@@ -126,6 +127,27 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
     code, told, said = b.command("gc", "--keep-days", "0", "--keep-runs", "0")
     assert code == 0 and "1 result" in told and os.listdir(b.space.root / "out") == ["mine"], told + said
     assert a.row(run).state == "COMPLETED"
+
+
+def test_a_run_whose_bundle_is_too_large_for_the_database_travels_through_s3(
+    ready: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = ready
+    with Moto() as moto:
+        for variable, value in moto.environ.items():
+            monkeypatch.setenv(variable, value)
+        for machine in ready:
+            toml = f'store = "team"\n[stores.team]\nurl = "s3://{moto.bucket()}/project"\nendpoint = "{moto.endpoint}"\n'
+            machine.space.write("recipe.toml", toml if machine is a else a.space.read("recipe.toml"))
+        monkeypatch.setattr(bundles, "MOST", 1000)  # bytes
+        run = a.submit(data=str(a.space.root / "../elsewhere/data.txt"))
+        with psycopg.connect(url) as db:
+            assert db.execute("SELECT count(*) FROM bundles").fetchone() == (0,)
+        b.work()
+        row = a.row(run)
+        assert row.state == "COMPLETED" and all(each.address.startswith("s3://") for each in row.outputs), row.reason
+        a.fetch(run)
+    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n"
 
 
 def test_an_input_that_the_store_has_is_named_by_its_content(ready: tuple[Machine, Machine]) -> None:
