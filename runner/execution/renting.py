@@ -14,6 +14,7 @@ from ..errors import RecipeError
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
+from ..storage.ledger import LeaseRow
 from .control import money_is_spent, stop
 from .work import Work
 
@@ -62,12 +63,15 @@ def _save_in_time(work: Work) -> None:
 def note(work: Work) -> None:
     """Note the moves of leases among those of the run."""
     moves, work.host_pool.moves = work.host_pool.moves, []
-    work.groups.record(
-        [
-            Move("lease", row.key, before, row.state, row.reason, {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price})
-            for before, row in moves
-        ]
-    )
+    work.groups.record([Move("lease", row.key, before, row.state, row.reason, _told(work, row)) for before, row in moves])
+
+
+def _told(work: Work, row: LeaseRow) -> dict[str, object]:
+    """What is said of a lease: of one that costs nothing also what a worker of another machine needs to take it over."""
+    found: dict[str, object] = {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price}
+    if work.ws.delivers and not work.host_pool.priced:
+        found |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
+    return found
 
 
 def _needs(work: Work, id: str) -> Iterator[Need]:

@@ -21,6 +21,7 @@ from ..storage.files import Content
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
+from . import takeover
 from .attempts import Attempts, Running
 from .chunks import Chunks
 from .commit import GroupCommit
@@ -147,6 +148,8 @@ class Work:
         self._beside: set[asyncio.Task[None]] = set()
         self._consumers: dict[int, list[str]] | None = None
 
+        self.inherited = takeover.attempts(ws, claimed.id) if claimed.resumed and ws.delivers else {}
+        """Attempts that a worker of another machine began on hosts that this one may reach."""
         self.orphans = Orphans(ws, commits, host_pool)
         self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)

@@ -139,6 +139,8 @@ class HostPool:
     """US dollars that the run may cost."""
     where: Mapping[str, str] = field(default_factory=dict)
     """Filters of what is rented, beside those of the driver's settings."""
+    earlier: Sequence[LeaseRow] = ()
+    """Leases that a worker of another machine had for this run."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
@@ -230,6 +232,8 @@ class HostPool:
             self.sites = [self.here]
             return
         self.leases, self._nodes = self._leases(), nodes
+        for row in self.earlier:
+            self.leases.inherit(row)
         await self._tidy()
         kept = _by_machine(await self.leases.adopt())
         if self.priced:

@@ -255,6 +255,50 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     assert a.space.read("model.txt") == "trained"
 
 
+REMOTE = """
+inputs: {{data: {{type: file}}}}
+steps:
+  train:
+    run: |
+      echo x >> {starts}
+      mkdir -p kept; echo 1 > kept/step-1
+      echo early; while [ -e {gate} ]; do sleep 0.02; done; echo late
+      cat {{{{ inputs.data }}}} > model.txt
+    state: {{kept: {{path: kept/, checkpoint: "step-*", every: 0.2s}}}}
+    outputs: {{model: model.txt}}
+outputs: {{model: "{{{{ steps.train.model }}}}"}}
+"""
+
+
+def test_a_job_on_a_host_is_taken_up_by_a_worker_of_another_machine(machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path) -> None:
+    a, b, c = machines
+    gate, starts = a.space.write("../gate", ""), tmp_path / "starts"
+    a.space.recipe(REMOTE.format(gate=gate, starts=starts))
+    a.space.write("data.txt", "data")
+    for machine in (b, c):  # two machines that reach the same host, which has one place
+        toml = (machine.space.root / "recipe.toml").read_text()
+        machine.space.write("recipe.toml", toml + f'[drivers.loopback]\nroot = "{tmp_path}/hosts"\nhosts = 1\nslots = 1\n')
+    with Workspace.open(a.space.root, environ=a.env) as ws:
+        run = submit(ws, Request("./recipe.yaml", {"data": "data.txt"}), Choice(), Settings("loopback"), Ticket()).id
+    worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
+    until(lambda: starts.exists(), seconds=30)
+    with psycopg.connect(url, autocommit=True) as db:
+        until(lambda: db.execute("SELECT 1 FROM events WHERE subject = 'step' AND after = 'RUNNING'").fetchone(), seconds=30)
+        worker.kill()
+        worker.communicate(timeout=30)
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")  # as if 30 seconds had passed
+    follower = threading.Thread(target=c.work)
+    follower.start()
+    until(lambda: list((c.space.root / ".recipe/states").rglob("step-1")), seconds=30)  # its checkpoints come to the second machine now
+    gate.unlink()
+    follower.join(60)
+    row = a.row(run)
+    assert (row.state, row.reason, starts.read_text()) == ("COMPLETED", "", "x\n")
+    a.fetch(run)
+    (log,) = (c.space.root / ".recipe/runs" / run).glob("train.1.log")
+    assert a.space.read("model.txt") == "data" and log.read_text() == "early\nlate\n"
+
+
 def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_first_made(
     machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path
 ) -> None:
