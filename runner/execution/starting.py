@@ -423,7 +423,7 @@ async def _open_state(work: Work, held: Held) -> bool:
         lock.release()
         return False
     held.lock = lock
-    await shared_states.restore(work, held.node.id, key, root)
+    await shared_states.restore(work, held.node.id, spec, key, root)
     for begun in (left.generation for name, left in work.inherited.items() if left.generation and name.startswith(own)):
         checkpoints.adopt(root, {"continues": dict(spec.continues), "id": begun})
     held.state = checkpoints.choose(root, spec.continues, world=processes)

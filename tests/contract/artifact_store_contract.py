@@ -237,7 +237,7 @@ def test_the_first_trace_of_a_key_stays(remote: Remote, other: Remote, here: Obj
 
 
 def test_of_many_at_once_one_is_first_and_all_agree(raw: Raw, here: Objects, tmp_path: Path) -> None:
-    contents = [file(here, tmp_path, b"%d" % n) for n in range(6)]
+    contents = [file(here, tmp_path, b"%d" % n) for n in range(4)]
     writers = [Remote(raw.bucket()) for _ in contents]
     for writer, content in zip(writers, contents, strict=True):
         writer.put(content, here)
@@ -248,8 +248,9 @@ def test_of_many_at_once_one_is_first_and_all_agree(raw: Raw, here: Objects, tmp
 
 def test_two_who_put_the_same_at_once_both_succeed(raw: Raw, here: Objects, there: Objects, tmp_path: Path) -> None:
     contents = [file(here, tmp_path, noise("big", 6 << 20)), tree(here, tmp_path, {f"{n}": noise(n, 9_000) for n in range(30)})]
+    writers = [Remote(raw.bucket()) for _ in range(3)]
     for content in contents:
-        answers = at_once(*[lambda c=content: Remote(raw.bucket()).put(c, here)] * 3)
+        answers = at_once(*[lambda w=writer, c=content: w.put(c, here) for writer in writers])
         assert not [answer for answer in answers if isinstance(answer, BaseException)], answers
         Remote(raw.bucket()).fetch(content, there)
         assert there.verify(content)
