@@ -54,7 +54,7 @@ def runs(space: Space) -> list[tuple[str, str]]:
         return [(row.id, row.state) for row in store.runs.latest()]
 
 
-def test_a_paused_run_stops_after_saving_and_goes_on_from_there_under_its_id(trained: Space) -> None:
+def test_a_paused_run_stops_after_saving_and_is_the_one_that_is_asked_for_again(trained: Space) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 3)
     code, told, _ = trained.command("pause")
@@ -64,24 +64,17 @@ def test_a_paused_run_stops_after_saving_and_goes_on_from_there_under_its_id(tra
     made = steps_made(trained)
     assert made > 3 and starts(trained) == ["a", "b"]
     (trained.root / "slow").unlink()
-    code, _, said = trained.command("resume")
-    assert code == 0, said
+    code, _, said = trained.command("run")
+    assert code == 0 and "which was paused" in said, said
     assert runs(trained) == [(id, "COMPLETED")] and starts(trained) == ["a", "b", "b"] and steps_made(trained) in (0, made)
 
 
-def test_a_run_asked_for_again_is_the_paused_one(trained: Space) -> None:
+def test_a_run_under_way_is_neither_resumed_nor_retried_and_a_cancelled_one_is_over_and_what_ran_is_gone(trained: Space) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
-    trained.command("pause")
-    worker.communicate(timeout=30)
-    (trained.root / "slow").unlink()
-    code, _, said = trained.command("run")
-    assert code == 0 and "which was paused" in said and [state for _, state in runs(trained)] == ["COMPLETED"]
-
-
-def test_a_cancelled_run_is_over_and_what_ran_is_gone(trained: Space) -> None:
-    worker = trained.start("run")
-    until(lambda: steps_made(trained) > 0)
+    for verb, words in (("resume", "is running"), ("retry", "is not over")):
+        code, _, said = trained.command(verb)
+        assert code == 3 and words in said, said
     code, told, _ = trained.command("cancel")
     worker.communicate(timeout=30)
     assert (code, worker.returncode, [state for _, state in runs(trained)]) == (0, 130, ["CANCELLED"]) and "is CANCELLED" in told
@@ -237,19 +230,9 @@ def test_an_error_of_the_run_is_told_though_something_was_asked_for_meanwhile(sp
     assert [state for _, state in runs(space)] == ["CANCELLED"]
 
 
-@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-def test_a_run_that_is_over_is_left_alone(space: Space, verb: str) -> None:
+def test_a_run_that_is_over_is_left_alone(space: Space) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     space.run()
-    code, _, said = space.command(verb)
-    assert code == 3 and "is COMPLETED" in said
-
-
-def test_a_run_that_is_under_way_is_neither_resumed_nor_retried(trained: Space) -> None:
-    worker = trained.start("run")
-    until(lambda: steps_made(trained) > 0)
-    for verb, words in (("resume", "is running"), ("retry", "is not over")):
-        code, _, said = trained.command(verb)
-        assert code == 3 and words in said, said
-    (trained.root / "slow").unlink()
-    assert worker.wait(30) == 0
+    for verb in ("cancel", "pause", "resume"):
+        code, _, said = space.command(verb)
+        assert code == 3 and "is COMPLETED" in said
