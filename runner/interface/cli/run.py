@@ -67,6 +67,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
+        if verb == "run":
+            parser.add_argument("--notify", action="store_true", help="show a notification on the desktop when it is over")
         parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
@@ -185,6 +187,12 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
     listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=commands)
     with through(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
+    if getattr(args, "notify", False):
+        from ..desktop import notify
+
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in summary.counts.items() if count)
+        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {_seconds(summary.seconds)}"):
+            print("recipe: there is no notify-send (package libnotify) to show a notification with", file=sys.stderr)
     if summary.interrupted:
         return 130
     if summary.state == "COMPLETED":
