@@ -172,7 +172,7 @@ class Agent:
             times.append(self._orphans_at)
         if self._deadman is not None and self._jobs:
             times.append(min(job.word for job in self._jobs.values()) + self._deadman)
-        if self._sample_at is not None:
+        if self._sample_at is not None and self._jobs:
             times.append(self._sample_at)
         if times:
             return max(0.0, min(times) - time.monotonic())
