@@ -39,10 +39,11 @@ from drivers.base import (
     Unreachable,
     Unsure,
     Wish,
+    WrongSetting,
 )
 
 from .. import extensions
-from ..errors import CannotRun
+from ..errors import CannotRun, Invalid, Problem
 from ..logs import Log
 from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
@@ -76,7 +77,7 @@ Heard: TypeAlias = Callable[[str, LeaseRow], None]
 
 
 def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = "") -> Driver:
-    """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun."""
+    """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun, Invalid for a setting that is wrong."""
     given = dict(settings)
     if hosts:
         given["hosts"] = list(hosts)
@@ -91,6 +92,8 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
         raise CannotRun(f"the driver {name} does not take these settings: {error}", fix=fix) from error
+    except WrongSetting as error:
+        raise Invalid([Problem("driver-setting", str(error))]) from error
     except (Rejected, Denied) as error:
         raise CannotRun(str(error)) from error
     return made

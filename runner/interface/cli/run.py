@@ -52,6 +52,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--nodes", type=positive, default=0, metavar="N", help="run `accelerate` steps that do not say on how many nodes on N; no part of any key"
     )
     if verb == "run":
+        parser.add_argument(
+            "--in-cluster", action="store_true", help="with --driver slurm: have a job of the cluster work on the run, and return; docs/clusters.md"
+        )
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
     add_where(parser)
     if verb in ("run", "submit"):
@@ -88,7 +91,12 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
         return 0
     if not _agreed(ws, request, choice, args):
         return 3
-    return carried_out(ws, request, choice, settings_of(args), args)
+    settings = settings_of(args)
+    if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
+        from .in_cluster import submitted
+
+        return submitted(ws, args)
+    return carried_out(ws, request, choice, settings, args)
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
