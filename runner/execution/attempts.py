@@ -39,6 +39,7 @@ from ..survey import locks
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .commit import GroupCommit
+from .tasks import steps_of
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -101,17 +102,6 @@ class Running:
     @property
     def _part(self) -> Errand | None:
         return self.errand.parts[self.brought.node] if self.brought is not None and self.brought.node else None
-
-
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes."""
-
-
-def total_steps(spec: StepSpec) -> float | None:
-    """How many steps a training takes, by its inputs."""
-    reads = spec.author.get("reads", {})
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
 
 
 def saved(running: Running, spec: StepSpec) -> bool:
@@ -335,7 +325,7 @@ class Attempts:
             env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
             env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
-        if "RECIPE_METRICS" in env and (total := total_steps(spec)):
+        if "RECIPE_METRICS" in env and (total := steps_of(self.survey, node.id)):
             env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
         if len(members) > 1:

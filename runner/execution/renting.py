@@ -16,6 +16,7 @@ from ..planning.step import TEMPORARY
 from ..storage.ledger import LeaseRow
 from .control import money_is_spent, stop
 from .failing import replaced
+from .reporting import log_remote
 from .work import Work
 
 LOOK: Final = 0.2
@@ -79,6 +80,8 @@ def _succeed_in_time(work: Work) -> None:
 def note(work: Work) -> None:
     """Note the moves of leases among those of the run."""
     moves, work.host_pool.moves = work.host_pool.moves, []
+    for _before, row in moves:
+        log_remote(work.ws, work.commits.run, row.driver, str(row.lease.get("id", "")), row.state)
     work.groups.record([Move("lease", row.key, before, row.state, row.reason, _told(work, row)) for before, row in moves])
 
 

@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from drivers.base import DriverError
 
@@ -26,17 +27,19 @@ from ..survey import run_graph
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
 from . import loop, takeover, uploading
-from .attempts import total_steps
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, demand, fits, sent
+from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
+from .tasks import steps_of
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
 _log = Log("worker")
+LOCAL: Final = "local"
 
 
 def work(
@@ -77,7 +80,7 @@ def work(
                 await host_pool.match(host_pool.sites)
             jobs = settings.jobs or at_once(found, host_pool)
             begins = replace(claimed, fence=submit()) if submit is not None else claimed
-            commits = _begun(ws, found, begins, jobs, listener, masker)
+            commits = _begun(ws, found, begins, jobs, settings, listener, masker)
             contended = ws.store.database.version() != since.version
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
@@ -112,6 +115,8 @@ def work(
     assert commits is not None
     interrupted = working.control.interrupts > 0 or report.left
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    if settings.driver != LOCAL:
+        log_remote(ws, claimed.id, settings.driver, "", state)
     if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
@@ -182,7 +187,7 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, masker: Masker) -> GroupCommit:
+def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, settings: Settings, listener: Listener, masker: Masker) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
@@ -193,9 +198,11 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
     listener.begin(
-        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(steps_of, found))
     )
     tell(ws, listener)
+    if settings.driver != LOCAL:
+        log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
         listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
     commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
@@ -206,8 +213,3 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
-
-
-def _steps(found: Survey, id: str) -> float | None:
-    n = found.plan.index.get(id)
-    return total_steps(found.plan.specs()[n]) if n is not None else None
