@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -128,6 +129,14 @@ def calls(act: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def old_python() -> str | None:
+    """A Python 3.9, the oldest that the agent runs on."""
+    for name in ("python3.9", "pypy3.9"):
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run([name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True).stdout.strip()
+    return None
 
 
 def until(true: Callable[[], object], *, seconds: float = 120.0) -> None:

@@ -6,6 +6,8 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
     loss lr grad_norm   the step's mean loss, its learning rate, the norm of its gradient before clipping; and whatever else the trainer gives
     samples_per_second  samples of the step, over all devices, by the wall time of the step; and tokens_per_second, where the trainer gives `tokens`
     memory_gb           10⁹ bytes: the most that was reserved on this process's GPU so far; without a GPU, the most that this process held of RAM
+    gpu_memory_allocated_gb gpu_memory_reserved_gb
+                        10⁹ bytes of that GPU at the most so far: in tensors, and held by torch's allocator; without a GPU they are not there
     gpu gpus            what that GPU is called, and how many there are in the training; without one they are not there
     time_step           seconds from the end of the step before to the end of this one
     time_data           … of these, getting and preparing a batch             time_communication  … adding up gradients over processes
@@ -110,7 +112,7 @@ class Telemetry:
         values = {name: float(value) if not isinstance(value, int) else value for name, value in values.items() if math.isfinite(value)}
         self.history.append(json.dumps({"step": step, **values}) + "\n")
         times = self._times()
-        speed = {"samples_per_second": round(samples / times["time_step"], 3), "memory_gb": round(memory() / 1e9, 3)}
+        speed = {"samples_per_second": round(samples / times["time_step"], 3), "memory_gb": round(memory() / 1e9, 3), **gpu_memory()}
         if "tokens" in values:
             speed["tokens_per_second"] = round(values["tokens"] / times["time_step"], 1)
         told = {**values, **speed, **times}
@@ -187,6 +189,16 @@ def memory() -> int:
         return int(torch.cuda.max_memory_reserved())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kibibytes everywhere else
+
+
+def gpu_memory() -> dict[str, float]:
+    """10⁹ bytes of this process's GPU, at the most so far; nothing without one."""
+    if not _cuda_is_used():
+        return {}
+    import torch
+
+    found = {"gpu_memory_allocated_gb": torch.cuda.max_memory_allocated(), "gpu_memory_reserved_gb": torch.cuda.max_memory_reserved()}
+    return {name: round(count / 1e9, 3) for name, count in found.items()}
 
 
 def _gpu() -> dict[str, str | int]:

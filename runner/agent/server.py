@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     import resource
     from collections.abc import Callable, Iterable
 
+    from .sampler import Sampler
+
 GREETING = b'{"agent": 1}\n'
+SAMPLED = 5.0  # seconds that a job has lived when its host is first looked at, and between two looks
 LINGER = 2.0  # seconds without jobs or clients before the end
 STRAY_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what a job left behind
 GRACE = 10.0  # the same for a job that ran out of time, and for what a dead agent left
@@ -61,7 +64,7 @@ class _Job:
 
     __slots__ = (
         *("code", "cpu", "deadline", "detail", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
-        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed"),
+        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed", "told", "word"),
     )
 
     def __init__(self, name: bytes, log: bytes) -> None:
@@ -88,6 +91,8 @@ class _Job:
         self.peak = 0
         self.strays: set[int] = set()
         self.held: list[int] = []  # descriptors of its locks
+        self.word = time.monotonic()  # when a client that began it or asked after it was heard last
+        self.told = (b"", b"", b"")  # for the sampler: the names of its locks, of how many steps it is, its PATH
 
 
 class Agent:
@@ -100,6 +105,8 @@ class Agent:
         self._acts: dict[int, Callable[[int], None]] = {listener: self._accept}
         self._inputs: dict[int, bytearray] = {}
         self._outputs: dict[int, bytearray] = {}
+        self._minds: dict[int, set[bytes]] = {}  # of each client: the jobs that it began or asked after
+        self._beating: set[int] = set()  # clients that say again and again that they live
         self._jobs: dict[bytes, _Job] = {}
         self._pids: dict[int, _Job] = {}
         self._ending: list[_Job] = []  # first process gone, strays not
@@ -114,7 +121,6 @@ class Agent:
         self._programs: dict[tuple[bytes, bytes], bytes] = {}
         self._quiet_since: float | None = None
         self._root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._alone_since: float | None = None
         try:
             self._deadman: float | None = float(read("deadman"))
         except (OSError, ValueError):
@@ -128,6 +134,8 @@ class Agent:
         self._ooms = oom_kills()
         self._slots = Slots()
         self._spent: list[int] = []  # slots of jobs whose end is not on the disk yet
+        self._sampler: Sampler | None = None
+        self._sample_at: float | None = None  # the time of the next look at the host; None while there is no job
         self._journal, open_jobs = open_journal(self._over, REMEMBERED)
         self._inherit(open_jobs)
         self._welcome(first)
@@ -148,6 +156,8 @@ class Agent:
                 self._publish()
             if self._deadman is not None:
                 self._keep_contact(self._deadman)
+            if self._sample_at is not None and time.monotonic() >= self._sample_at:
+                self._sample()
             if self._jobs or self._inputs:
                 self._quiet_since = None
             elif self._quiet_since is None:
@@ -160,8 +170,10 @@ class Agent:
         times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
         if self._orphans:
             times.append(self._orphans_at)
-        if self._deadman is not None and self._jobs and not self._inputs and self._alone_since is not None:
-            times.append(self._alone_since + self._deadman)
+        if self._deadman is not None and self._jobs:
+            times.append(min(job.word for job in self._jobs.values()) + self._deadman)
+        if self._sample_at is not None and self._jobs:
+            times.append(self._sample_at)
         if times:
             return max(0.0, min(times) - time.monotonic())
         if self._jobs or self._inputs:
@@ -169,8 +181,12 @@ class Agent:
         return LINGER
 
     def _arm(self, seconds: float) -> None:
-        """End all jobs when no client was there for so long; the next agent in this root does, too."""
+        """End each job of which no client was heard for so long; the next agent in this root does, too."""
+        if self._deadman == seconds:
+            return
         self._deadman = seconds
+        for fd in self._minds:
+            self._heard(fd)
         try:
             fd = os.open("deadman", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._root)
         except OSError:
@@ -179,13 +195,32 @@ class Agent:
             file.write(f"{seconds}")
 
     def _keep_contact(self, patience: float) -> None:
+        for fd in self._minds.keys() - self._beating:
+            self._heard(fd)  # that it is connected is all that it says
         now = time.monotonic()
-        if self._inputs or not self._jobs:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now
-        elif now - self._alone_since >= patience:
-            self._end_all(b"nobody asked after it for %d seconds" % patience, GRACE)
+        for job in [job for job in self._jobs.values() if now - job.word >= patience]:
+            job.word = now
+            job.detail = b"nobody asked after it for %d seconds" % patience
+            self._end(job, b"stopped", GRACE)
+
+    def _heard(self, fd: int) -> None:
+        """A client lives: its jobs are wanted."""
+        if self._deadman is not None:
+            now = time.monotonic()
+            for name in self._minds.get(fd, ()):
+                self._jobs[name].word = now
+
+    def _sample(self) -> None:
+        """Look at the host for the jobs that have lived for a while."""
+        now = time.time()
+        self._sample_at = time.monotonic() + SAMPLED if self._jobs else None
+        watched = [job for job in self._jobs.values() if job.started and now - job.started >= SAMPLED and job.log.endswith(b".log")]
+        if watched:
+            if self._sampler is None:
+                from .sampler import Sampler
+
+                self._sampler = Sampler()
+            self._sampler.look([(job.name, job.log, *job.told) for job in watched])
 
     def _end_all(self, why: bytes, grace: float) -> None:
         for job in list(self._jobs.values()):
@@ -210,13 +245,17 @@ class Agent:
         os.set_inheritable(fd, False)
         self._inputs[fd] = bytearray()
         self._outputs[fd] = bytearray()
+        self._minds[fd] = set()
         self._acts[fd] = self._hear
         self._poll.register(fd, READ)
         self._tell(fd, GREETING)
 
     def _dismiss(self, fd: int) -> None:
         if self._inputs.pop(fd, None) is not None:
-            del self._outputs[fd], self._acts[fd]
+            if fd not in self._beating:
+                self._heard(fd)
+            self._beating.discard(fd)
+            del self._outputs[fd], self._acts[fd], self._minds[fd]
             self._poll.unregister(fd)
             os.close(fd)
 
@@ -272,6 +311,8 @@ class Agent:
                     self._end(job, b"stopped", float(fields[2]))
             elif fields[0] == b"arm":
                 self._arm(float(fields[1]))
+                if len(fields) > 2:
+                    self._beating.add(fd)
             elif fields[0] == b"leave":
                 self._end_all(fields[2], float(fields[1]))
             elif fields[0] == b"free":
@@ -280,14 +321,19 @@ class Agent:
                 self._answer(fd, fields[1])
         del buffer[:begin]
         self._begin(starts, fd)
+        self._heard(fd)
 
     def _answer(self, fd: int, name: bytes) -> None:
         if name in self._jobs:
-            self._tell(fd, b'{"job": "%s", "going": true}\n' % name)
+            self._tell_going(fd, name)
         elif name in self._over:
             self._tell(fd, self._over[name])
         else:  # final, so that two askers never hear different things
             self._settle(name, line(name, None, None, b"lost", 0.0, time.time(), 0.0, 0, 0))
+
+    def _tell_going(self, fd: int, name: bytes) -> None:
+        self._minds.get(fd, set()).add(name)
+        self._tell(fd, b'{"job": "%s", "going": true}\n' % name)
 
     def _tell_free(self, fd: int, number: bytes, names: list[str]) -> None:
         try:
@@ -315,7 +361,7 @@ class Agent:
             self._launch(fresh)
         for fields in starts:
             if fields[1] in self._jobs:
-                self._tell(fd, b'{"job": "%s", "going": true}\n' % fields[1])
+                self._tell_going(fd, fields[1])
 
     def _holds(self, job: _Job, locks: list[str]) -> bool:
         """Whether it has all its locks now; else its end is on its way."""
@@ -350,6 +396,9 @@ class Agent:
         env[b"RECIPE_JOB"] = name + self._mark
         job = self._jobs[name]
         job.started = time.time()
+        job.told = fields[6], env.get(b"RECIPE_TOTAL_STEPS", b""), env.get(b"PATH", b"")
+        if self._sample_at is None:
+            self._sample_at = time.monotonic() + SAMPLED
         for fd in job.held:
             os.set_inheritable(fd, True)
         try:
@@ -523,9 +572,13 @@ class Agent:
             return False
         for child in os.pread(self._children, 1 << 16, 0).split():
             pid = int(child)
-            if pid not in self._pids and pid not in self._tolerated:
+            if pid not in self._pids and pid not in self._tolerated and not self._is_ours(pid):
                 return False
         return not any(job.orphaned for job in self._ending)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether this child is no job's: the sampler began it."""
+        return self._sampler is not None and pid == self._sampler.child
 
     def _sweep(self) -> None:
         """End what ended jobs left behind; finish those of which nothing is left."""
@@ -577,7 +630,7 @@ class Agent:
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)
-        pending = [pid for pid in below.get(os.getpid(), ()) if pid not in self._pids]
+        pending = [pid for pid in below.get(os.getpid(), ()) if pid not in self._pids and not self._is_ours(pid)]
         orphaned = {job.name for job in self._ending if job.orphaned}
         if orphaned:
             pending += [pid for pid in table if self._cookie(pid) in orphaned]
@@ -657,6 +710,10 @@ class Agent:
 
     def _drop(self, job: _Job) -> None:
         self._jobs.pop(job.name, None)
+        for names in self._minds.values():
+            names.discard(job.name)
+        if self._sampler is not None:
+            self._sampler.over(job.name)
         self._timed.discard(job)
         while job.held:
             os.close(job.held.pop())
@@ -706,6 +763,7 @@ class Agent:
                 job.outlives, job.started = True, told["began"]
                 self._jobs[name] = job
                 self._orphans.append(job)
+                self._sample_at = now + SAMPLED
                 self._time(job, told["timeout"], told["idle"], job.started - time.time())
                 continue
             job.reason, job.ended = b"lost", time.time()

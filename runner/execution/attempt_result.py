@@ -95,8 +95,9 @@ def keep(log: str, measured: str, kept: str, masker: Masker) -> str:
 
     Answers the path of the kept log; empty when nothing was printed, and nothing kept.
     """
-    if measured and os.path.exists(measured):
-        _keep(measured, f"{kept}.metrics", masker, 0)
+    for source in (measured, _host(log)):
+        if source and os.path.exists(source):
+            _keep(source, f"{kept}{os.path.splitext(source)[1]}", masker, 0)
     try:
         size = os.stat(log).st_size
     except OSError:
@@ -148,9 +149,14 @@ def discard(log: str, measured: str, scrap: Scrap) -> None:
             os.unlink(log)
         else:
             scrap.give_log(log)
-    if measured:
+    for source in (measured, _host(log)):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(measured)
+            os.unlink(source)
+
+
+def _host(log: str) -> str:
+    """What the agent saw of the machine meanwhile."""
+    return f"{log.removesuffix('.log')}.host"
 
 
 def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from ..survey import locks
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .commit import GroupCommit
+from .tasks import steps_of
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -324,6 +325,8 @@ class Attempts:
             env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
             env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
+        if "RECIPE_METRICS" in env and (total := steps_of(self.survey, node.id)):
+            env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
         if len(members) > 1:
             env |= {"NODE_RANK": str(rank), "NNODES": str(len(members)), "RECIPE_NODES": ",".join(addresses)}

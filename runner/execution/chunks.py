@@ -94,7 +94,8 @@ class Chunks:
         if id not in self._texts:
             name, masker = f"{id.replace('/', '%2F')}.{self._commits.tries(id)}", self._commits.masker
             logs = [_Text(f"{name}.{rank}" if rank else name, "log", path, masker.stream()) for rank, path in enumerate(running.logs)]
-            self._texts[id] = [*logs, _Text(name, "metrics", f"{running.attempt.path}.metrics", masker.stream())]
+            rest = [_Text(name, stream, f"{running.attempt.path}.{stream}", masker.stream()) for stream in ("metrics", "host")]
+            self._texts[id] = [*logs, *rest]
         return self._texts[id]
 
     def _kept(self, text: _Text) -> Path:

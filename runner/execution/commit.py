@@ -156,7 +156,7 @@ class GroupCommit:
 
     def trace(
         self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any], *, again: bool
-    ) -> None:
+    ) -> Trace:
         """What a step left under its key, or made `again`.  `facts` are what `why` shows beside it."""
         import json
 
@@ -174,6 +174,13 @@ class GroupCommit:
             self._next.again.add(key)
         if (remote_cache := self.ws.remote_cache) is not None:
             self.after_flush(partial(remote_cache.push, self._next.traces[-1], node))
+        return trace
+
+    def stand_for(self, key: str, trace: Trace, note: Mapping[str, object]) -> None:
+        """What was made under one key is the result for another, too; `note` says why."""
+        import json
+
+        self._next.traces.append(trace._replace(key=key, facts_json=json.dumps({**trace.facts, **note})))
 
     def attempt(
         self,

@@ -151,9 +151,10 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
         cwd = running.site.paths(running.attempt).cwd
-        if may_save and running.errand.states and running.task is not None and await asked(running.site.host, cwd, "pause"):
-            running.asked = True
-            if (await asyncio.wait({running.task}, timeout=STEP.total_seconds()))[0]:
+        if may_save and running.errand.states and running.task is not None:
+            running.asked = True  # before the question: a quick trainer has saved and ended before the answer is here
+            running.asked = await asked(running.site.host, cwd, "pause")
+            if running.asked and (await asyncio.wait({running.task}, timeout=STEP.total_seconds()))[0]:
                 return
         await running.site.stop(job, grace)
 

@@ -27,6 +27,7 @@ from ..storage.objects import delete
 from ..survey import imports
 from ..survey.env_files import EnvFiles
 from . import attempt_result, hints
+from .adjusting import stand_for
 from .attempts import Running, clear_up, saved
 from .failing import fail, lose, wait_again
 from .groups import with_data
@@ -170,7 +171,8 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
         data["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
     elif running.key is not None:
         again = work.facts.traces.get(running.key) is not None
-        work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, work.attempts.image(spec)), again=again)
+        trace = work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, work.attempts.image(spec)), again=again)
+        stand_for(work, id, trace)
     if not work.survey.library:
         try:
             work.publisher.publish(running.number, made)

@@ -12,6 +12,7 @@ from ..errors import RecipeError
 from ..hosts.sites import SOONEST_LOOK, Site
 from ..planning.judge import NOTHING
 from ..planning.schedule import BUSY, Outcome, State
+from .adjusting import smaller
 from .work import Failure, Work
 
 
@@ -23,10 +24,14 @@ def fail(
     `tail` and `log` are what it printed, `left` the directory of what it wrote; `saved`: it left a new checkpoint.
     """
     work.control.disturbed = True
-    moves = work.scheduler.end(id, Outcome(False, reason, words, saved))
+    adjusted = smaller(work, id) if reason == "oom" else ""
+    moves = work.scheduler.end(id, Outcome(False, reason, words, saved, bool(adjusted)))
     work.groups.record(moves)
     own = next(move for move in moves if move.id == id)
-    if own.after == State.QUEUED:
+    if own.after == State.QUEUED and adjusted:
+        work.commits.say(f"{id} ran out of memory: it is tried with {adjusted}")
+        work.groups.record(work.scheduler.adopt(id, f"it ran out of memory, and is tried with {adjusted}"))
+    elif own.after == State.QUEUED:
         wait = own.data.get("wait", 0.0)
         work.resting[id] = time.monotonic() + (float(wait) if isinstance(wait, (int, float)) else 0.0)
     elif own.after == State.FAILED:

@@ -10,6 +10,7 @@ from ..planning.secret_values import all_given
 from ..storage.files import Content
 from ..storage.remote_cache import Downloads
 from ..survey.survey import compiled, expansions, look
+from .adjusting import smaller, stand_for
 from .groups import with_data
 from .work import Work
 
@@ -28,6 +29,10 @@ def judge_ready(work: Work) -> bool:
 def _judge(work: Work, id: str, n: int) -> None:
     try:
         verdict = _verdict(work, n)
+        for _ in range(work.short.pop(id, 0)):
+            work.verdicts[id] = verdict if id not in work.asked else work.verdicts[id]
+            if smaller(work, id):
+                verdict = _verdict(work, n)
     except RecipeError as error:
         return _refuse(work, id, "when", str(error), error.fix)
     work.verdicts[id] = verdict
@@ -55,6 +60,8 @@ def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
             work.groups.record(work.scheduler.judge(id, "run", gone))
         return
     work.made[n] = made
+    if id in work.asked and verdict.key is not None and (trace := work.ws.store.index.trace(verdict.key)) is not None:
+        stand_for(work, id, trace)
     if verdict.answer == RESTORE:
         try:
             work.publisher.publish(n, made)

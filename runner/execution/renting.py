@@ -13,6 +13,7 @@ from ..errors import RecipeError
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
+from ..storage.ledger import LeaseRow
 from .control import money_is_spent, stop
 from .failing import replaced
 from .reporting import log_remote
@@ -81,12 +82,15 @@ def note(work: Work) -> None:
     moves, work.host_pool.moves = work.host_pool.moves, []
     for _before, row in moves:
         log_remote(work.ws, work.commits.run, row.driver, str(row.lease.get("id", "")), row.state)
-    work.groups.record(
-        [
-            Move("lease", row.key, before, row.state, row.reason, {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price})
-            for before, row in moves
-        ]
-    )
+    work.groups.record([Move("lease", row.key, before, row.state, row.reason, _told(work, row)) for before, row in moves])
+
+
+def _told(work: Work, row: LeaseRow) -> dict[str, object]:
+    """What is said of a lease: of one that costs nothing also what a worker of another machine needs to take it over."""
+    found: dict[str, object] = {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price}
+    if work.ws.delivers and not work.host_pool.priced:
+        found |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
+    return found
 
 
 def _needs(work: Work, id: str) -> Iterator[Need]:

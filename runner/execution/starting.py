@@ -218,6 +218,8 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
     site = taken.site if taken is not None else held.site
     if site.elsewhere:
         data["site"] = site.elsewhere
+        if held.state is not None:
+            data["generation"] = held.state.id
     work.groups.record([work.scheduler.start(id, data)])
 
 
@@ -300,7 +302,7 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
             continue
         job, site = found
         running = _running(work, held, name, [sys.executable] * len(site.members), site)
-        if not work.attempts.recall(held.node, running.attempt):
+        if name not in work.inherited and not work.attempts.recall(held.node, running.attempt):
             await work.orphans.end(held.node, job, site)
             continue
         running.devices, running.taken_up = (), True
@@ -422,6 +424,8 @@ async def _open_state(work: Work, held: Held) -> bool:
         return False
     held.lock = lock
     await shared_states.restore(work, held.node.id, spec, key, root)
+    for begun in (left.generation for name, left in work.inherited.items() if left.generation and name.startswith(own)):
+        checkpoints.adopt(root, {"continues": dict(spec.continues), "id": begun})
     held.state = checkpoints.choose(root, spec.continues, world=processes)
     held.restored = await asyncio.to_thread(work.attempts.restored, spec, held.state, processes)
     return True

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from drivers.base import DriverError, Exit
 
+from ..digest import Digest
 from ..errors import RecipeError
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
@@ -20,6 +21,7 @@ from ..storage.files import Content
 from ..storage.remote_cache import Downloads
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
+from . import takeover
 from .attempts import Attempts, Running
 from .chunks import Chunks
 from .commit import GroupCommit
@@ -132,6 +134,12 @@ class Work:
         self.sick: set[str] = set()  # steps on a host whose health check failed
         self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their agent was killed
         self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
+        self.smaller: dict[str, dict[str, int]] = {}  # of steps that ran out of memory: the inputs that were divided, as they are now
+        self.asked: dict[str, Digest | None] = {}  # of these: the keys that they had at first
+        self.short: Counter[str] = Counter()  # of each step: attempts under earlier workers that ran out of memory, until it is judged
+        if claimed.resumed:
+            tries = ws.store.runs.attempts(claimed.id)
+            self.short.update(each.step for each in tries if (each.outcome, each.reason) == ("failed", "oom"))
         self.replacing = 0  # hosts that are being replaced, or asked for
         self.rented_at = 0.0  # the last look at which machines are needed
         self.failures: list[Failure] = []
@@ -141,6 +149,8 @@ class Work:
         self._beside: set[asyncio.Task[None]] = set()
         self._consumers: dict[int, list[str]] | None = None
 
+        self.inherited = takeover.attempts(ws, claimed.id) if claimed.resumed and ws.delivers else {}
+        """Attempts that a worker of another machine began on hosts that this one may reach."""
         self.orphans = Orphans(ws, commits, host_pool)
         self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)

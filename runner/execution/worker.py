@@ -26,7 +26,7 @@ from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
-from . import loop, uploading
+from . import loop, takeover, uploading
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, demand, fits, sent
@@ -69,6 +69,7 @@ def work(
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
         host_pool.where = settings.where
+        host_pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
         host_pool.limit = found.plan.settings.limits.cost
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]

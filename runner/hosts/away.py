@@ -46,6 +46,8 @@ FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
 """Seconds between looks at what a step prints: while it does, and when it has not for a while."""
 LULL, LULLS = 0.03, 10
 """Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
+SAMPLED = 5.0
+"""Seconds that a job takes before the agent there looks at the machine, and between its looks."""
 ROOM = 8 << 20
 """Of a metrics file: bytes that are fetched at once."""
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
@@ -182,7 +184,7 @@ class Away(Site):
         finally:
             if checkpoints is not None:
                 await checkpoints.finish()
-        rest = self.insist(lambda: self._rest(errand, job, paths))
+        rest = self.insist(lambda: self._rest(errand, job, paths, sampled=exit.ended - exit.started >= SAMPLED))
         if exit.code != 0 or exit.reason != "exit":
             await rest
             if exit.reason not in ("stopped", "busy"):
@@ -256,6 +258,7 @@ class Away(Site):
         """The job's end.  Until then what it prints and measures comes here, and its checkpoints."""
         here = Paths.at(errand.attempt.path)
         beside = [asyncio.ensure_future(self._follow(job, here.log))]
+        beside.append(asyncio.ensure_future(self._follow_file(paths.host, here.host, SAMPLED, SAMPLED)))
         if errand.metrics is not None and errand.metrics.in_environment:
             beside.append(asyncio.ensure_future(self._follow_file(paths.metrics, here.metrics)))
         if checkpoints is not None:
@@ -291,14 +294,14 @@ class Away(Site):
             grown = True
         return grown
 
-    async def _follow_file(self, path: str, target: str) -> None:
-        pause = GLANCE
+    async def _follow_file(self, path: str, target: str, least: float = GLANCE, most: float = LONGEST_GLANCE) -> None:
+        pause = least
         while True:
             await asyncio.sleep(pause)
             with contextlib.suppress(Unreachable):
                 data = await self.depot.read(path, _size(target), limit=ROOM)
                 _append(target, data)
-                pause = GLANCE if data else min(LONGEST_GLANCE, pause * 1.3)
+                pause = least if data else min(most, pause * 1.3)
 
     async def _bring_remains(self, errand: Errand, paths: Paths) -> None:
         """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
@@ -309,10 +312,12 @@ class Away(Site):
             if others:
                 errand.say(f"{others} of {others + len(found)} files that it left on {self.name} are too large or too many to bring here")
 
-    async def _rest(self, errand: Errand, job: Job, paths: Paths) -> None:
+    async def _rest(self, errand: Errand, job: Job, paths: Paths, *, sampled: bool) -> None:
         """What was printed and measured since the last look."""
         here = Paths.at(errand.attempt.path)
         await self._append(job, here.log)
+        while sampled and (data := await self.depot.read(paths.host, _size(here.host), limit=ROOM)):
+            _append(here.host, data)
         if errand.metrics is None or errand.metrics[1]:
             return
         if not errand.metrics[0]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 CHUNK = 1 << 20
+BEATS = 9  # signs of life in the time after which an agent ends the jobs of a client that gives none
 FOREVER = 1e8  # seconds; a longer patience needs no alarm
 ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
@@ -87,6 +88,7 @@ class Client:
         self._failing_since: float | None = None
         self._tries = 0
         self._retry: asyncio.TimerHandle | None = None
+        self._beats: asyncio.TimerHandle | None = None
         self._received = bytearray()
         self._until_greeted = bytearray()  # what an agent that was just leaving may never have read
         self._going: set[str] = set()
@@ -238,9 +240,15 @@ class Client:
             self._again(None)
             return
         if self._line.deadman is not None:
-            self._line.write(_frame("arm", f"{self._line.deadman}"))
+            self._beat(self._line.deadman)
         if self._until_greeted:
             self._line.write(bytes(self._until_greeted))
+
+    def _beat(self, deadman: float) -> None:
+        """Say that we live, now and from now on: a connection stays open although its process is stopped."""
+        assert self._loop is not None
+        self._line.write(_frame("arm", f"{deadman}", "beats"))
+        self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
     def _again(self, error: DriverError | None) -> None:
         """Try again in a while, or tell those who wait that nobody answers."""
@@ -280,6 +288,9 @@ class Client:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
         self._line.close()
         self._connected = self._greeted = False
         self._received.clear()

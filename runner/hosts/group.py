@@ -104,7 +104,7 @@ class Group(Site):
         await together(each.clear_after(part, states) for each, part in zip(self._members, errand.parts, strict=True))
         for part in errand.parts[1:]:
             delete(Path(part.attempt.path))
-            for ending in (".log", ".metrics", ".sh"):
+            for ending in (".log", ".metrics", ".host", ".sh"):
                 with contextlib.suppress(FileNotFoundError):
                     Path(part.attempt.path + ending).unlink()
 

@@ -287,6 +287,11 @@ class Leases:
                 kept.append(row)
         return kept
 
+    def inherit(self, row: LeaseRow) -> None:
+        """Note a lease that a worker of another machine had for this run: `adopt` looks for it."""
+        if row.driver == self.name and row.key not in self.ledger.states(self.name):
+            self.ledger.ask(row._replace(holder=self.holder))
+
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another term, where the driver can."""
         until = self.until(row.price, self.left(row.key) - committed(row.price, row.asked, time.time()))

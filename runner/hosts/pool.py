@@ -141,6 +141,8 @@ class HostPool:
     """US dollars that the run may cost."""
     where: Mapping[str, str] = field(default_factory=dict)
     """Filters of what is rented, beside those of the driver's settings."""
+    earlier: Sequence[LeaseRow] = ()
+    """Leases that a worker of another machine had for this run."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
@@ -237,6 +239,8 @@ class HostPool:
             return
         self.leases = self._leases()
         self._wish = wish()
+        for row in self.earlier:
+            self.leases.inherit(row)
         await self._tidy()
         kept = _by_machine(await self.leases.adopt())
         if self.priced:

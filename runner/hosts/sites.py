@@ -58,10 +58,11 @@ class Paths(NamedTuple):
     script: str
     log: str
     metrics: str
+    host: str  # what the agent there sees of the machine meanwhile
 
     @classmethod
     def at(cls, path: str) -> Paths:
-        return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics")
+        return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics", f"{path}.host")
 
 
 class Pick(NamedTuple):

@@ -322,20 +322,22 @@ class Live(_Page):
 class _Row:
     """A running step on the live display."""
 
-    __slots__ = ("_log", "_metrics", "_started", "expected", "name")
+    __slots__ = ("_host", "_log", "_metrics", "_started", "expected", "name")
 
     def __init__(self, event: Event, story: _Story, expected: float | None, now: float) -> None:
         self.name = named(event.id)
         self._started = now
         self.expected = expected
         # A relative path is one of the workspace's.
-        self._log = LogTail(os.path.join(story.workspace, str(event.data.get("log") or "")), story.masker)
+        log = os.path.join(story.workspace, str(event.data.get("log") or ""))
+        self._log = LogTail(log, story.masker)
+        self._host = MetricsTail(f"{log.removesuffix('.log')}.host", story.masker)
         metrics = event.data.get("metrics")
         total = story.steps(event.id) if metrics else None
         self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics)), story.masker, total) if metrics else None
 
     def poll(self, now: float) -> bool:
-        changed = self._log.poll()
+        changed = self._log.poll() | self._host.poll(now)
         return (self._metrics is not None and self._metrics.poll(now)) or changed
 
     def left(self, now: float) -> float | None:
@@ -356,6 +358,8 @@ class _Row:
         said: list[Line] = [(f"  {name}{' ' * (names - width(name))}", "bold"), (f"  {span(now - self._started):>6}", "")]
         if self._metrics is not None:
             said.append((f"  {text}" if (text := self._metrics.text(bars)) else "", ""))
+        if "gpu_utilization_percent" in self._host.values:
+            said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
         if left is not None and left >= 1:
             told = self._metrics is not None and self._metrics.left(now) is not None

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
-from ..errors import Infrastructure
 from ..planning.ids import readable
 from ..secrets import Masker, Secret, Stream, passwords, tokenlike
-from ..storage.files import Content
 from ..storage.runs import FINAL
 from ..survey.env_files import EnvFiles
+from ..survey.rows import Rows, is_elsewhere
 from .tail import fit, shown
 
 if TYPE_CHECKING:
@@ -184,46 +183,11 @@ class Tail:
             os.close(handle)
 
 
-class RowsTail:
-    """What an attempt printed on another machine, as the database of runs has it, or, when it is over, the shared store.  It is masked there."""
-
-    def __init__(self, ws: Workspace, run: str, part: Part) -> None:
-        self._ws, self._run = ws, run
-        self._attempt = kept(ws.home, run, part).name.removesuffix(".log")
-        self._offset = 0
-
-    def read(self) -> bytes:
-        """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
-        found = []
-        for chunk in self._ws.store.runs.chunks(self._run, self._attempt, "log", self._offset):
-            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self._offset - chunk.offset) :]
-            found.append(data)
-            self._offset += len(data)
-        return b"".join(found)
-
-    def rest(self, write: Callable[[bytes], None]) -> None:
-        """Everything to the end."""
-        while data := self.read():
-            write(data)
-
-    def _object(self, content: Content) -> bytes:
-        cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
-        if cache is None or cache.bring([content]):
-            raise Infrastructure(f"the log of {self._attempt} cannot be had from the shared store", fix="`recipe config` says which it is")
-        with self._ws.objects.path(content).open("rb") as file:
-            return os.pread(file.fileno(), _CHUNK, self._offset)
-
-
-def _tail(ws: Workspace, run: str, part: Part) -> Tail | RowsTail | None:
+def _tail(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     """None when there is nothing yet, or nothing any more."""
     if is_elsewhere(ws, run):
-        return RowsTail(ws, run, part)
+        return Rows(ws, run, kept(ws.home, run, part).name.removesuffix(".log"), "log")
     return Tail.of(ws.home, ws.root, run, part, os.environ)
-
-
-def is_elsewhere(ws: Workspace, run: str) -> bool:
-    """Whether the logs of a run are rows of its database."""
-    return ws.store.runs.shared and bool(ws.store.runs.get(run).bundle)
 
 
 def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:
@@ -274,7 +238,7 @@ class Follower:
         self._running: dict[str, Part] = {}
         self._states: dict[str, str] = {}
         self._waiting: list[Part] = []  # begun, and their logs not opened yet
-        self._tails: list[tuple[Part, Tail | RowsTail]] = []
+        self._tails: list[tuple[Part, Tail | Rows]] = []
         self._elsewhere = is_elsewhere(ws, run)
         self._seen = 0
         self._hidden: set[str] = set()
@@ -337,7 +301,7 @@ class Follower:
             self._tails.append((part, tail))
         return tail is not None or part.ended
 
-    def _finish(self, part: Part, tail: Tail | RowsTail) -> None:
+    def _finish(self, part: Part, tail: Tail | Rows) -> None:
         tail.rest(lambda data: self._write(part, data))
         self._put(part, self._rests.pop(part.raw, b""))
 

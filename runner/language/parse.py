@@ -375,6 +375,11 @@ class _Reader:
         self._check_kind(id, raw, path)
         retries = raw.get("retries", 0)
         failure, preemption = (retries.get("failure", 0), retries.get("preemption", 10)) if isinstance(retries, dict) else (retries, 10)
+        oom = {str(name): int(text[1:]) for name, text in retries.get("oom", {}).items()} if isinstance(retries, dict) else {}
+        for name in oom:
+            if name not in self.inputs:
+                where = (*path, "retries", "oom", name)
+                self._problem("unknown-input", f'there is no input "{name}"', where, self._near(name, self.inputs), key=True)
         nodes = raw.get("nodes")
         return Step(
             id=id,
@@ -403,6 +408,7 @@ class _Reader:
             when=raw.get("when"),
             retries=int(failure),
             preemptions=int(preemption),
+            oom=oom,
             timeout=self._unit(units.duration, raw, "timeout", path),
             idle_timeout=self._unit(units.duration, raw, "idle_timeout", path),
             cache=raw.get("cache", True),

@@ -179,6 +179,7 @@ class Step:
     when: Leaf = None
     retries: int = 0  # task failures
     preemptions: int = 10
+    oom: Mapping[str, int] = field(default_factory=dict)  # inputs, and by how much each is divided when memory ran out
     timeout: float | None = None  # seconds
     idle_timeout: float | None = None  # seconds
     cache: bool = True

@@ -387,6 +387,7 @@ class _Compiler:
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=self._nodes(scope, draft, names) if known else step.nodes,
             python=python.version if python else "",
+            oom=dict(step.oom) or NOTHING,
         )
 
     def _read(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 10
+COMPILER: Final = 11
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
@@ -97,6 +97,12 @@ class Plan:
             return cell[0]
 
         self.specs = specs
+
+    def swap(self, n: int, node: Node, spec: StepSpec) -> None:
+        """Have node `n` do the same under other values of its inputs."""
+        specs = list(self.specs())
+        specs[n], self.nodes[n] = spec, node
+        self.specs = lambda: specs
 
     def needs(self, n: int) -> set[int]:
         """The nodes that must be final before node `n` can be judged."""

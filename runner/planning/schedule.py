@@ -106,6 +106,7 @@ class Outcome(NamedTuple):
     detail: str = ""
     saved: bool = False
     """It left a checkpoint that was not there before: a preemption then costs nothing, for the next attempt begins further on."""
+    adjusted: bool = False  # the step is another one by now: the next try is not the same again
 
 
 class Spent(NamedTuple):
@@ -272,7 +273,9 @@ class Scheduler:
             after = _S.FAILED
             self._hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
         else:
-            if outcome.reason in PREEMPTIONS:
+            if outcome.adjusted:
+                again = not self._draining
+            elif outcome.reason in PREEMPTIONS:
                 node.preemptions += not outcome.saved
                 again = node.preemptions <= node.task.preemptions
             else:

@@ -249,6 +249,7 @@ class StepSpec(NamedTuple):
     when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
     nodes: int | str | None = None  # an expression where only an earlier step's metrics can tell; None: it does not say
     python: str = ""  # a version such as 3.12; empty: any
+    oom: Mapping[str, int] = NOTHING  # inputs that are divided by so much when memory ran out
 
     @property
     def node_count(self) -> int:

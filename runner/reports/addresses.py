@@ -10,17 +10,12 @@ from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from ..errors import Invalid, Problem
+from ..storage.reach import public
 
 _IP: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """The addresses of a name."""
 _NAME: Final = re.compile(r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]\.?", re.IGNORECASE)
-_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-
-_NEVER: Final = [
-    ipaddress.ip_network(each) for each in ("192.0.0.0/24", "100.64.0.0/10", "198.18.0.0/15", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10")
-]
-"""Networks that are no part of the internet, whatever this version of Python thinks of them."""
 
 
 class Place(NamedTuple):
@@ -51,7 +46,7 @@ def public_place(url: str, resolve: Resolve = resolved) -> Place:
         found = [str(literal)] if literal is not None else list(resolve(host, port))
     except OSError as error:
         raise _bad("has a host that cannot be found") from error
-    if not found or not all(_is_public(ipaddress.ip_address(each.partition("%")[0])) for each in found):
+    if not found or not all(map(public, found)):
         raise _bad("leads to a private address")
     return Place(host, port, found[0])
 
@@ -73,16 +68,6 @@ def _literal(host: str) -> _IP | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-def _is_public(address: _IP) -> bool:
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if address in _NAT64 or int(address) >> 32 == 0:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return _is_public(inner)
-    return address.is_global and not address.is_multicast and not any(address in network for network in _NEVER)
 
 
 def _bad(words: str) -> Invalid:

@@ -35,7 +35,7 @@ MOST: Final = 200
 """Runs of one page."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
-_HIDDEN: Final = ("log", "metrics", "env_files", "secrets")
+_HIDDEN: Final = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -20,6 +20,7 @@ from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.workspace import Workspace
+from ..survey import rows, samples
 from ..survey.results import Point, points
 from . import ranged
 from .answers import Refused
@@ -215,7 +216,7 @@ async def _followed(
 
 
 @router.get(
-    "/metrics", dependencies=READ_RUN, summary="What the steps reported, a JSON object a line", response_class=Response,
+    "/metrics", dependencies=READ_RUN, summary="What the steps reported, or their machines, a JSON object a line", response_class=Response,
     responses={200: {"content": {_LINES: {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 def measured(
@@ -225,6 +226,7 @@ def measured(
     attempt: Annotated[int, Query(ge=0, le=10**9, description="Only this one; 0: all.")] = 0,
     after: Annotated[int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")] = 0,
     every: Annotated[int, Query(ge=1, le=10**6, description="Of the others, one in so many.")] = 1,
+    of: Annotated[Literal["step", "machine"], Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds.")] = "step",
 ) -> Response:
     with room.reading() as ws:
         row = run_of(ws, run)
@@ -234,7 +236,11 @@ def measured(
             if (step and step not in names(part.step)) or attempt not in (0, part.number):
                 continue
             known = ended.get((part.step, part.number))
-            told = (points(ws, known) or ()) if known is not None else _live(ws, part)
+            if of == "machine":
+                seen = samples.beside(part.raw)
+                told: Sequence[Point] = samples.kept(ws, known) if known is not None else rows.so_far(ws, row.id, part.step, part.number, seen)
+            else:
+                told = (points(ws, known) or ()) if known is not None else _live(ws, row.id, part)
             for n, point in enumerate(told, 1):
                 if n > after and (n - after - 1) % every == 0:
                     lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
@@ -247,8 +253,10 @@ def _attempts(ws: Workspace, run: str) -> Sequence[Part]:
     return parts(ws.store.runs.events(run))
 
 
-def _live(ws: Workspace, part: Part) -> Sequence[Point]:
+def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     """What an attempt has reported that is under way; nothing where that cannot be masked."""
+    if rows.is_elsewhere(ws, run):
+        return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
     if unmaskable(part, ws.root, ws.environ):
         return ()
     try:

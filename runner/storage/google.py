@@ -33,6 +33,7 @@ class Google:
     """A bucket of Google Cloud Storage.  gcsfs tries requests again by itself."""
 
     width = HTTP_WIDTH
+    page = 1000  # names of one answer, the most that a server gives
 
     def __init__(self, url: str, bucket: str, prefix: str, endpoint: str = "", *, anonymous: bool = False, policy: Policy | None = None) -> None:
         self.url = url
@@ -87,7 +88,7 @@ class Google:
     def names(self, prefix: str) -> Iterator[Stat]:
         token: dict[str, str] = {}
         while True:
-            words = {"prefix": self._prefix + prefix, "maxResults": 1000, **token}
+            words = {"prefix": self._prefix + prefix, "maxResults": self.page, **token}
             answer = self._ask(partial(self._page, words)) or {}
             for found in answer.get("items", ()):
                 yield Stat(found["name"][len(self._prefix) :], int(found["size"]), _moment(found["updated"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 if TYPE_CHECKING:
@@ -66,20 +66,24 @@ class Reach(NamedTuple):
 
 
 def public(address: str) -> bool:
-    """Whether an IP address is one of the public network, also where it is written as another: mapped, 6to4, NAT64."""
+    """Whether an IP address is one of the internet, also where it is written as another: mapped, compatible, 6to4, NAT64."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if inner is None and found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if found.teredo is not None:
             return False
+        inner = found.ipv4_mapped or found.sixtofour
+        if inner is None and (found in _NAT64 or int(found) >> 32 == 0):
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if inner is not None:
             return public(str(inner))
-    return found.is_global and not found.is_multicast
+    return found.is_global and not found.is_multicast and not any(found in network for network in _NEVER)
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_NEVER: Final = [
+    ipaddress.ip_network(each) for each in ("192.0.0.0/24", "100.64.0.0/10", "198.18.0.0/15", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10")
+]
+"""Networks that are no part of the internet, whatever this version of Python thinks of them."""
 
 
 def _host_may_be_public(host: str) -> bool:

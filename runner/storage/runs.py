@@ -70,7 +70,10 @@ class Output(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of what an attempt printed (`log`) or measured (`metrics`).  With a `content` all of it is that object of the shared store."""
+    """A part of what an attempt printed (`log`), measured (`metrics`), or of what was seen of its machine (`host`).
+
+    With a `content` all of it is that object of the shared store.
+    """
 
     attempt: str
     stream: str

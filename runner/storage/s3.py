@@ -62,6 +62,7 @@ class S3:
     """A bucket of S3 or of a server that speaks its language."""
 
     width = HTTP_WIDTH
+    page = 1000  # names of one answer, the most that a server gives
 
     def __init__(
         self,
@@ -242,7 +243,7 @@ class S3:
     def names(self, prefix: str) -> Iterator[Stat]:
         token: dict[str, str] = {}
         while True:
-            answer = self._ask("list_objects_v2", absent=False, Prefix=self._prefix + prefix, **token)
+            answer = self._ask("list_objects_v2", absent=False, Prefix=self._prefix + prefix, MaxKeys=self.page, **token)
             assert answer is not None
             for found in answer.get("Contents", ()):
                 yield Stat(found["Key"][len(self._prefix) :], int(found["Size"]), found["LastModified"].timestamp())

@@ -9,6 +9,7 @@ from ..planning.step import MetricsSpec
 from ..storage import metrics
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
+from . import rows
 from .numbers import stored_files
 
 Point = Mapping[str, metrics.Value]
@@ -54,7 +55,7 @@ def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
     if rule is None:
         return []
     if rule.pattern or rule.in_environment:
-        path = ws.kept(attempt.run, attempt.step, attempt.n, ".log" if rule.pattern else ".metrics")
+        path = rows.kept(ws, attempt, ".log" if rule.pattern else ".metrics")
         if not path.exists():
             return None
         return list(metrics.matches(path, rule.pattern, metrics.NOTHING)) if rule.pattern else list(metrics.told(path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Sequence
@@ -199,20 +200,27 @@ class Leftover(NamedTuple):
     size: int
 
 
+_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _LOCKED = {"state": ("states", "state"), "environment": ("envs", "env"), "repository": ("git", "git")}
 """Kinds of folders that a run holds a lock on while it works in them: where they are, and what their locks are called."""
 
 
 def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Logs of runs that go or are forgotten; compiled plans, manifests, downloads, states, environments and repositories not touched for so long."""
+    """Logs of runs that go; plans, manifests, downloads, states, environments, repositories, and what a worker published, not touched for so long."""
     oldest = time.time() - keep_days * _DAY
-    known = {row.id for row in ws.store.runs.latest()} - set(garbage.runs)
+    rows = ws.store.runs.latest()
+    known = {row.id for row in rows} - set(garbage.runs)
     found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
     for folder in _listed(ws.home / "runs"):
         if folder.name not in known and _touched(folder) < garbage.before:
             found.append(Leftover("logs", folder, _size(folder)))
     for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
         found += [Leftover(kind, path, _size(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
+    if (ws.home / "bundles").is_dir():  # a worker's folder: what it published is its submitters', and lies in the store
+        open_runs = {row.id for row in rows if row.state not in FINAL}
+        for folder in _listed(ws.root / "out"):
+            if _RUN.fullmatch(folder.name) and folder.name not in open_runs and _touched(folder) < oldest:
+                found.append(Leftover("result", folder, _size(folder)))
     for kind, (name, lock) in _LOCKED.items():
         for folder in _listed(ws.home / name):
             if _touched(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):

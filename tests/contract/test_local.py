@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +14,9 @@ from drivers.base import Command, Host, Rejected
 from drivers.local import Local
 from runner.agent import reach
 from runner.hosts.client import Socket
+from tests.support import old_python
 
-
-def _old() -> str | None:
-    """A Python 3.9, the oldest that the agent runs on."""
-    for name in ("python3.9", "pypy3.9"):
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            return subprocess.run([name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True).stdout.strip()
-    return None
-
-
-OLD = _old()
+OLD = old_python()
 
 
 class TestLocal(DriverContract):

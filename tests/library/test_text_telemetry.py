@@ -62,6 +62,13 @@ def test_a_line_says_where_the_time_of_its_step_went(trainers: types.SimpleNames
     assert (second["step"], second["loss"], second["time_step"]) == (2, 1.5, 2.0)
 
 
+def test_the_memory_of_a_gpu_is_what_tensors_take_and_what_is_held(trainers: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trainers.telemetry.gpu_memory() == {}
+    cuda = types.SimpleNamespace(is_initialized=lambda: True, max_memory_allocated=lambda: 1_500_000_000, max_memory_reserved=lambda: 2 * 10**9)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    assert trainers.telemetry.gpu_memory() == {"gpu_memory_allocated_gb": 1.5, "gpu_memory_reserved_gb": 2.0}
+
+
 def test_a_phase_within_another_is_counted_once(trainers: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, trainers.telemetry)
     telemetry = trainers.telemetry.Telemetry(None)

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
@@ -410,3 +411,47 @@ def test_a_lock_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: 
         assert list(tmp_path.iterdir()) == []
     finally:
         folder.unlink()
+
+
+STOPPED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from drivers.base import Command
+from runner.hosts import client
+
+async def work():
+    host = client.here(Path(sys.argv[1]), 1.0)
+    job = await host.start(Command(("/bin/sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 600"), sys.argv[2], {"PATH": os.environ["PATH"]}), "theirs")
+    while not Path(sys.argv[2], "pid").exists():
+        await asyncio.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+asyncio.run(work())
+"""
+
+
+def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(tmp_path: Path) -> None:
+    """The connection of a stopped process stays open: that is no word of it."""
+
+    async def act() -> None:
+        host = client.here(tmp_path / "root", 1.0)
+        try:
+            ours = await host.start(Command(("/bin/sleep", "600"), str(tmp_path), ENV), "ours")
+            stopped = await asyncio.create_subprocess_exec(sys.executable, "-c", STOPPED, str(tmp_path / "root"), str(tmp_path))
+            try:
+                while not (tmp_path / "pid").exists():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                theirs = int((tmp_path / "pid").read_text())
+                assert await asyncio.to_thread(ended, theirs, 30)
+                assert await host.wait(ours, timedelta(0)) is None
+                over = await host.wait(Job("theirs"), LONG)
+                assert over is not None and (over.reason, over.detail) == ("stopped", "nobody asked after it for 1 seconds")
+            finally:
+                stopped.kill()
+                await stopped.wait()
+            await host.stop(ours, timedelta(seconds=1))
+            await host.wait(ours, LONG)
+        finally:
+            await host.aclose()
+
+    asyncio.run(act())

@@ -118,8 +118,17 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
     lines = recipe("report").out.splitlines()
     assert any(line.split()[:3] == ["train", "RUNNING", "1"] for line in lines)
     assert any("3 steps of 2.00 s" in line for line in lines)
+    # What the agent writes once a step has run for 5 seconds.
+    (metrics,) = (space.root / ".recipe" / "attempts").glob("*.metrics")
+    samples = [{"gpu_utilization_percent": 80.0, "gpu_memory_used_gb": 20.0}, {"gpu_utilization_percent": 90.0, "gpu_memory_used_gb": 10.0}]
+    more = {"step": 3, "total": 12, "percent": 25.0, "eta": 18.0, "cpu_percent": 12.0, "ram_used_gb": 4.2}
+    metrics.with_suffix(".host").write_text("".join(json.dumps({**each, **more}) + "\n" for each in samples))
+    assert "  train: step 3/12 25%, ETA 18s, GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory" in recipe("status").out.splitlines()
+    used = "train used GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory"
+    assert used in recipe("report").out.splitlines()
     gate.write_text("")
     assert process.wait(60) == 0
+    assert used in recipe("report").out.splitlines() and not metrics.with_suffix(".host").exists()
 
 
 def test_of_a_step_that_was_told_twice_the_later_counts(space: Space, recipe: Recipe) -> None:

@@ -156,13 +156,15 @@ def test_a_step_that_stays_here_runs_here(space: Space) -> None:
     assert far.startswith(str(there(space)))
 
 
-def test_metrics_come_home_and_a_later_step_can_use_them(space: Space) -> None:
+def test_metrics_come_home_and_what_its_agent_saw_and_a_later_step_can_use_them(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(away, "SAMPLED", 0.0)
     space.recipe(
         """steps:
   train:
     run: |
       echo '{"step": 1, "loss": 2.5}' >> $RECIPE_METRICS
       echo '{"step": 2, "loss": 0.5}' >> $RECIPE_METRICS
+      echo '{"cpu_percent": 12.5}' > ${RECIPE_METRICS%.metrics}.host
       echo done > o
     outputs: {o: o}
     metrics: true
@@ -172,7 +174,7 @@ def test_metrics_come_home_and_a_later_step_can_use_them(space: Space) -> None:
     space.run(settings=LOOPBACK)
     assert space.read("p") == "0.5\n"
     kept = next((space.root / ".recipe/runs").glob("*/train.1.metrics"))
-    assert len(kept.read_text().splitlines()) == 2
+    assert len(kept.read_text().splitlines()) == 2 and kept.with_suffix(".host").read_text() == '{"cpu_percent": 12.5}\n'
 
 
 def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:

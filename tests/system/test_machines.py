@@ -22,13 +22,15 @@ from runner.execution.results import collect
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.execution.work import Handover
+from runner.interface.cli.report import described
 from runner.interface.logs import Follower
 from runner.paths import shipped
 from runner.storage.remote_states import Lying
 from runner.storage.runs import Offer, RunRow
 from runner.storage.workspace import Workspace
-from runner.survey import bundles
+from runner.survey import bundles, comparison
 from runner.survey.survey import Request, survey
+from tests.servers.moto import Moto
 from tests.support import Space, until
 from tests.system.test_worker import Silent
 from tests.test_tutorial import BLOCK, commands, matches, ran
@@ -121,6 +123,31 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
         a.fetch(run)
     assert (b.space.root / ".recipe/local/deadman").read_text() == "540.0"  # before another machine may begin its jobs
     assert not (b.space.root / "both.txt").exists() and (b.space.root / "out" / run / "both.txt").exists()
+    b.space.write("out/mine/both.txt", "of somebody else")
+    code, told, said = b.command("gc", "--keep-days", "0", "--keep-runs", "0")
+    assert code == 0 and "1 result" in told and os.listdir(b.space.root / "out") == ["mine"], told + said
+    assert a.row(run).state == "COMPLETED"
+
+
+def test_a_run_whose_bundle_is_too_large_for_the_database_travels_through_s3(
+    ready: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = ready
+    with Moto() as moto:
+        for variable, value in moto.environ.items():
+            monkeypatch.setenv(variable, value)
+        for machine in ready:
+            toml = f'store = "team"\n[stores.team]\nurl = "s3://{moto.bucket()}/project"\nendpoint = "{moto.endpoint}"\n'
+            machine.space.write("recipe.toml", toml if machine is a else a.space.read("recipe.toml"))
+        monkeypatch.setattr(bundles, "MOST", 1000)  # bytes
+        run = a.submit(data=str(a.space.root / "../elsewhere/data.txt"))
+        with psycopg.connect(url) as db:
+            assert db.execute("SELECT count(*) FROM bundles").fetchone() == (0,)
+        b.work()
+        row = a.row(run)
+        assert row.state == "COMPLETED" and all(each.address.startswith("s3://") for each in row.outputs), row.reason
+        a.fetch(run)
+    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n"
 
 
 def test_an_input_that_the_store_has_is_named_by_its_content(ready: tuple[Machine, Machine]) -> None:
@@ -228,6 +255,50 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     assert a.space.read("model.txt") == "trained"
 
 
+REMOTE = """
+inputs: {{data: {{type: file}}}}
+steps:
+  train:
+    run: |
+      echo x >> {starts}
+      mkdir -p kept; echo 1 > kept/step-1
+      echo early; while [ -e {gate} ]; do sleep 0.02; done; echo late
+      cat {{{{ inputs.data }}}} > model.txt
+    state: {{kept: {{path: kept/, checkpoint: "step-*", every: 0.2s}}}}
+    outputs: {{model: model.txt}}
+outputs: {{model: "{{{{ steps.train.model }}}}"}}
+"""
+
+
+def test_a_job_on_a_host_is_taken_up_by_a_worker_of_another_machine(machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path) -> None:
+    a, b, c = machines
+    gate, starts = a.space.write("../gate", ""), tmp_path / "starts"
+    a.space.recipe(REMOTE.format(gate=gate, starts=starts))
+    a.space.write("data.txt", "data")
+    for machine in (b, c):  # two machines that reach the same host, which has one place
+        toml = (machine.space.root / "recipe.toml").read_text()
+        machine.space.write("recipe.toml", toml + f'[drivers.loopback]\nroot = "{tmp_path}/hosts"\nhosts = 1\nslots = 1\n')
+    with Workspace.open(a.space.root, environ=a.env) as ws:
+        run = submit(ws, Request("./recipe.yaml", {"data": "data.txt"}), Choice(), Settings("loopback"), Ticket()).id
+    worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
+    until(lambda: starts.exists(), seconds=30)
+    with psycopg.connect(url, autocommit=True) as db:
+        until(lambda: db.execute("SELECT 1 FROM events WHERE subject = 'step' AND after = 'RUNNING'").fetchone(), seconds=30)
+        worker.kill()
+        worker.communicate(timeout=30)
+        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")  # as if 30 seconds had passed
+    follower = threading.Thread(target=c.work)
+    follower.start()
+    until(lambda: list((c.space.root / ".recipe/states").rglob("step-1")), seconds=30)  # its checkpoints come to the second machine now
+    gate.unlink()
+    follower.join(60)
+    row = a.row(run)
+    assert (row.state, row.reason, starts.read_text()) == ("COMPLETED", "", "x\n")
+    a.fetch(run)
+    (log,) = (c.space.root / ".recipe/runs" / run).glob("train.1.log")
+    assert a.space.read("model.txt") == "data" and log.read_text() == "early\nlate\n"
+
+
 def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_first_made(
     machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path
 ) -> None:
@@ -263,7 +334,25 @@ class Heard:
         self.text += data
 
 
-def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
+TALK = """
+inputs: {{token: {{type: secret, env: A_TOKEN}}}}
+steps:
+  talk:
+    secrets: [token]
+    metrics: true
+    run: |
+      echo '{{"loss": 2.5}}' > $RECIPE_METRICS
+      echo '{{"cpu_percent": 7}}' > ${{RECIPE_METRICS%.metrics}}.host # as the agent does after 5 seconds
+      echo first $A_TOKEN
+      while [ -e {gate} ]; do sleep 0.02; done
+      printf %0200d 7
+      printf '\\nlast\\n'
+      echo made > made.txt
+    outputs: {{o: made.txt}}
+"""
+
+
+def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_when_they_are_over(
     machines: tuple[Machine, Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "EVERY", 0.05)
@@ -272,10 +361,7 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     a, b, _ = machines
     b = Machine(b.space, {**b.env, "A_TOKEN": "a-token-of-machine-b"})
     gate = a.space.write("../gate", "")
-    a.space.recipe(
-        "inputs: {token: {type: secret, env: A_TOKEN}}\nsteps:\n  talk:\n    secrets: [token]\n"
-        f"    run: 'echo first $A_TOKEN; while [ -e {gate} ]; do sleep 0.02; done; printf %0200d 7; echo; echo last; echo made > made.txt'\n    outputs: {{o: made.txt}}\n"
-    )
+    a.space.recipe(TALK.format(gate=gate))
     run, heard = a.submit(), Heard()
     worker = threading.Thread(target=b.work)
     worker.start()
@@ -288,6 +374,13 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     follower.start()
     until(lambda: b"first" in heard.text, seconds=30)
     assert b"last" not in heard.text
+
+    def told() -> tuple[dict[str, object], dict[str, float]]:
+        with Workspace.open(a.space.root, environ=a.env) as ws:
+            (step,) = described(ws, ws.store.runs.get(run), None)["steps"]
+            return {name: value["last"] for name, value in step["metrics"].items()}, step["machine"]
+
+    until(lambda: told() == ({"loss": 2.5}, {"cpu_percent": 7.0}), seconds=30)
     gate.unlink()
     worker.join(30)
     follower.join(30)
@@ -295,14 +388,17 @@ def test_a_log_is_followed_from_another_machine_masked_and_kept_when_it_is_over(
     assert heard.text == kept.read_bytes()
     assert re.fullmatch(rb"first \*\*\*\n0+\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n0+7\nlast\n", heard.text)
     with psycopg.connect(url) as db:
-        assert db.execute("SELECT count(*), max(length(data)) FROM chunks").fetchone() == (1, 0)
+        assert db.execute("SELECT count(*), max(length(data)) FROM chunks").fetchone() == (3, 0)
         stored = b" ".join(
             str(row).encode() for table in ("runs", "events", "attempts", "bundles", "chunks") for row in db.execute(f"SELECT * FROM {table}")
         )
     assert b"a-token-of-machine-b" not in stored
     heard.text = b""
     follow()
-    assert heard.text == kept.read_bytes()
+    assert heard.text == kept.read_bytes() and told() == ({"loss": 2.5}, {"cpu_percent": 7.0})
+    with Workspace.open(a.space.root, environ=a.env) as ws:
+        (result,) = comparison.results(ws, ws.store.runs.get(run).recipe)
+        assert result.metrics["loss"].last == 2.5
 
 
 def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for_again(ready: tuple[Machine, Machine]) -> None:

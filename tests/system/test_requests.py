@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
+from threading import Thread
+from typing import Literal
 
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution import loop
+from runner.execution import control, loop
 from runner.execution.loop import Report
 from runner.execution.work import Work
+from runner.hosts import asking
+from runner.hosts.client import Client
 from runner.storage.store import Store
 from tests.support import Space, until
 
@@ -49,7 +54,7 @@ def runs(space: Space) -> list[tuple[str, str]]:
         return [(row.id, row.state) for row in store.runs.latest()]
 
 
-def test_a_paused_run_stops_after_saving_and_goes_on_from_there_under_its_id(trained: Space) -> None:
+def test_a_paused_run_stops_after_saving_and_is_the_one_that_is_asked_for_again(trained: Space) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 3)
     code, told, _ = trained.command("pause")
@@ -59,24 +64,17 @@ def test_a_paused_run_stops_after_saving_and_goes_on_from_there_under_its_id(tra
     made = steps_made(trained)
     assert made > 3 and starts(trained) == ["a", "b"]
     (trained.root / "slow").unlink()
-    code, _, said = trained.command("resume")
-    assert code == 0, said
+    code, _, said = trained.command("run")
+    assert code == 0 and "which was paused" in said, said
     assert runs(trained) == [(id, "COMPLETED")] and starts(trained) == ["a", "b", "b"] and steps_made(trained) in (0, made)
 
 
-def test_a_run_asked_for_again_is_the_paused_one(trained: Space) -> None:
+def test_a_run_under_way_is_neither_resumed_nor_retried_and_a_cancelled_one_is_over_and_what_ran_is_gone(trained: Space) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
-    trained.command("pause")
-    worker.communicate(timeout=30)
-    (trained.root / "slow").unlink()
-    code, _, said = trained.command("run")
-    assert code == 0 and "which was paused" in said and [state for _, state in runs(trained)] == ["COMPLETED"]
-
-
-def test_a_cancelled_run_is_over_and_what_ran_is_gone(trained: Space) -> None:
-    worker = trained.start("run")
-    until(lambda: steps_made(trained) > 0)
+    for verb, words in (("resume", "is running"), ("retry", "is not over")):
+        code, _, said = trained.command(verb)
+        assert code == 3 and words in said, said
     code, told, _ = trained.command("cancel")
     worker.communicate(timeout=30)
     assert (code, worker.returncode, [state for _, state in runs(trained)]) == (0, 130, ["CANCELLED"]) and "is CANCELLED" in told
@@ -105,12 +103,15 @@ steps:
 """
 
 
+def listens(space: Space) -> bool:
+    return any("listens" in path.read_text() for path in (space.root / ".recipe").rglob(".recipe-control"))
+
+
 def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Space) -> None:
     space.recipe(LISTENS.format(root=space.root))
     space.write("slow", "")
     worker = space.start("run", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
-    until(lambda: list((space.root / ".recipe").rglob(".recipe-control")))
-    until(lambda: starts(space))
+    until(lambda: listens(space))
     code, _, said = space.command("pause")
     worker.communicate(timeout=30)
     ((id, state),) = runs(space)
@@ -119,6 +120,30 @@ def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Spac
     code, _, said = space.command("resume", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
     assert code == 0, said
     assert runs(space) == [(id, "COMPLETED")] and starts(space) == ["b", "b"] and space.read("b.txt") == "7\n"
+
+
+def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was_asked_is_paused(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe(LISTENS.format(root=space.root))
+    space.write("slow", "")
+
+    async def answered_late(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
+        answer = await asking.asked(host, cwd, what)
+        await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
+        return answer
+
+    def ask() -> None:
+        until(lambda: listens(space))
+        with Store.open(Path(space.root, ".recipe")) as other:
+            assert other.runs.request(runs(space)[0][0], "pause")
+
+    monkeypatch.setattr(control, "asked", answered_late)
+    asking_thread = Thread(target=ask)
+    asking_thread.start()
+    space.attempt()
+    asking_thread.join()
+    assert [state for _, state in runs(space)] == ["PAUSED"] and steps_made(space) == 1
 
 
 @pytest.mark.parametrize(("verb", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
@@ -205,19 +230,9 @@ def test_an_error_of_the_run_is_told_though_something_was_asked_for_meanwhile(sp
     assert [state for _, state in runs(space)] == ["CANCELLED"]
 
 
-@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-def test_a_run_that_is_over_is_left_alone(space: Space, verb: str) -> None:
+def test_a_run_that_is_over_is_left_alone(space: Space) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     space.run()
-    code, _, said = space.command(verb)
-    assert code == 3 and "is COMPLETED" in said
-
-
-def test_a_run_that_is_under_way_is_neither_resumed_nor_retried(trained: Space) -> None:
-    worker = trained.start("run")
-    until(lambda: steps_made(trained) > 0)
-    for verb, words in (("resume", "is running"), ("retry", "is not over")):
-        code, _, said = trained.command(verb)
-        assert code == 3 and words in said, said
-    (trained.root / "slow").unlink()
-    assert worker.wait(30) == 0
+    for verb in ("cancel", "pause", "resume"):
+        code, _, said = space.command(verb)
+        assert code == 3 and "is COMPLETED" in said

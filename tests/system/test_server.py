@@ -275,6 +275,9 @@ def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest)
     assert [(line["step"], line["n"], line["values"]) for line in lines] == [("make", n, {"step": n, "loss": 1.5}) for n in (1, 2, 3, 4)]
     lines = rest.ask("GET", f"/v1/runs/{run}/metrics?after=1&every=2&step=make").text.splitlines()
     assert [json.loads(line)["n"] for line in lines] == [2, 4]
+    (rest.root / ".recipe/runs" / run / "make.1.host").write_text('{"gpu_utilization_percent": 87.0}\n')  # what the agent writes after 5 seconds
+    (line,) = rest.ask("GET", f"/v1/runs/{run}/metrics?of=machine").text.splitlines()
+    assert json.loads(line) == {"step": "make", "attempt": 1, "n": 1, "values": {"gpu_utilization_percent": 87.0}}
 
 
 def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) -> None:

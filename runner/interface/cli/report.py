@@ -18,6 +18,7 @@ from ...language.units import about
 from ...planning import causes
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
+from ...survey import rows, samples
 from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
 from ..tables import aligned
@@ -45,6 +46,8 @@ class _Done:
     memory: int = 0  # bytes of main memory, the most of any attempt
     tries: list[AttemptRow] = field(default_factory=list)  # those that are over
     following: Path | None = None  # what the one that runs reports
+    attempt: int = 1  # its number
+    sampled: Path | None = None  # what is seen of its machine
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -146,6 +149,7 @@ class StepReport(TypedDict):
     metrics: dict[str, Value]
     kept: bool  # whether all that its metrics are read from is kept
     training: Training | None
+    machine: dict[str, float]  # what it used of its machine: means, and the most; empty for a step of less than 5 seconds
 
 
 class RunReport(TypedDict):
@@ -178,7 +182,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": told["seconds"],
         "fresh": told["steps"]["fresh"],
-        "steps": [_told(ws, each, row.inputs) for each in chosen],
+        "steps": [_told(ws, row.id, each, row.inputs) for each in chosen],
     }
 
 
@@ -196,9 +200,12 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
             done.attempts += 1
             followed = event.data.get("metrics")
             done.following = Path(followed) if isinstance(followed, str) else None
+            log, number = event.data.get("log"), event.data.get("attempt")
+            done.attempt = number if isinstance(number, int) else 1
+            done.sampled = samples.beside(log) if isinstance(log, str) else None
         elif event.before == "RUNNING" and event.after != "RUNNING":
             began.pop(event.id, None)
-            done.following = None
+            done.following = done.sampled = None
     if ws.store.runs.live(row.id):
         for id, since in began.items():
             found[id].seconds += max(0.0, time.time() - since)
@@ -221,8 +228,9 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     return sorted(found.values(), key=lambda done: done.attempts == 0)
 
 
-def _told(ws: Workspace, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
-    live = metrics.told(done.following) if done.following is not None else []
+def _told(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
+    live = rows.so_far(ws, run, done.id, done.attempt, done.following) if done.following is not None else []
+    live_samples = rows.so_far(ws, run, done.id, done.attempt, done.sampled) if done.sampled is not None else []
     ended = reported(ws, done.tries)
     lines = _lines([*(point for each in ended for point in each.points or ()), *live])
     known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
@@ -233,6 +241,7 @@ def _told(ws: Workspace, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
         "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
         "kept": all(each.points is not None for each in ended),
         "training": None,
+        "machine": samples.summary([*(each for row in done.tries for each in samples.kept(ws, row)), *live_samples]),
     }  # fmt: skip
     if len(lines) < 2 and found is None:
         return told  # numbers of a whole step, an evaluation's say, and no training
@@ -309,6 +318,8 @@ def as_text(told: RunReport) -> list[str]:
             text.append(f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}")
     for many in _alike(steps):
         text += ["", *_metrics(many)]
+    for step in [step for step in steps if step["machine"]][:_LISTED]:
+        text.append(f"{named(step['id'])} used {samples.words(step['machine'])}")
     timed = [(step["id"], training) for step in steps if (training := step["training"]) is not None and training["parts"]]
     for id, training in timed[:_LISTED]:
         text += ["", *_training(id, training)]

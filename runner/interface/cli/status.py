@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 from ...execution.session import look
 from ...planning.judge import FRESH, SKIPPED
 from ...survey.upkeep import examined, stale
 from ..differences import lines
-from ..tail import named, shown
+from ..tail import named, shown, span
 from .chosen import add_words, moment, opened, requests, title
 from .why import differences, unremembered
 
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
                 print("\n".join(as_text(told, all=bool(args.verbose))))
             for row in going:
                 print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
+                for id, sample in row["steps"].items():
+                    print(f"  {named(id)}: {pulse(sample)}")
             for row in queued:
                 print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
@@ -75,6 +78,8 @@ class Begun(TypedDict):
     run: str
     recipe: str
     created: float
+    steps: dict[str, dict[str, float]]
+    """Of each step that runs for longer than 5 seconds: how far it is, and what its machine has to do."""
 
 
 def report(ws: Workspace, found: Survey) -> Standing:
@@ -144,7 +149,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
-                going.append(_run(row))
+                going.append(_run(row, _seen(ws, row.id)))
             elif row.due is not None:
                 queued.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
@@ -152,5 +157,27 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     return going, died, queued
 
 
-def _run(row: RunRow) -> Begun:
-    return {"run": row.id, "recipe": row.recipe, "created": row.created}
+def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None) -> Begun:
+    return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}}
+
+
+def _seen(ws: Workspace, run: str) -> dict[str, dict[str, float]]:
+    from ...survey.samples import latest
+    from ..logs import parts
+
+    going = {part.step: part for part in parts(ws.store.runs.events(run)) if not part.ended}
+    found = {id: dict(latest(ws, run, id, part.number, part.raw)) for id, part in going.items()}
+    return {id: sample for id, sample in found.items() if sample}
+
+
+def pulse(sample: Mapping[str, float]) -> str:
+    """`step 120/1000 12%, ETA 3m05s, GPU 87%, 22.1 GB; processors 35%`."""
+    from ...survey.samples import words
+
+    said = []
+    if "step" in sample:
+        of = f"/{sample['total']:.0f} {sample['percent']:.0f}%" if "total" in sample and "percent" in sample else ""
+        said.append(f"step {sample['step']:.0f}{of}")
+    if "eta" in sample:
+        said.append(f"ETA {span(sample['eta'])}")
+    return ", ".join([*said, words(sample)])

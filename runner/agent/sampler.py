@@ -1,0 +1,297 @@
+"""What a host has to do while a job runs, and how far the job is: a line every 5 seconds beside the job's log.  Linux: /proc, cgroup 2, nvidia-smi.
+
+For a job that prints into `NAME.log` each look is one JSON line of `NAME.host`, and the whole of `NAME.latest`, which goes when the job is over:
+
+    at                         seconds since the epoch
+    step total percent eta     of what the job tells in `NAME.metrics`: its last step, of how many, and seconds until the last one at the pace seen
+    gpu_utilization_percent gpu_memory_used_gb gpu_temperature_c gpu_power_w
+                               of the GPUs that the job holds, or of all: the mean, the fullest, the hottest, the sum
+    cpu_percent ram_used_gb    of all processors, or of what the cgroup may use; 10^9 bytes that are no cache
+    disk_free_gb               where the log lies
+    net_received_mb_per_s net_sent_mb_per_s
+
+A value that the host does not tell is not there.  After an hour a line is written once a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from .processes import kill, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EVERY = 5.0  # seconds between two looks, and from the beginning of a job to the first
+OFTEN = 3600.0  # seconds of a job for which each look is a line; then one in twelve is
+SELDOM = 12
+PATIENCE = 60.0  # seconds after which an nvidia-smi that answered nothing is asked again
+TAIL = 16 << 10  # bytes of the end of a metrics file that are looked at
+QUERY = ("uuid", "utilization.gpu", "memory.used", "temperature.gpu", "power.draw")
+_SIGKILL = 9
+
+
+class _Watched:
+    """A job whose host is looked at."""
+
+    def __init__(self, log: bytes, locks: bytes, total: bytes, path: bytes) -> None:
+        self.path = os.fsdecode(log)[: -len(".log")]
+        self.gpus = frozenset(name.rpartition("/")[2] for name in os.fsdecode(locks).split())
+        self.total = float(total) if total.replace(b".", b"", 1).isdigit() else 0.0
+        self.programs = os.fsdecode(path) or os.defpath
+        self.looks = 0
+        self.first: tuple[float, float] | None = None  # the step at which it was first seen, and when
+
+
+class Sampler:
+    """The looks of one agent: what two looks have to be compared for, and the nvidia-smi that answers in between."""
+
+    def __init__(self) -> None:
+        self.child = 0  # the process of nvidia-smi, which is no job
+        self._watched: dict[bytes, _Watched] = {}
+        self._output = -1
+        self._answer = b""
+        self._asked_at = 0.0
+        self._gpus: dict[str, list[float | None]] = {}
+        self._times = (0.0, 0.0)
+        self._network = (0.0, 0, 0)
+        self._group = _group()
+
+    def look(self, jobs: Iterable[tuple[bytes, bytes, bytes, bytes, bytes]]) -> None:
+        """Write a line for each job: its name, its log, the names of its locks (GPUs among them), of how many steps it is or nothing, its PATH."""
+        now = time.time()
+        for name, *about in jobs:
+            if name not in self._watched:
+                self._watched[name] = _Watched(*about)
+        self._ask_gpus()
+        host = {**self._processors(), **_memory(self._group), **self._net(time.monotonic())}
+        for job in self._watched.values():
+            told = {"at": round(now, 1), **_progress(job, now), **self._of_gpus(job.gpus), **host}
+            try:
+                told["disk_free_gb"] = _giga(_free(os.path.dirname(job.path)))
+            except OSError:
+                pass
+            line = json.dumps(told) + "\n"
+            try:
+                if job.looks * EVERY < OFTEN or job.looks % SELDOM == 0:
+                    _write(f"{job.path}.host", line, os.O_APPEND)
+                _write(f"{job.path}.latest.new", line, os.O_TRUNC)
+                os.rename(f"{job.path}.latest.new", f"{job.path}.latest")
+            except OSError:
+                pass  # the disk is full, or the attempt is being deleted
+            job.looks += 1
+
+    def over(self, name: bytes) -> None:
+        """A job has ended."""
+        job = self._watched.pop(name, None)
+        if job is not None:
+            try:
+                os.unlink(f"{job.path}.latest")
+            except OSError:
+                pass
+            if not self._watched:
+                self._end_child()
+
+    def _end_child(self) -> None:
+        if self.child:
+            try:
+                if os.waitpid(self.child, os.WNOHANG)[0] == 0:
+                    kill(self.child, _SIGKILL)
+            except ChildProcessError:
+                pass
+            os.close(self._output)
+            self.child = 0
+
+    # --- GPUs
+
+    def _ask_gpus(self) -> None:
+        """Read what nvidia-smi has said since the last look, and begin it if none runs."""
+        if self.child:
+            ended = self._hear()
+            if ended:
+                self._end_child()
+        now = time.monotonic()
+        if self.child or (not self._gpus and self._asked_at and now - self._asked_at < PATIENCE):
+            return
+        self._asked_at = now
+        program = _found("nvidia-smi", [job.programs for job in self._watched.values()])
+        if not program:
+            return
+        output, written = os.pipe()
+        os.set_blocking(output, False)
+        argv = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", "-l", f"{EVERY:.0f}"]
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, written, 1),
+            (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+        ]
+        try:
+            self.child = os.posix_spawn(program, argv, os.environ, file_actions=actions, setsid=True, setsigdef=(13,))
+            self._output, self._answer = output, b""
+        except OSError:
+            os.close(output)  # it is no program of this machine
+        finally:
+            os.close(written)
+
+    def _hear(self) -> bool:
+        """Take in what it has said; whether it has ended."""
+        while True:
+            try:
+                data = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            *lines, self._answer = (self._answer + data).split(b"\n")
+            for line in lines:
+                uuid, *values = line.decode(errors="replace").split(",")
+                if len(values) == len(QUERY) - 1:
+                    self._gpus[uuid.strip()] = [_number(value) for value in values]
+            if not data:
+                return True
+
+    def _of_gpus(self, held: frozenset[str]) -> dict[str, float]:
+        ours = [values for uuid, values in self._gpus.items() if uuid in held] or list(self._gpus.values())
+        found: dict[str, float] = {}
+        if ours:
+            busy, used, heat, power = ([value for value in column if value is not None] for column in zip(*ours))
+            if busy:
+                found["gpu_utilization_percent"] = round(sum(busy) / len(busy), 1)
+            if used:
+                found["gpu_memory_used_gb"] = round(max(used) * (1 << 20) / 1e9, 3)
+            if heat:
+                found["gpu_temperature_c"] = max(heat)
+            if power:
+                found["gpu_power_w"] = round(sum(power), 1)
+        return found
+
+    # --- the rest of the host
+
+    def _processors(self) -> dict[str, float]:
+        """The share of the processor time since the last look that was used; of the cgroup's where that is bounded."""
+        try:
+            quota = _quota(self._group)
+            if quota:
+                used, whole = _field(f"{self._group}/cpu.stat", b"usage_usec") / 1e6, time.monotonic() * quota
+            else:
+                ticks = [int(word) for word in read("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
+                used, whole = float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
+        except (OSError, ValueError, IndexError):
+            return {}
+        before, self._times = self._times, (used, whole)
+        return {"cpu_percent": round(100 * (used - before[0]) / (whole - before[1]), 1)} if before[1] and whole > before[1] else {}
+
+    def _net(self, now: float) -> dict[str, float]:
+        received = sent = 0
+        try:
+            for line in read("/proc/net/dev").split(b"\n")[2:]:
+                name, colon, numbers = line.partition(b":")
+                if colon and name.strip() != b"lo":
+                    words = numbers.split()
+                    received, sent = received + int(words[0]), sent + int(words[8])
+        except (OSError, ValueError, IndexError):
+            return {}
+        (then, had, gave), self._network = self._network, (now, received, sent)
+        if not then or now <= then:
+            return {}
+        return {
+            "net_received_mb_per_s": round((received - had) / (now - then) / 1e6, 3),
+            "net_sent_mb_per_s": round((sent - gave) / (now - then) / 1e6, 3),
+        }
+
+
+def _progress(job: _Watched, now: float) -> dict[str, float]:
+    """How far a job is, by the end of its metrics file."""
+    try:
+        with open(f"{job.path}.metrics", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    for line in reversed(lines[:-1]):
+        try:
+            told = json.loads(line)
+            step = float(told["step"])
+            total = float(told.get("max_steps") or told.get("total_steps") or job.total)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+        job.first = job.first or (step, now)
+        found = {"step": step}
+        if total > 0:
+            found["total"], found["percent"] = total, round(100 * step / total, 1)
+            if step > job.first[0]:
+                found["eta"] = round((total - step) * (now - job.first[1]) / (step - job.first[0]), 1)
+        return {name: int(value) if value == int(value) else value for name, value in found.items() if abs(value) < 1e15}
+    return {}
+
+
+def _memory(group: str) -> dict[str, float]:
+    try:
+        table = {line.split(b":")[0]: int(line.split()[1]) * 1024 for line in read("/proc/meminfo").split(b"\n") if line}
+        used = table[b"MemTotal"] - table[b"MemAvailable"]
+    except (OSError, ValueError, KeyError, IndexError):
+        return {}
+    try:
+        if int(read(f"{group}/memory.max")) < table[b"MemTotal"]:
+            used = int(read(f"{group}/memory.current")) - _field(f"{group}/memory.stat", b"inactive_file")
+    except (OSError, ValueError):
+        pass  # no bound: it is the machine's
+    return {"ram_used_gb": _giga(used)}
+
+
+def _found(program: str, paths: Iterable[str]) -> str:
+    """Where a program lies, by these PATHs; empty: nowhere."""
+    folders = dict.fromkeys(folder for path in paths for folder in path.split(":") if os.path.isabs(folder))
+    return next((found for folder in folders if os.access(found := f"{folder}/{program}", os.X_OK) and os.path.isfile(found)), "")
+
+
+def _group() -> str:
+    """The folder of our cgroup."""
+    try:
+        path = next(line[3:] for line in read("/proc/self/cgroup").decode().split("\n") if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return "/sys/fs/cgroup"
+    return f"/sys/fs/cgroup{path}".rstrip("/")
+
+
+def _quota(group: str) -> float:
+    """Processors that a cgroup may use; 0: all."""
+    try:
+        most, period = read(f"{group}/cpu.max").split()
+        return int(most) / int(period)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _field(path: str, name: bytes) -> int:
+    for line in read(path).split(b"\n"):
+        if line.startswith(name + b" "):
+            return int(line.split()[1])
+    raise ValueError(path)
+
+
+def _free(folder: str) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _giga(count: int) -> float:
+    return round(count / 1e9, 3)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # "[N/A]"
+
+
+def _write(path: str, text: str, how: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,79 @@
+"""What attempts printed and measured on other machines: rows of the database of runs, or, when they are over, objects of the shared store.
+
+It was masked there.  What is wanted of an attempt that is over is kept here from then on, where the files of our own attempts are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from ..errors import Infrastructure, RecipeError
+from ..storage import metrics
+from ..storage.files import Content
+from ..storage.runs import AttemptRow
+from ..storage.workspace import Workspace
+
+PIECE: Final = 1 << 18
+"""Bytes of one answer at most."""
+
+
+class Rows:
+    """One text of one attempt, read on from where it was read to.  `attempt` is its step's id, as files are called, and its number."""
+
+    def __init__(self, ws: Workspace, run: str, attempt: str, stream: str) -> None:
+        self._ws, self._run, self._attempt, self._stream = ws, run, attempt, stream
+        self._offset = 0
+
+    def read(self) -> bytes:
+        """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
+        found = []
+        for chunk in self._ws.store.runs.chunks(self._run, self._attempt, self._stream, self._offset):
+            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self._offset - chunk.offset) :]
+            found.append(data)
+            self._offset += len(data)
+        return b"".join(found)
+
+    def rest(self, write: Callable[[bytes], object]) -> None:
+        """Everything to the end."""
+        while data := self.read():
+            write(data)
+
+    def _object(self, content: Content) -> bytes:
+        cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
+        if cache is None or cache.bring([content]):
+            raise Infrastructure(f"the {self._stream} of {self._attempt} cannot be had from the shared store", fix="`recipe config` says which it is")
+        with self._ws.objects.path(content).open("rb") as file:
+            return os.pread(file.fileno(), PIECE, self._offset)
+
+
+def is_elsewhere(ws: Workspace, run: str) -> bool:
+    """Whether what a run's attempts print are rows of its database."""
+    return ws.store.runs.shared and bool(ws.store.runs.get(run).bundle)
+
+
+def kept(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
+    """Where what an attempt that is over printed (`.log`), measured (`.metrics`) or had around it (`.host`) is kept; brought if it can be."""
+    path = ws.kept(attempt.run, attempt.step, attempt.n, ending)
+    if not path.exists() and is_elsewhere(ws, attempt.run):
+        with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
+            if data := _all(Rows(ws, attempt.run, path.name.removesuffix(ending), ending[1:])):
+                ws.write(path, data)
+    return path
+
+
+def so_far(ws: Workspace, run: str, step: str, number: int, path: Path) -> Sequence[dict[str, metrics.Value]]:
+    """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
+    if not is_elsewhere(ws, run):
+        return metrics.told(path)
+    data = _all(Rows(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]))
+    return [point for line in data.splitlines() if (point := metrics.parse(line))]
+
+
+def _all(rows: Rows) -> bytes:
+    found: list[bytes] = []
+    rows.rest(found.append)
+    return b"".join(found)

@@ -1,0 +1,58 @@
+"""What the agent saw of a host while an attempt ran there, a line every few seconds (`agent/sampler.py`).  Read from what is kept, or as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ..storage import metrics
+from ..storage.runs import AttemptRow
+from ..storage.workspace import Workspace
+from . import rows
+
+ENDING: Final = ".host"
+"""Of the file beside an attempt's log."""
+_MEANS: Final = ("gpu_utilization_percent", "gpu_power_w", "cpu_percent")
+_PEAKS: Final = ("gpu_memory_used_gb", "gpu_temperature_c", "ram_used_gb")
+
+
+def beside(log: str) -> Path:
+    """The file of samples of the attempt that prints into `log`."""
+    return Path(log.removesuffix(".log") + ENDING)
+
+
+def kept(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
+    """The samples of an attempt that is over; none of one that took less than 5 seconds."""
+    return metrics.told(rows.kept(ws, attempt, ENDING))
+
+
+def latest(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:
+    """The last sample of an attempt that runs; empty where there is none yet."""
+    found = rows.so_far(ws, run, step, number, beside(log))
+    return _numbers(found[-1]) if found else {}
+
+
+def summary(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
+    """Means of what is used, the greatest of what is held."""
+    columns: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in _numbers(sample).items():
+            columns.setdefault(name, []).append(value)
+    means = {name: round(sum(columns[name]) / len(columns[name]), 1) for name in _MEANS if name in columns}
+    return means | {name: max(columns[name]) for name in _PEAKS if name in columns}
+
+
+def words(found: Mapping[str, float]) -> str:
+    """`GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory`, as far as these are known."""
+    gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
+    rest = [f"processors {found['cpu_percent']:.0f}%"] if "cpu_percent" in found else []
+    rest += [f"{found['ram_used_gb']:.1f} GB of memory"] if "ram_used_gb" in found else []
+    return "; ".join(filter(None, (f"GPU {', '.join(gpu)}" if gpu else "", ", ".join(rest))))
+
+
+_GPU: Final = (("gpu_utilization_percent", 0, "%"), ("gpu_memory_used_gb", 1, " GB"), ("gpu_temperature_c", 0, " °C"), ("gpu_power_w", 0, " W"))
+
+
+def _numbers(sample: Mapping[str, metrics.Value]) -> dict[str, float]:
+    return {name: value for name, value in sample.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
