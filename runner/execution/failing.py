@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from drivers.base import HostLost
 
@@ -12,6 +13,9 @@ from ..hosts.sites import SOONEST_LOOK, Site
 from ..planning.judge import NOTHING
 from ..planning.schedule import BUSY, Outcome, State
 from .work import Failure, Work
+
+UNPLACED: Final = "unplaced"
+"""Why a step failed for which no machine could be had."""
 
 
 def fail(work: Work, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "") -> None:
@@ -26,7 +30,7 @@ def fail(work: Work, id: str, reason: str, words: str, hint: str = "", tail: byt
     elif own.after == State.FAILED:
         work.made[work.plan.index[id]] = NOTHING
         text = work.commits.masker.text
-        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
+        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason not in ("error", UNPLACED), left, reason == UNPLACED))
 
 
 def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "") -> None:

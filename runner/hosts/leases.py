@@ -42,7 +42,7 @@ from drivers.base import (
 )
 
 from .. import extensions
-from ..errors import CannotRun
+from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
 from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
@@ -58,6 +58,8 @@ LEAST: Final = 300.0
 """Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
 TAKEN: Final = 600.0
 """Seconds for which an offer that could not be had is tried last."""
+TAKEN_AWAY: Final = "it was taken away"
+"""How the reason begins for which a spot machine was given back that the provider took."""
 DAY: Final = 86_400.0
 """Seconds that `cost_per_day` is about."""
 FAILED: Final = 3600.0
@@ -91,7 +93,12 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
         raise CannotRun(f"the driver {name} does not take these settings: {error}", fix=fix) from error
-    except (Rejected, Denied) as error:
+    except (NoCapacity, Rejected) as error:
+        fix = f"correct `[drivers.{name}]`: `recipe config` shows it and the file that it is in"
+        if isinstance(error, NoCapacity):  # a place that the provider does not have
+            raise Infrastructure(str(error), fix=fix) from error
+        raise Invalid([Problem("bad-setting", str(error), fix=fix)]) from error
+    except Denied as error:
         raise CannotRun(str(error)) from error
     return made
 
@@ -237,7 +244,7 @@ class Leases:
         try:
             return await self._call(partial(self.driver.hosts, lease_of(row)), LONG)
         except HostLost as error:
-            await self.release(row, str(error))
+            await self.release(row, f"{TAKEN_AWAY}: {error}" if row.state == "UP" and offer_of(row).market == "spot" else str(error))
             raise
 
     async def release(self, row: LeaseRow, reason: str) -> bool:
@@ -313,6 +320,10 @@ class Leases:
         now = time.time()
         rows = [row for row in self.ledger.since(now - FAILED) if row.driver == self.name and row.state == "GONE" and row.up is None]
         return {str(row.offer.get("id", "")) for row in rows if now - (row.gone or now) < (FAILED if row.lease else TAKEN)}
+
+    def taken_away(self) -> int:
+        """How many spot machines the provider took away from this run, whichever worker had them."""
+        return sum(row.reason.startswith(TAKEN_AWAY) for row in self.ledger.of_run(self.run))
 
     def accrue(self) -> None:
         """Note what the machines of this process have cost so far."""

@@ -47,7 +47,7 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
-from .leases import LEAST, RENEW, Leases, driver_of, lease_of, need_of, offer_of
+from .leases import LEAST, RENEW, TAKEN_AWAY, Leases, driver_of, lease_of, need_of, offer_of
 from .money import leave_at
 from .offering import left_out
 from .sites import Site
@@ -59,7 +59,7 @@ IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
-TAKEN_AWAY = 3
+MOST_TAKEN = 3
 """Spot machines that are taken away from a run before it rents on demand."""
 AGAIN = 20.0
 """Seconds until a machine that was not given back is given back once more."""
@@ -155,7 +155,7 @@ class HostPool:
     _spot: set[str] = field(default_factory=set)
     """Names of places that were rented on the spot market."""
     _taken: int = 0
-    """How many of them were taken away."""
+    """How many of them were taken away, from this worker and from those before it."""
     _beside: list[asyncio.Task[None]] = field(default_factory=list)
 
     lost: list[str] = field(default_factory=list)
@@ -215,7 +215,7 @@ class HostPool:
 
     def need(self, wants: ResourceSpec) -> Need:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
-        return need_for(wants, self._market if self._taken < TAKEN_AWAY else "on-demand")
+        return need_for(wants, self._market if self._taken < MOST_TAKEN else "on-demand")
 
     async def open(self, *, want: int, nodes: int = 1) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -238,6 +238,7 @@ class HostPool:
             await self._fill(kept, want)
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
+        self._taken = self.leases.taken_away() if self.priced else 0
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
         self._beside += [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
@@ -379,18 +380,20 @@ class HostPool:
                 self.sites.remove(each)
             await each.aclose()
         gone = True
-        for each in (site, *with_it):
-            self._gone(each)
+        if any([self._gone(each) for each in (site, *with_it)]):
+            reason = f"{TAKEN_AWAY}: {reason}"
         for row in rows.values():
             gone &= await self._of().release(row, reason)
         return gone
 
-    def _gone(self, site: Site) -> None:
-        """A place is given back: one of the spot market may have been taken away."""
-        if site.name in self._spot and (site.lost or site.leaving):
+    def _gone(self, site: Site) -> bool:
+        """Whether a place that is given back is one of the spot market that was taken away."""
+        taken = site.name in self._spot and bool(site.lost or site.leaving)
+        if taken:
             self._taken += 1
-            if self._taken == TAKEN_AWAY:
-                self.say(f"{TAKEN_AWAY} spot machines were taken away: what is rented from now on is on demand")
+            if self._taken == MOST_TAKEN:
+                self.say(f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand")
+        return taken
 
     async def _watch(self, site: Site, host: Host) -> None:
         """Wait until a place is about to be taken away, or gone."""

@@ -186,7 +186,9 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
         return 130
     if summary.state == "COMPLETED":
         return 0
-    return 1 if any(failure.began for failure in summary.failed) or not summary.failed else 2
+    if any(failure.began for failure in summary.failed) or not summary.failed:
+        return 1
+    return 5 if all(failure.unplaced for failure in summary.failed) else 2
 
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:

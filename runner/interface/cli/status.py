@@ -11,6 +11,7 @@ from ...planning.judge import FRESH, SKIPPED
 from ...survey.upkeep import examined, stale
 from ..differences import lines
 from ..tail import named, shown
+from . import costs
 from .chosen import add_words, moment, opened, requests, title
 from .why import differences, unremembered
 
@@ -41,11 +42,13 @@ def run(args: argparse.Namespace) -> int:
             for told in reports:
                 print("\n".join(as_text(told, all=bool(args.verbose))))
             for row in going:
-                print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
+                print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)")
             for row in queued:
                 print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
-                print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}; `recipe run` goes on where it stopped")
+                print(
+                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` goes on where it stopped"
+                )
     return 0 if all(told["fresh"] for told in reports) else 1
 
 
@@ -75,6 +78,7 @@ class Begun(TypedDict):
     run: str
     recipe: str
     created: float
+    usd: float  # what its machines cost so far
 
 
 def report(ws: Workspace, found: Survey) -> Standing:
@@ -152,5 +156,9 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     return going, died, queued
 
 
+def _spent(row: Begun) -> str:
+    return f", ${row['usd']:.2f} so far" if row["usd"] else ""
+
+
 def _run(row: RunRow) -> Begun:
-    return {"run": row.id, "recipe": row.recipe, "created": row.created}
+    return {"run": row.id, "recipe": row.recipe, "created": row.created, "usd": costs.of_run(row.id).usd}
