@@ -20,6 +20,7 @@ DRIVERS = {
     "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
     "vastai": ("drivers.vastai:Vastai", install_line("vastai")),
     "gcp": ("drivers.gcp:Gcp", install_line("gcp")),
+    "runpod": ("drivers.runpod:Runpod", install_line("runpod")),
     "slurm": ("drivers.slurm:Slurm", ""),
     "loopback": ("drivers.loopback:Loopback", ""),
 }

@@ -195,6 +195,10 @@ class World(ABC, Generic[M]):
         """Keys that a machine was given, with which it may do something about itself."""
         return ()
 
+    def is_own(self, by: str, machine: str) -> bool:
+        """Whether a machine itself calls, with a key that it was given."""
+        return by in (_digest(own) for own in self.own_keys(machine))
+
     def begin(self) -> None:
         """Make the market, and what is in the account already."""
 
@@ -245,7 +249,7 @@ class World(ABC, Generic[M]):
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
         by = _who(request.headers, query)
-        known = not self.key or by == _digest(self.key) or by in (_digest(own) for own in self.own_keys(names.get("id", "")))
+        known = not self.key or by == _digest(self.key) or self.is_own(by, names.get("id", ""))
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
         if (not by and not self.anonymous(route.operation)) or (by and not known) or luck.strikes("denied"):
             return self.refused(call)

@@ -24,7 +24,7 @@ POINTS = EVERY if "RECIPE_RENTED_KILLS" in os.environ else ("lease-asked", "leas
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("name", ["vastai", pytest.param("gcp", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("name", ["vastai", pytest.param("gcp", marks=pytest.mark.proof), pytest.param("runpod", marks=pytest.mark.proof)])
 def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("RECIPE_LEDGER", str(tmp_path / "ledger.db"))
     luck = random.Random(13)
