@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
 
+import asyncssh
 import pytest
 
 from tests.fake_provider import Provider
@@ -52,11 +54,11 @@ def installation(space: Space) -> Path:
     return space.root.parent / "config" / "recipe" / "installation"
 
 
-def same_as_here(space: Space, driver: str) -> None:
+def same_as_here(space: Space, driver: str, *words: str) -> None:
     """Run RECIPE on a rented machine and here: the same bytes."""
     space.write("train.py", TRAIN)
     space.recipe(RECIPE)
-    code, _, said = space.command("run", "--driver", driver)
+    code, _, said = space.command("run", "--driver", driver, *words)
     assert code == 0, said
     there = {name: (space.root / name).read_bytes() for name in ("model.txt", "report.txt")}
     here = Space(space.root.parent / "here")
@@ -64,3 +66,14 @@ def same_as_here(space: Space, driver: str) -> None:
     here.recipe(RECIPE.replace("    resources: {gpus: 1}\n", ""))
     here.run()
     assert there == {name: (here.root / name).read_bytes() for name in there}
+
+
+def key_of_the_account(provider: Provider, place: Path) -> str:
+    """The file of a new private SSH key, whose public half the account at Prime has."""
+    made = asyncssh.generate_private_key("ssh-ed25519")
+    made.write_private_key(place / "key")
+    body = json.dumps({"name": "ours", "publicKey": made.export_public_key().decode().strip()}).encode()
+    headers = {"Authorization": f"Bearer {provider.exports['PRIME_API_KEY']}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{provider.url}/api/v1/ssh_keys", body, headers), timeout=20) as reply:
+        assert reply.status == 200
+    return str(place / "key")

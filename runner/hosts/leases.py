@@ -299,6 +299,8 @@ class Leases:
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
             await self._call(partial(self.driver.acquire, Order(offer_of(row), row.key, until)), SOON)
+        elif self.driver.traits.ends == "nobody":
+            row = self.ledger.extend(row, until.timestamp())
         elif isinstance(self.driver, Prolonging):
             row = self.ledger.extend(row, until.timestamp())
             await self._call(partial(self.driver.prolong, lease_of(row), until), SOON)

@@ -66,6 +66,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
+        parser.add_argument(
+            "--unattended", action="store_true", help="in a pipe, rent where nobody ends a machine if this program dies: see `recipe offers`"
+        )
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
         parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
@@ -144,11 +147,15 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
 
 def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
     """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
-    if args.driver == "local" or args.yes:
+    if args.driver == "local":
         return True
     from ...hosts import offering
 
-    if offering.renting(ws, args.driver, args.hosts) is None:
+    driver = offering.renting(ws, args.driver, args.hosts)
+    if driver is not None and driver.traits.ends == "nobody" and not args.unattended and not sys.stdin.isatty():
+        words = f"{args.driver}: {offering.ENDS['nobody']}, and nobody is at the keyboard"
+        raise Invalid([Problem("bad-input", words, fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left")])
+    if driver is None or args.yes:
         return True
     found = look(ws, request, choice)
     total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), found.plan.settings.limits.cost) if found.todo else None
