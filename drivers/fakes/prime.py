@@ -73,7 +73,6 @@ class Prime(World[Pod]):
         Route("POST", "/api/v1/ssh_keys", "add_key", 1.0),
         Route("GET", "/api/v1/billing/wallet", "wallet", 1.0),
     )
-    real: ClassVar = True
     exports: ClassVar = ("PRIME_API_BASE_URL={url}", "PRIME_API_KEY={key}")
 
     def begin(self) -> None:

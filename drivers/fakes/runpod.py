@@ -101,7 +101,6 @@ class Runpod(World[Pod]):
         Route("PUT", "/v2/account/ssh-keys", "replace_keys", 1.0),
         Route("GET", "/v2/billing/pods", "billing", 1.0),
     )
-    real: ClassVar = True
     exports: ClassVar = ("RUNPOD_API_URL={url}", "RUNPOD_API_KEY={key}")
 
     def begin(self) -> None:

@@ -164,8 +164,6 @@ class World(ABC, Generic[M]):
     routes: ClassVar[tuple[Route, ...]]
     open: ClassVar[frozenset[str]] = frozenset()
     """Operations that need no key."""
-    real: ClassVar[bool] = False
-    """Whether its machines can be real: see `boot`.  Then `ports` has the loopback port of each that listens; else it is None."""
     exports: ClassVar[tuple[str, ...]]
     """What a caller sets so that the official client comes here; `{url}` stands for our address, `{key}` for a key."""
 
@@ -188,7 +186,7 @@ class World(ABC, Generic[M]):
     # -- what a provider gives ---------------------------------------------------------------------------------------------------------------------
 
     def boot(self, machine: M) -> Boot | None:
-        """What a machine that is up begins with; None where a provider has no machines that are real."""
+        """What a machine that is up begins with; None for one that is never real.  `ports` has the loopback port of each that listens, or is None."""
         return None
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
