@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .language.recipe import Recipe
     from .paths import Standing
     from .storage.runs import Event
+    from .storage.workspace import Workspace
     from .survey.survey import Request, Survey
 
 __all__ = ["__version__", "load", "plan", "results", "run"]
@@ -83,13 +84,14 @@ def run(
 ) -> Summary:
     """Run what is not fresh, and say how it ended: `summary.state` is COMPLETED, FAILED or CANCELLED, `summary.failed` has each failure with its log.
 
-    `on_event` is called with every stored event, in order.  Raises errors.RecipeError when nothing could be started.
+    `out` is a folder, or an address (`s3://`, `gs://`, `hf://`) that the results are uploaded to.  `on_event` is called with every stored event, in
+    order.  Raises errors.RecipeError when nothing could be started, or the results are not uploaded.
     """
     from dataclasses import replace
 
     from .execution.session import run as run_session
     from .execution.terms import Choice, Settings
-    from .storage.workspace import Workspace
+    from .storage.workspace import Workspace, results_place
 
     standing = _standing(workspace, recipe)
     with Workspace.open(standing.root) as ws:
@@ -98,6 +100,8 @@ def run(
         how = settings or Settings()
         if python and not request.current_python:
             how = replace(how, python=python)
+        if isinstance(place := results_place(out or ""), str):
+            how = replace(how, upload=place)
         return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
 
 
@@ -141,10 +145,11 @@ def _request(
     nodes: int,
 ) -> Request:
     from .language.library import meant
-    from .storage.workspace import local_folder
+    from .storage.workspace import results_place
     from .survey.survey import Request
 
-    below = None if out is None else Path(standing.typed(str(local_folder(out))))
+    place = None if out is None else results_place(out)
+    below = Path(standing.typed(str(place))) if isinstance(place, Path) else None
     given = dict(inputs or {})
     return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given), nodes=nodes)
 
@@ -167,3 +172,8 @@ class _Calls:
     def say(self, text: str) -> None: ...
 
     def end(self, summary: object) -> None: ...
+
+    def page(self, ws: Workspace, run: str) -> str:
+        from .interface.page import of_run
+
+        return of_run(ws, run)

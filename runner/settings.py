@@ -35,6 +35,7 @@ class StoreSettings:
     owner: str = ""
     anonymous: bool = False
     push: bool = False
+    checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True)

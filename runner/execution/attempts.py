@@ -242,7 +242,7 @@ class Attempts:
         node, site, generation, attempt = running.node, seat.site, running.state, seat.attempt
         states: list[StateFolder] = []
         if generation is not None:
-            for name, path, pattern, every, keep in spec.state:
+            for name, path, pattern, every, keep, _shared in spec.state:
                 states.append(StateFolder(name, path, generation.folder(name), f"states/{generation.id}/{name}", pattern, every, keep))
                 states[-1].here.mkdir(parents=True, exist_ok=True)
 

@@ -23,6 +23,7 @@ from ..storage.runs import ALONE, Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
+from . import uploading
 from .refusals import check, preflight
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
@@ -232,11 +233,15 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         run_graph.remember(ws, row.id, found)
         listener.begin(Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
         deliver(ws, row.id, fence, found.plan, found.made)
+        if settings.upload:
+            uploading.upload(ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found))
         _ended(ws, row, fence, "COMPLETED", "")
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
         return True
     preflight(ws, found, settings)
     check(ws, found, settings, listener)
+    if settings.upload:
+        uploading.check(ws, found.plan, settings.upload)
     stood = as_it_stood(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
         words = f"run {row.id} cannot go on: a step of it failed, or its recipe is another one by now"

@@ -15,6 +15,7 @@ from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.files import Content
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
+from . import uploading
 from .refusals import check, preflight
 from .results import results, sizes, tell
 from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, new_id, noted
@@ -83,6 +84,8 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
         return _nothing_to_do(ws, found, settings, listener, since)
     preflight(ws, found, settings)
     check(ws, found, settings, listener)
+    if settings.upload:
+        uploading.check(ws, found.plan, settings.upload)
     summary, again = _worked(ws, found, choice, settings, listener, since, resumed)
     return summary if summary is not None else run(ws, found.request, choice, settings, listener, again)
 
@@ -96,6 +99,8 @@ def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: L
 
         for words in reaper.settle(settings.driver, settings.hosts, ws):
             listener.say(words)
+    if settings.upload:
+        uploading.upload(ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found))
     summary = Summary("COMPLETED", {"FRESH": fresh}, since.seconds, results=results(ws, found))
     listener.end(summary)
     return summary

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from ..errors import RecipeError
 from ..hosts.checkpoint_sync import EVERY, SETTLE
-from ..planning.step import StepSpec
+from ..planning.step import StateSpec, StepSpec
 from ..storage import checkpoints
 from ..storage.objects import Objects
 from .attempts import Running
@@ -21,10 +21,21 @@ FIRST: Final = 1.0
 """Seconds until the first look at a training, which may have gone on from a checkpoint that the store lacks."""
 
 
-async def restore(work: Work, id: str, key: str, root: Path) -> None:
+def shared(work: Work, spec: StepSpec) -> Sequence[StateSpec]:
+    """The states of a step whose checkpoints are in the shared store: all of a run for another machine, else those that say `to: store`."""
+    cache = work.ws.remote_cache
+    if cache is None:
+        return ()
+    return spec.state if work.ws.delivers or cache.checkpoints else [state for state in spec.state if state.shared]
+
+
+async def restore(work: Work, id: str, spec: StepSpec, key: str, root: Path) -> None:
     """Bring what the shared store has of a state.  What cannot be had is said: the training starts over then, or where this machine left it."""
     cache = work.ws.remote_cache
-    if not work.ws.delivers or cache is None:
+    if any(state.shared for state in spec.state) and (cache is None or not cache.pushes):
+        why = "no shared store is named" if cache is None else f"the store {cache.name} is only read (`push = true` in its settings)"
+        work.commits.say(f"{id}: its checkpoints stay here, though its state says `to: store`: {why}")
+    if not shared(work, spec) or cache is None:
         return
     from ..storage import remote_states
 
@@ -42,10 +53,11 @@ async def restore(work: Work, id: str, key: str, root: Path) -> None:
 @contextlib.asynccontextmanager
 async def sent(work: Work, running: Running, spec: StepSpec) -> AsyncIterator[None]:
     """Put new checkpoints into the shared store while an attempt is carried out, and the last one when it is over."""
-    if not work.ws.delivers or work.ws.remote_cache is None or running.state is None:
+    states, cache = shared(work, spec), work.ws.remote_cache
+    if not states or running.state is None or cache is None or not cache.pushes:
         yield
         return
-    sender = _Sender(work, running, spec)
+    sender = _Sender(work, running, spec, states)
     task = asyncio.get_running_loop().create_task(sender.rounds())
     try:
         yield
@@ -59,14 +71,14 @@ async def sent(work: Work, running: Running, spec: StepSpec) -> AsyncIterator[No
 class _Sender:
     """The checkpoints of one attempt that the store has, and those that it lacks."""
 
-    def __init__(self, work: Work, running: Running, spec: StepSpec) -> None:
-        self._work, self._running, self._spec = work, running, spec
+    def __init__(self, work: Work, running: Running, spec: StepSpec, states: Sequence[StateSpec]) -> None:
+        self._work, self._running, self._states = work, running, states
         self._sent: Mapping[str, tuple[str, tuple[object, ...]]] = {}
         self._key = checkpoints.key(spec, running.world, running.node.id)
 
     async def rounds(self) -> None:
         """Look as often as the recipe says; what is the same at two looks is whole."""
-        every = min((state.every or EVERY for state in self._spec.state), default=EVERY)
+        every = min((state.every or EVERY for state in self._states), default=EVERY)
         await asyncio.sleep(min(FIRST, every))
         while True:
             before = await asyncio.to_thread(self._look)
@@ -89,6 +101,8 @@ class _Sender:
         assert cache is not None and generation is not None
         names = {state: name for state, (name, _) in found.items()}
         try:
+            if not self._sent:
+                await asyncio.to_thread(cache.remote.mark)
             await asyncio.to_thread(remote_states.save, cache.remote, self._key, generation.path, names)
             self._sent = found
         except (RecipeError, OSError) as error:
@@ -99,7 +113,7 @@ class _Sender:
         generation = self._running.state
         assert generation is not None
         found = {}
-        for state in self._spec.state:
+        for state in self._states:
             folder = generation.folder(state.name)
             name = checkpoints.newest(folder, state.checkpoint, thorough=False).name if state.checkpoint is not None else ""
             if name is not None and (seen := _seen(folder / name)):

@@ -423,7 +423,7 @@ async def _open_state(work: Work, held: Held) -> bool:
         lock.release()
         return False
     held.lock = lock
-    await shared_states.restore(work, held.node.id, key, root)
+    await shared_states.restore(work, held.node.id, spec, key, root)
     held.state = checkpoints.choose(root, spec.continues, world=processes)
     held.restored = await asyncio.to_thread(work.attempts.restored, spec, held.state, processes)
     return True

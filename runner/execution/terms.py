@@ -14,6 +14,7 @@ from ..secrets import Masker
 
 if TYPE_CHECKING:
     from ..storage.runs import Event, RunRow
+    from ..storage.workspace import Workspace
     from ..survey.survey import Request
     from .work import Failure
 
@@ -60,6 +61,7 @@ class Settings:
     store: str = ""  # the shared store that was named; empty: that of recipe.toml
     where: Mapping[str, str] = field(default_factory=dict)  # filters of what is rented, beside those of the driver's settings
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
+    upload: str = ""  # an address, s3:// gs:// hf://, that the results are uploaded to
 
 
 class Overview(NamedTuple):
@@ -95,13 +97,14 @@ class Summary(NamedTuple):
 
 
 class Listener(Protocol):
-    """Hears a run from beginning to end.  `tick` comes about ten times a second while the run waits."""
+    """Hears a run from beginning to end.  `tick` comes about ten times a second while the run waits; `page` draws the run for a browser."""
 
     def begin(self, overview: Overview) -> None: ...
     def events(self, batch: Sequence[Event]) -> None: ...
     def tick(self) -> None: ...
     def say(self, text: str) -> None: ...
     def end(self, summary: Summary) -> None: ...
+    def page(self, ws: Workspace, run: str) -> str: ...
 
 
 class Since(NamedTuple):

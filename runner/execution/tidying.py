@@ -53,7 +53,7 @@ class Tidying:
 
     def tidy(self, running: Running, spec: StepSpec, *, success: bool) -> None:
         """Keep the directory of a failed attempt and its states; delete the rest once the trace is stored."""
-        for name, _path, pattern, _every, keep in spec.state:
+        for name, _path, pattern, _every, keep, _shared in spec.state:
             if running.state is not None:
                 from ..storage import checkpoints
 

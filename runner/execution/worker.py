@@ -26,7 +26,7 @@ from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
-from . import loop
+from . import loop, uploading
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, fits, sent
@@ -59,7 +59,7 @@ def work(
     _total, fresh = sizes(found)
     commits: GroupCommit | None = None
 
-    async def carried_out() -> tuple[Report, bool]:
+    async def carried_out() -> tuple[Work, Report]:
         nonlocal commits
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
@@ -89,12 +89,14 @@ def work(
             point_latest(ws, found)
         if report.state == "COMPLETED":
             deliver(ws, begins.id, begins.fence, working.plan, working.made)
-        return report, working.control.interrupts > 0 or report.left
+        return working, report
 
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
     try:
-        report, interrupted = asyncio.run(carried_out())
+        working, report = asyncio.run(carried_out())
+        if settings.upload and report.state == "COMPLETED":
+            uploading.upload(ws, working.plan, working.made, settings.upload, listener, claimed.id)
     except BaseException as error:
         _failed(commits, error)
         if ours := _in_our_words(error, ws, settings):
@@ -105,6 +107,7 @@ def work(
         if commits is not None:
             commits.keys.close()
     assert commits is not None
+    interrupted = working.control.interrupts > 0 or report.left
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
     if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
         return None

@@ -24,6 +24,7 @@ from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, 
 if TYPE_CHECKING:
     from runner.execution.terms import Listener, Overview, Summary
     from runner.storage.runs import Event
+    from runner.storage.workspace import Workspace
 
     from ..execution.work import Failure
 
@@ -52,7 +53,16 @@ def for_stream(stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbos
     return Live(stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR"))
 
 
-class Plain:
+class _Page:
+    """What every listener here draws of a run."""
+
+    def page(self, ws: Workspace, run: str) -> str:
+        from .page import of_run
+
+        return of_run(ws, run)
+
+
+class Plain(_Page):
     """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
 
     def __init__(self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic) -> None:
@@ -85,7 +95,7 @@ class Plain:
         self._err.write("".join(f"{text}\n" for text, _ in told))
 
 
-class JsonLines:
+class JsonLines(_Page):
     """Every move as one JSON object a line."""
 
     def __init__(self, out: TextIO) -> None:
@@ -156,7 +166,7 @@ class JsonLines:
             return self._encode(_finite(object))
 
 
-class Live:
+class Live(_Page):
     """A display that is redrawn in place: one bar over all steps, a line for each running one; what ended scrolls above it.
 
     Each write leaves the terminal as a shell expects it (cursor shown, below the display, lines wrap): whenever we die, nothing has to be put right.

@@ -496,6 +496,7 @@ class _Reader:
             checkpoint=raw.get("checkpoint"),
             every=self._unit(units.duration, raw, "every", path),
             keep=None if keep is None else int(keep),
+            shared="to" in raw,
         )
 
     def _metrics(self, raw: Any, path: Where) -> Metrics:

@@ -62,6 +62,7 @@ class State:
     checkpoint: str | None = None
     every: float | None = None  # seconds
     keep: int | None = None
+    shared: bool = False  # to: store
 
 
 @dataclass(frozen=True, slots=True)

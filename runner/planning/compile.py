@@ -376,7 +376,7 @@ class _Compiler:
                 matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
             ),
             sync=[SyncSpec(output.name, output.sync) for output in step.outputs if output.sync is not None] or _NONE,
-            state=[StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep) for s in step.state] or _NONE,
+            state=[StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared) for s in step.state] or _NONE,
             continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or NOTHING,
             retries=step.retries,
             preemptions=step.preemptions,

@@ -86,6 +86,7 @@ class StateSpec(NamedTuple):
     checkpoint: str | None  # the glob of one checkpoint below the path
     every: float | None  # seconds between downloads of new checkpoints from another host
     keep: int | None  # how many checkpoints are kept
+    shared: bool = False  # whether they go to the shared store, too
 
 
 class SyncSpec(NamedTuple):

@@ -53,8 +53,8 @@ class Disk(Protocol):
 class RemoteCache:
     """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
 
-    def __init__(self, ws: Disk, remote: Remote, name: str, *, push: bool, asked: bool) -> None:
-        self.remote, self.name, self.pushes = remote, name, push
+    def __init__(self, ws: Disk, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool = False) -> None:
+        self.remote, self.name, self.pushes, self.checkpoints = remote, name, push, checkpoints
         self.notices: list[str] = []
         self.found: set[str] = set()  # keys whose trace came from there
         self._ws = ws

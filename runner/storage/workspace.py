@@ -30,15 +30,30 @@ NONE: Final = "none"
 """The name that stands for no store."""
 
 
-def local_folder(text: str | Path) -> Path:
-    """A folder to publish into, as the caller names it.  Raises Invalid for an address: what is on another machine is not published into."""
-    scheme = _SCHEME.match(str(text))
-    if scheme is None:
+def results_place(text: str | Path) -> Path | str:
+    """Where results go, as the caller names it: a folder, or the address that they are uploaded to.  Raises Invalid for any other address."""
+    if (scheme := _SCHEME.match(str(text))) is None:
         return Path(text)
     address = str(text) if "://" in str(text) else str(text).replace(":/", "://", 1)
-    upload = f"run without it, then type `recipe push --store {address}` (or name the store in recipe.toml: [stores.team])"
-    fix = upload if scheme[1] in ("s3", "gs") else "name a folder"
-    raise Invalid([Problem("bad-input", f"--out {address} is an address: outputs are published into a folder of this machine", None, fix)])
+    if scheme[1] not in ("s3", "gs", "hf"):
+        raise Invalid([Problem("bad-input", f"--out {address}: nothing can be uploaded there", None, "known: s3://, gs://, hf://ORG/NAME, a folder")])
+    if scheme[1] == "hf":
+        from . import hub
+
+        hub.named(address)
+    else:
+        from . import buckets
+
+        buckets.open(address, root=Path())
+    return address.rstrip("/")
+
+
+def local_folder(text: str | Path) -> Path:
+    """A folder of this machine, as the caller names it.  Raises Invalid for an address."""
+    place = results_place(text)
+    if isinstance(place, str):
+        raise Invalid([Problem("bad-input", f"--out {place} is an address: name a folder of this machine", None, "name a folder")])
+    return place
 
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
@@ -105,7 +120,8 @@ class Workspace:
 
         where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
         remote = Remote(buckets.open(settings.url, root=self.own, anonymous=settings.anonymous, **where))
-        self.remote_cache = RemoteCache(self, remote, settings.name, push=settings.push if push is None else push, asked=name is not None)
+        push = settings.push if push is None else push
+        self.remote_cache = RemoteCache(self, remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints)
         return self.remote_cache
 
     @cached_property

@@ -173,13 +173,25 @@ def out_folder(text: str) -> Path:
     return local_folder(text)
 
 
+def results_place(text: str) -> Path | str:
+    """The value of --out where it may be an address, which is text.  Raises Invalid."""
+    from ...storage import workspace
+
+    return workspace.results_place(text)
+
+
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The words that say what to run."""
     parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     add_values(parser)
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="publish the recipe's outputs below DIR")
+    parser.add_argument(
+        "--out",
+        type=results_place,
+        metavar="PLACE",
+        help="publish the recipe's outputs below this folder; or upload them to s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://ORG/NAME, too",
+    )
     parser.add_argument(
         "--python",
         default="",
@@ -271,7 +283,7 @@ def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[
 
 def published_below(args: argparse.Namespace) -> Path | None:
     """The value of --out, from the workspace."""
-    return None if args.out is None else Path(args.standing.typed(str(args.out)))
+    return Path(args.standing.typed(str(args.out))) if isinstance(args.out, Path) else None
 
 
 def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -88,13 +88,9 @@ def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
 
 def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
     """Write the report as a page.  Raises CannotRun where it cannot be written."""
-    from ...survey import run_story
-    from ..page import render
+    from ..page import of_run
 
-    told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
-    given = " ".join([*([f"--preset {told['preset']}"] if told["preset"] else []), *(f"{name}={value}" for name, value in told["given"].items())])
-    label = " ".join(filter(None, [told["name"], *(f"#{tag}" for tag in told["tags"])]))
-    text = render(run_story.tell(ws, row), state=told["state"], label=label, given=given)
+    text = of_run(ws, row.id, overview(ws, row, ws.store.runs.tallies([row.id])[row.id])["state"])
     if output == "-":
         sys.stdout.write(text)
         return 0

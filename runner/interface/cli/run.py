@@ -113,6 +113,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.store or "",
         filters(args.where),
         args.python if args.python != "current" else "",
+        args.out if isinstance(args.out, str) else "",
     )
 
 
@@ -178,6 +179,8 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
         _print_findings(verdict, found, args)
         print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
+        if isinstance(args.out, str):
+            print(f"results go to {shown(args.out)}")
 
 
 def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:

@@ -11,11 +11,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 from ...paths import VERSION
 from ...planning.ids import bare, readable
-from ...survey import comparison
+from ...storage.workspace import Workspace
+from ...survey import comparison, run_story
 from ...survey.comparison import Cell, Comparison, numeric
 from ...survey.run_story import IMAGES, Instance, Story
 from .. import drawing
@@ -45,6 +46,17 @@ def log_lines(data: bytes, most: int = _LINES) -> str:
     """The last lines of a log; of a line that was written over what stood there last."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").rstrip().split("\n")]
     return visible("\n".join(line[:2000] for line in lines[-most:]))
+
+
+def of_run(ws: Workspace, run: str, state: str = "COMPLETED") -> str:
+    """The file of a run, in `state` as people see it."""
+    row = ws.store.runs.get(run)
+    data: Mapping[str, Any] = row.data
+    asked: Mapping[str, Any] = data.get("asked") or {}
+    words = [f"--preset {asked['preset']}"] if asked.get("preset") else []
+    words += [f"{name}={value}" for name, value in (asked.get("inputs") or {}).items()]
+    label = " ".join(filter(None, [str(data.get("name") or ""), *(f"#{tag}" for tag in data.get("tags") or ())]))
+    return render(run_story.tell(ws, row), state=state, label=label, given=" ".join(words))
 
 
 def render(story: Story, *, state: str, label: str, given: str) -> str:

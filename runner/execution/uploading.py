@@ -1,0 +1,162 @@
+"""Put the results of a run where `--out s3://…` says, before the run counts as completed; a run that changes nothing there asks nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..digest import of_value
+from ..errors import Infrastructure, RecipeError
+from ..language.units import about
+from ..planning.judge import Made
+from ..planning.plan import Plan
+from ..planning.step import TEMPORARY
+from ..retry import backoff, retry
+from ..storage import buckets, results_folder
+from ..storage.bucket import Unreachable
+from ..storage.files import Content, Entry
+from ..storage.objects import delete
+from ..storage.results_folder import File
+from ..storage.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..storage.bucket import Bucket
+    from ..survey.survey import Survey
+    from .terms import Listener
+
+HUB: Final = "hf://"
+TRIES: Final = 3
+"""Times that an upload is begun; each goes on with what is missing."""
+PAUSE: Final = 5.0
+"""Seconds before the next."""
+SPOKEN: Final = 10.0
+"""Seconds between two words about a long upload."""
+LATEST: Final = "latest.json"
+"""Beside the folders of a recipe: which of them was uploaded last."""
+
+
+def check(ws: Workspace, plan: Plan, address: str) -> None:
+    """Refuse a place that cannot be used, before anything runs.  Raises Invalid, Infrastructure."""
+    if address.startswith(HUB):
+        from ..storage import hub
+
+        hub.check(address, ws.environ)
+    else:
+        bucket = _bucket(ws, f"{address}/{plan.recipe}")
+        bucket.load()
+        bucket.check(LATEST)
+
+
+def upload(ws: Workspace, plan: Plan, made: Mapping[int, Made], address: str, listener: Listener, run: str = "") -> None:
+    """Upload the results of a plan, and the logs and the report of `run`, if one made them.
+
+    Raises Infrastructure where they cannot be had or are not taken.
+    """
+    kept = {(n, output.name) for n, node in enumerate(plan.nodes) for output in node.outputs if not output.flags & TEMPORARY}
+    found = [
+        (name or path, path, content)
+        for n, output, path, name in plan.publish
+        if n in made and (n, output) in kept and (content := made[n].outputs.get(output))
+    ]
+    identity = of_value("results", [address, plan.recipe, plan.digest, found])
+    note = ws.home / "uploaded" / of_value("results", [address, plan.recipe, plan.digest])
+    if _read(note) == identity:
+        return
+    facts = {"run": run, "recipe": plan.recipe, "plan": plan.digest, "inputs": plan.inputs, "outputs": {name: path for name, path, _ in found}}
+    beside = ws.home / "partial" / f"results-{os.getpid()}"
+    try:
+        files = [file for _, path, content in found for file in results_folder.lying(path, *_lying(ws, path, Content(content)))]
+        if run:
+            files += _story(ws, run, beside, listener)
+        place = f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
+        size = sum(file.size for file in files)
+        listener.say(f"uploading results to {place}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(size)}")
+        began = time.monotonic()
+        sent = _tried(lambda: _put(ws, plan, address, files, facts, beside, _teller(size, listener)), listener)
+        listener.say(f"results are at {place}: {about(sent)} sent in {time.monotonic() - began:.1f} s")
+    finally:
+        delete(beside)
+    ws.write(note, identity.encode())
+
+
+def maker(ws: Workspace, found: Survey) -> str:
+    """The last run here that made something of what is fresh; empty where none did."""
+    traces = ws.store.index.traces([verdict.key for verdict in found.verdicts if verdict.key is not None])
+    runs = {row.id for row in ws.store.runs.latest(recipe=found.plan.recipe, last=1000)}
+    return max((trace.run for trace in traces.values() if trace.run in runs), default="")
+
+
+def _put(
+    ws: Workspace, plan: Plan, address: str, files: list[File], facts: Mapping[str, object], beside: Path, progress: Callable[[int], object]
+) -> int:
+    if address.startswith(HUB):
+        from ..storage import hub
+
+        return hub.upload(address, files, facts, ws.environ, beside)
+    folder = plan.digest[:12]
+    sent = results_folder.upload(_bucket(ws, f"{address}/{plan.recipe}/{folder}"), files, facts, progress)
+    results_folder.point(_bucket(ws, f"{address}/{plan.recipe}"), LATEST, folder, facts)
+    return sent
+
+
+def _bucket(ws: Workspace, address: str) -> Bucket:
+    """The folder of an address, asked as the settings say of a store in its bucket."""
+    store = ws.config.store_of(address)
+    if store is None:
+        return buckets.open(address, root=ws.root)
+    where = {"endpoint": store.endpoint, "region": store.region, "profile": store.profile, "owner": store.owner}
+    return buckets.open(address, root=ws.root, anonymous=store.anonymous, **where)
+
+
+def _lying(ws: Workspace, path: str, content: Content) -> tuple[Path, Content, Callable[[], list[Entry]]]:
+    """Where an output lies here; one that only a shared store has is fetched.  Raises Infrastructure."""
+    cache = ws.remote_cache
+    if not ws.objects.intact(content) and (cache is None or cache.bring([content])):
+        raise Infrastructure(f"{path} is not stored here any more and cannot be uploaded", fix="run again with -B, which makes it anew")
+    return ws.objects.path(content), content, lambda: ws.objects.entries(content)
+
+
+def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:
+    """The logs of a run, and its report as a page."""
+    beside.mkdir(parents=True, exist_ok=True)
+    page = beside / "report.html"
+    page.write_text(listener.page(ws, run), "utf-8")
+    logs = sorted((ws.home / "runs" / run).glob("*.log"))
+    return [results_folder.of_path("report.html", page), *(results_folder.of_path(f"logs/{log.name}", log) for log in logs)]
+
+
+def _tried(do: Callable[[], int], listener: Listener) -> int:
+    def told(error: Exception) -> None:
+        listener.say(f"the upload was cut off, and goes on in {PAUSE:g} s: {error}")
+
+    try:
+        return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), told=told)
+    except RecipeError as error:
+        raise Infrastructure(f"the results were not uploaded: {error}", fix=f"{error.fix}; then run again: only the upload is left") from error
+
+
+def _teller(size: int, listener: Listener) -> Callable[[int], None]:
+    """Says now and then how far an upload of `size` bytes is."""
+    began = spoken = time.monotonic()
+    done = 0
+
+    def progress(more: int) -> None:
+        nonlocal done, spoken
+        done += more
+        now = time.monotonic()
+        if now - spoken > SPOKEN:
+            spoken = now
+            left = (size - done) * (now - began) / max(done, 1)
+            listener.say(f"uploaded {about(done)} of {about(size)}, {about(int(done / (now - began)))}/s, about {left:.0f} s left")
+
+    return progress
+
+
+def _read(note: Path) -> str:
+    try:
+        return note.read_text()
+    except FileNotFoundError:
+        return ""
