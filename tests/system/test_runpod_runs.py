@@ -17,6 +17,7 @@ import pytest
 from drivers import web
 from drivers.base import Denied, DriverError, Lease, NoCapacity, Order, Rejected, Throttled, Unreachable, Unsure, Wish
 from drivers.runpod import Runpod
+from runner.execution.terms import Settings
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, ours, rents, same_as_here
 from tests.support import Space
@@ -41,19 +42,6 @@ def test_a_run_at_runpod_makes_what_a_run_here_makes(space: Space, real: Provide
     rents(space, real, monkeypatch, "runpod")
     same_as_here(space, "runpod")
     assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 3
-    assert space.command("run", "--driver", "runpod")[0] == 0 and ours(real).count("created") == 1, "a run with nothing to do rents nothing"
-
-
-def test_a_step_gets_its_env_and_the_callers_variables_in_the_pod(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    rents(space, real, monkeypatch, "runpod")
-    monkeypatch.setenv("JOB_ID", "job-7")
-    space.recipe(
-        "steps:\n  s: {run: 'echo $JOB_ID $METRICS_API_URL > o', env: {METRICS_API_URL: 'http://m/'}, pass_env: [JOB_ID],"
-        " resources: {gpus: 1}, outputs: {o: o}}\n"
-    )
-    code, _, said = space.command("run", "--driver", "runpod")
-    assert code == 0 and space.read("o") == "job-7 http://m/\n", said
-    assert not alive(real)
 
 
 def test_a_pod_whose_key_may_not_delete_it_stops_itself_at_its_time(tmp_path: Path, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,33 +69,28 @@ def refused(space: Space, *words: str) -> tuple[int, str]:
     return code, said
 
 
-def test_without_a_key_the_variable_is_named(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    rents(space, market, monkeypatch, "runpod")
-    monkeypatch.delenv("RUNPOD_API_KEY")
-    code, said = refused(space, "run", "--driver", "runpod")
-    assert code == 5 and "no key for RunPod in RUNPOD_API_KEY" in said and ours(market) == []
+def test_without_a_key_the_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    with pytest.raises(Denied, match="no key for RunPod in RUNPOD_API_KEY; make one at https://"):
+        asyncio.run(Runpod(api="http://x", installation=str(tmp_path / "installation")).offers(Wish()))
 
 
 def test_an_account_that_cannot_pay_for_an_hour_rents_nothing(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     rents(space, market, monkeypatch, "runpod")
-    code, said = refused(space, "run", "--driver", "runpod")
-    assert code == 5 and "Your balance must cover at least one hour of this pod. See https://console.runpod.io/user/billing" in said
-    assert ours(market) == []
+    space.recipe(RECIPE)
+    space.attempt(settings=Settings(driver="runpod"))
+    assert space.summary is not None
+    [failed] = space.summary.failed
+    words = "Your balance must cover at least one hour of this pod. See https://console.runpod.io/user/billing"
+    assert failed.unplaced and words in failed.reason and ours(market) == []
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("regions=EU-RO-2", ('RunPod has no data center "EU-RO-2", did you mean "EU-RO-1"?',)),
-        ("gpu=RTX 4091", ("another GPU", 'did you mean "rtx 4090"?', "recipe offers --driver runpod")),
-    ],
-)
-def test_what_runpod_does_not_have_is_refused_with_what_was_meant(
-    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch, where: str, words: tuple[str, ...]
+def test_a_data_center_that_runpod_does_not_have_is_refused_with_the_one_that_was_meant(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rents(space, market, monkeypatch, "runpod")
-    code, said = refused(space, "run", "--driver", "runpod", "--where", where)
-    assert code == 5 and all(word in said for word in words) and ours(market) == [], said
+    rents(space, market, monkeypatch, "runpod", regions="EU-RO-2")
+    code, said = refused(space, "run", "--driver", "runpod")
+    assert code == 5 and 'RunPod has no data center "EU-RO-2", did you mean "EU-RO-1"?' in said and ours(market) == []
 
 
 def test_offers_and_doctor_show_the_market_and_who_ends_a_pod(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from runner.errors import Invalid
+from runner.execution.terms import Settings
+from runner.interface.cli.costs import of_run
 from tests.cloud import cloud, provider
 from tests.support import Space
 
+RENTED = Settings(driver="loopback")
 RECIPE = "limits: {cost: 2 USD}\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
 HOOK = """import json, pathlib, sys
 asked = json.loads(sys.stdin.readline())
@@ -40,13 +44,14 @@ def here(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_reserved_once_and_charged_what_it_cost(space: Space) -> None:
     hooked(space)
-    code, _, said = space.command("run", "--driver", "loopback")
-    assert code == 0, said
+    space.run(settings=RENTED)
     first, last = asked(space)
-    cost = json.loads(space.command("report", "--cost", "--json")[1])
+    assert space.summary is not None
+    cost = of_run(space.summary.run)
     assert (first["do"], first["usd"], first["driver"]) == ("reserve", 2.0, "loopback")
-    assert last == {**first, "do": "charge", "usd": cost["usd"], "leases": last["leases"]} and cost["usd"] > 0
-    assert space.command("run", "--driver", "loopback")[0] == 0 and len(asked(space)) == 2, "a run with nothing to do asks nobody"
+    assert last == {**first, "do": "charge", "usd": cost.usd, "leases": last["leases"]} and cost.usd > 0
+    space.run(settings=RENTED)
+    assert len(asked(space)) == 2, "a run with nothing to do asks nobody"
 
 
 def test_a_program_that_refuses_rents_nothing(space: Space) -> None:
@@ -58,13 +63,15 @@ def test_a_program_that_refuses_rents_nothing(space: Space) -> None:
 
 def test_what_was_reserved_is_given_back_where_no_machine_comes_up(space: Space) -> None:
     hooked(space, faults={"no_capacity": 9})
-    code, _, _said = space.command("run", "--driver", "loopback")
-    assert code == 5 and [each["do"] for each in asked(space)] == ["reserve", "refund"]
+    space.attempt(settings=RENTED)
+    assert space.summary is not None and space.summary.failed[0].unplaced
+    assert [each["do"] for each in asked(space)] == ["reserve", "refund"]
 
 
 def test_a_program_that_is_not_there_is_named(space: Space) -> None:
     cloud(space)
     space.write("recipe.toml", (space.root / "recipe.toml").read_text() + '[hooks]\nspend = ["./points"]\n')
     space.recipe(RECIPE)
-    code, _, said = space.command("run", "--driver", "loopback")
-    assert code == 3 and "./points cannot be run: No such file" in said and provider(space) == []
+    with pytest.raises(Invalid, match=r"\./points cannot be run: No such file"):
+        space.run(settings=RENTED)
+    assert provider(space) == []

@@ -83,7 +83,7 @@ class Model(Vastai):
     """The driver, whose machines let in as soon as the provider says that they run."""
 
     def __init__(self, wire: ModelWire, installation: str) -> None:
-        super().__init__(installation=installation, settles=SETTLES + 1)
+        super().__init__(installation=installation, settles=SETTLES + 1, poll=15.0)
         self._wire = wire
 
     async def hosts(self, lease: Lease) -> Any:
@@ -108,6 +108,7 @@ class Schedule:
         self.theirs = self._foreign()
         self.ledger = Ledger.open(Path("/nowhere"), read_only=True)  # in memory
         self.wire, self.leases, self.installation = wire, leases, installation
+        self.runs: dict[str, str] = {}  # of each lease
         self.wrong: list[str] = []
 
     def _foreign(self) -> list[tuple[str, str, float | None]]:
@@ -115,16 +116,19 @@ class Schedule:
 
     def look(self) -> None:
         """What has to be true at any time."""
-        rows = {row.key: row for row in self.ledger.since(0)}
+        states = self.ledger.states("vastai")
+        if states.keys() - self.runs.keys():
+            self.runs = {row.key: row.run for row in self.ledger.since(0)}
         living: dict[str, int] = {}
         for machine in self.world.alive():
             if machine.by == FOREIGN:
                 continue
-            row = rows.get(machine.mark.rpartition("-")[2])
-            if row is None or row.state == "GONE":
-                self.wrong.append(f"{machine.mark} is alive and {'unknown' if row is None else 'GONE'}")
-            elif row.state != "RELEASING":
-                living[row.run] = living.get(row.run, 0) + 1
+            key = machine.mark.rpartition("-")[2]
+            state = states.get(key)
+            if state is None or state == "GONE":
+                self.wrong.append(f"{machine.mark} is alive and {state or 'unknown'}")
+            elif state != "RELEASING":
+                living[self.runs[key]] = living.get(self.runs[key], 0) + 1
         self.wrong += [f"{run} has {count} machines" for run, count in living.items() if count > 1]
         if self._foreign() != self.theirs:
             self.wrong.append("a machine of others was touched")
