@@ -19,6 +19,8 @@ Format = Literal["text", "json", "github", "sarif"]
 _TAB = 4
 _ENDLESS = re.compile(r"\S{200,}")  # no word that people read: it is cut
 _LONGEST = 1000  # characters of a message or a fix
+_SHOWN = 30
+"""Problems that are shown to a person: errors first.  Programs get all."""
 _WIDEST = 160  # columns of a source line that are shown
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 
@@ -35,7 +37,9 @@ def render(problems: Iterable[Problem], format: Format, color: bool = False, *, 
     if not ordered:
         return ""
     count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
-    return "".join(_paragraph(problem, color) for problem in ordered) + count + "\n"
+    shown = sorted(sorted(ordered, key=lambda problem: problem.severity != "error")[:_SHOWN], key=_place)
+    more = f"… and {len(ordered) - _SHOWN} more; `recipe validate --format json` lists all\n" if len(ordered) > _SHOWN else ""
+    return "".join(_paragraph(problem, color) for problem in shown) + more + count + "\n"
 
 
 def _place(problem: Problem) -> tuple[str, int, int]:

@@ -188,6 +188,7 @@ def test_what_the_table_says_of_flux_is_counted(precision: str, stored: str, bat
     assert not said.source and gb(flux_of(peak, stored, batch)[0]) == pytest.approx(said.gb, rel=0.01)
 
 
+@pytest.mark.proof
 def test_what_the_table_says_of_sdxl_is_counted(peak: Peak) -> None:
     said = row("sdxl", "fp16", 4)
     size, adapter = peak("sdxl", "same", 4)

@@ -104,3 +104,27 @@ def test_a_store_that_is_only_read_gets_no_checkpoint_and_the_run_says_so(tmp_pa
 def test_without_a_shared_store_it_runs_and_says_that_checkpoints_stay_here(tmp_path: Path) -> None:
     code, _, err = Machine(tmp_path / "a", "", "").command("run")
     assert code == 0 and "no shared store is named" in err
+
+
+@pytest.mark.proof
+def test_a_training_of_the_library_resumed_elsewhere_ends_in_the_same_bits(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in moto.environ.items():
+        monkeypatch.setenv(name, value)
+    bucket = moto.bucket()
+    run = [*RECIPE, "run", "sft", "--preset", "smoke", "--python", "current"]
+
+    def made(root: Path, *, shared: bool = True, until_saved: bool = False) -> dict[str, bytes]:
+        root.mkdir()
+        store = f'store = "team"\n[stores.team]\nurl = "s3://{bucket}/team"\nendpoint = "{moto.endpoint}"\npush = true\ncheckpoints = true\n'
+        (root / "recipe.toml").write_text(store if shared else "")
+        with (root / "said").open("w") as said, subprocess.Popen(run, cwd=root, start_new_session=True, stderr=said) as process:
+            if until_saved:
+                until(lambda: bool(moto.s3.list_objects_v2(Bucket=bucket, Prefix="team/states/").get("Contents", ())), seconds=120)
+                process.kill()
+                subprocess.run([*RECIPE, "cancel", "last"], cwd=root, check=True)
+        return {path.name: path.read_bytes() for path in root.glob("out/sft@1/*/model/*.safetensors")}
+
+    assert not made(tmp_path / "lost", until_saved=True)
+    other = made(tmp_path / "other")
+    assert "fetched from the store team" in (tmp_path / "other/said").read_text()
+    assert other and other == made(tmp_path / "alone", shared=False)

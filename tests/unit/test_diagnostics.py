@@ -45,6 +45,15 @@ def test_problems_are_in_the_order_of_their_places_and_counted() -> None:
     assert shown.endswith("1 error, 3 warnings\n")
 
 
+def test_of_a_thousand_problems_people_see_thirty_errors_first_and_programs_all() -> None:
+    many = [Problem("w", f"warning {n}", Location("r.yaml", n, 1, 1, "x"), severity="warning") for n in range(1, 501)]
+    many += [Problem("e", f"error {n}", Location("r.yaml", n, 1, 1, "x")) for n in range(501, 1001)]
+    text = render(many, "text")
+    assert text.count("r.yaml:") == 30 and "warning 1\n" not in text
+    assert text.endswith("… and 970 more; `recipe validate --format json` lists all\n500 errors, 500 warnings\n")
+    assert len(json.loads(render(many, "json"))) == 1000
+
+
 def test_nothing_wrong_is_silence() -> None:
     assert render([], "text") == render([], "github") == ""
     assert json.loads(render([], "json")) == []
