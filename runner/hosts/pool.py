@@ -308,6 +308,7 @@ class HostPool:
         """
         tried: list[str] = []
         asked: set[str] = set()
+        last = ""
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
             offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
@@ -321,10 +322,12 @@ class HostPool:
             if found := await self._take(offer, 1, need, ready=ready):
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
                 return found[0]
-            if (row := self._of().ledger.of_run(self.run)[-1]).lease:
-                tried.append(f"{offer.id}: {row.reason}")
+            row = self._of().ledger.of_run(self.run)[-1]
+            last = row.reason
+            if row.lease:
+                tried.append(f"{offer.id}: {last}")
         why = f"{self.name} has no machine left that does for it" if len(tried) < BOOTS else f"{len(tried)} machines of {self.name} failed to come up"
-        self.refuse(need, "; ".join([why, *tried]))
+        self.refuse(need, "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]))
         return None
 
     def refuse(self, need: Need, why: str) -> None:

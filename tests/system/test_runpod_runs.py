@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from drivers import web
@@ -21,6 +22,7 @@ from runner.execution.terms import Settings
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, ours, rents, same_as_here
 from tests.support import Space
+from tests.tools import published_schemas
 
 RECIPE = "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
 
@@ -175,6 +177,17 @@ def test_a_pod_is_ordered_with_our_key_alone_and_the_keys_of_the_account_are_nev
     assert (request.method, request.url.path) == ("POST", "/v2/pods") and body["ports"] == ["22/tcp"] and "startSsh" not in body
     assert body["env"].keys() == {"PUBLIC_KEY"} and body["env"]["PUBLIC_KEY"] in script and body["name"].startswith("recipe-")
     assert "Bearer k" not in request.content.decode() + script, "the key of the account is not sent to the pod"
+
+
+def test_an_order_has_the_form_of_the_providers_document(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    document = json.loads((published_schemas() / "runpod_v2_openapi_2026-08-20.json").read_text("utf-8"))
+    schema = {"$ref": "#/components/schemas/CreatePodRequest", "components": document["components"]}
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        jsonschema.validate(json.loads(request.content), schema, jsonschema.Draft202012Validator)
+        return httpx.Response(201, json=POD)
+
+    assert answer(monkeypatch, reply, order, tmp_path).id == "p1"
 
 
 def test_the_pages_of_a_listing_are_followed_and_a_proxy_is_no_way_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
