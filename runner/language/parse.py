@@ -328,7 +328,7 @@ class _Reader:
             return None
         lock = raw.get("lock", "")
         name = lock.rpartition("/")[2]
-        if (fix := next((fix for pattern, fix in _OTHER_LOCKS if re.fullmatch(pattern, name)), None)) is not None:
+        if (fix := other_lock(name)) is not None:
             self._problem("unknown-lock", f"{name} cannot be installed here", (*path, "lock"), fix)
         return Python(lock, raw.get("version", ""))
 
@@ -547,3 +547,8 @@ def _a(kind: str) -> str:
 
 def _limited(word: str) -> str:
     return "number" if word in _NUMBERS else "string" if word in _TEXTS else "choice"
+
+
+def other_lock(name: str) -> str | None:
+    """What to do instead with a file of packages of this name, when it is of a kind that is not installed here."""
+    return next((fix for pattern, fix in _OTHER_LOCKS if re.fullmatch(pattern, name)), None)

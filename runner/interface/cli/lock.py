@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from ...errors import CannotRun, NotFound
+from ...language.parse import other_lock
 from ...survey import locks
 
 _NAMES = ("requirements.in", "requirements.txt", "pyproject.toml")
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     path = here / Path(names[0]).expanduser()
     if not path.is_file():
         raise NotFound(f"there is no file {names[0]}", fix="name a requirements.txt or a pyproject.toml")
+    if (fix := other_lock(path.name)) is not None:
+        raise CannotRun(f"{names[0]} cannot be locked here", fix=fix)
     lock = locks.file_of(path)
     if lock == path:
         raise CannotRun(f"{names[0]} is a lock already", fix=f"write `python: {{lock: {names[0]}}}` in the recipe")

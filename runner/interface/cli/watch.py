@@ -1,0 +1,100 @@
+"""`recipe watch`: run a recipe, and again whenever something that it reads has changed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ...errors import Invalid, RecipeError
+from ...execution.session import look
+from ..diagnostics import render
+from . import run as running
+from .chosen import begun
+from .parser import request_of
+
+if TYPE_CHECKING:
+    from ...execution.terms import Choice
+    from ...survey.survey import Request
+
+_Seen: TypeAlias = "tuple[tuple[str, str | None], ...] | str"
+"""What a look found: each step's answer and key; or what is wrong with the recipe."""
+
+LEAST: Final = 0.5
+"""Seconds between two looks."""
+SHARE: Final = 10.0
+"""Times that a look may take before there is another: a large recipe is looked at less often."""
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    running.arguments(parser, "run")
+    parser.description = (
+        "Run what is not fresh, then look again and again, and run when a file, the code, the recipe or an input has changed. A step that failed "
+        "runs again when something that it reads is another. Ctrl-C ends it."
+    )
+    parser.epilog = "examples:\n  recipe watch\n  recipe watch train --preset smoke"
+
+
+def run(args: argparse.Namespace) -> int:
+    request, choice = request_of(args), running.choice_of(args)
+    try:
+        while True:
+            before = _seen(args, request, choice)[0]
+            if _once(args, request, choice) == 130:
+                return 130
+            seen = _seen(args, request, choice)[0]
+            if _edited(before, seen):
+                continue
+            if not args.quiet:
+                print("recipe: watching; Ctrl-C ends", file=sys.stderr, flush=True)
+            _changed(args, request, choice, seen)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
+    try:
+        with begun(args.workspace, request) as ws:
+            ws.share(args.store)
+            return running.carried_out(ws, request, choice, running.settings_of(args), args)
+    except RecipeError as error:
+        _told(error)
+        return error.exit_code
+
+
+def _edited(before: _Seen, after: _Seen) -> bool:
+    """Whether something that a step reads was changed while the run went on: a key that was known is another."""
+    if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
+        return before != after
+    return any(old is not None and new is not None and old != new for (_, old), (_, new) in zip(before, after, strict=True))
+
+
+def _changed(args: argparse.Namespace, request: Request, choice: Choice, before: _Seen) -> None:
+    """Wait until a look finds something else than `before`, and then until two looks find the same: an editor may still be writing."""
+    found, seconds = before, 0.0
+    while found == before:
+        time.sleep(max(LEAST, SHARE * seconds))
+        found, seconds = _seen(args, request, choice)
+    while (again := _seen(args, request, choice)[0]) != found:
+        found = again
+        time.sleep(LEAST / 5)
+
+
+def _seen(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
+    """What a look finds, and how many seconds it took."""
+    began = time.monotonic()
+    try:
+        with begun(args.workspace, request) as ws:
+            ws.share(args.store)
+            found: _Seen = tuple((verdict.answer, verdict.key) for verdict in look(ws, request, choice).verdicts)
+    except RecipeError as error:
+        found = str(error)
+    return found, time.monotonic() - began
+
+
+def _told(error: RecipeError) -> None:
+    if isinstance(error, Invalid):
+        print(render(error.problems, "text", sys.stderr.isatty()), end="", file=sys.stderr)
+    else:
+        print(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr)

@@ -1,0 +1,145 @@
+"""`recipe import` drafts a recipe of another tool's file that validates, runs, and is exact about what it depends on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import Space
+
+DVC = """\
+vars: [params.yaml]
+stages:
+  prepare:
+    cmd: python src/prepare.py raw.txt data/prepared ${prepare.least}
+    deps: [raw.txt, src/prepare.py]
+    params: [prepare.least]
+    outs: [data/prepared]
+  train:
+    cmd:
+      - python src/train.py data/prepared model.txt
+      - echo trained
+    deps: [data/prepared, src/train.py]
+    params:
+      - train
+      - other.json: [seed]
+    outs:
+      - model.txt: {persist: true}
+    metrics: [metrics.json: {cache: false}]
+  each:
+    foreach: [us, de]
+    do: {cmd: "cat model.txt > out/${item}.txt", deps: [model.txt], outs: ["out/${item}.txt"]}
+artifacts: {m: {path: model.txt}}
+"""
+PREPARE = """\
+import pathlib, sys
+text, out, least = sys.argv[1:]
+pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+pathlib.Path(out, "words").write_text(" ".join(word for word in open(text).read().split() if len(word) >= int(least)))
+"""
+TRAIN = """\
+import json, pathlib, sys, yaml
+data, out = sys.argv[1:]
+rate, seed = yaml.safe_load(open("params.yaml"))["train"]["lr"], json.load(open("other.json"))["seed"]
+pathlib.Path(out).write_text(f"{rate} {seed} " + pathlib.Path(data, "words").read_text())
+pathlib.Path("metrics.json").write_text('{"loss": 1}')
+"""
+
+
+@pytest.fixture
+def pipeline(space: Space) -> Space:
+    space.write("dvc.yaml", DVC)
+    space.write("params.yaml", "prepare: {least: 3}\ntrain: {lr: 0.1, epochs: 2}\nunused: 1\n")
+    space.write("other.json", '{"seed": 7, "else": 8}')
+    space.write("raw.txt", "a few words of text\n")
+    space.write("src/prepare.py", PREPARE)
+    space.write("src/train.py", TRAIN)
+    space.write("dvc.lock", "stages: {prepare: {outs: [{path: data/prepared, md5: 0.dir}]}}")
+    return space
+
+
+def test_a_pipeline_of_dvc_runs_as_a_recipe_and_its_parameters_are_inputs(pipeline: Space) -> None:
+    code, out, err = pipeline.command("import", "dvc.yaml", "mine")
+    assert (code, out) == (0, "mine.yaml\n") and "now: recipe plan ./mine.yaml" in err
+    assert "model.txt stays between runs (`persist`)" in err and "`artifacts` of dvc.yaml is not taken over" in err
+    pipeline.file = "mine.yaml"
+    assert sorted(pipeline.run()) == ["each[item=de]", "each[item=us]", "prepare", "train"]
+    assert pipeline.read("out/us.txt") == "0.1 7 few words text"
+    assert pipeline.run() == []
+    assert sorted(pipeline.run({"train_lr": 0.5})) == ["each[item=de]", "each[item=us]", "train"]
+    pipeline.write("params.yaml", "prepare: {least: 3}\ntrain: {lr: 0.1, epochs: 2}\nunused: 2\n")
+    assert pipeline.run({"train_lr": 0.5}) == []
+
+
+def test_a_pipeline_in_a_folder_runs_in_that_folder(space: Space) -> None:
+    space.write("recipe.toml", "")
+    space.write("a/b/in.txt", "x")
+    space.write("a/dvc.yaml", "stages: {s: {wdir: b, cmd: cat in.txt ../p.txt > out.txt, deps: [in.txt, ../p.txt], outs: [out.txt]}}\n")
+    space.write("a/p.txt", "y")
+    assert space.command("import", "a/dvc.yaml", "s")[:2] == (0, "a/s.yaml\n")
+    assert space.command("run", "./a/s.yaml")[0] == 0
+    assert space.read("a/b/out.txt") == "xy"
+
+
+def test_what_conda_reads_is_refused_by_lock_with_what_to_do(space: Space) -> None:
+    space.write("environment.yml", "dependencies: [pytorch]\n")
+    code, _, err = space.command("lock", "environment.yml")
+    assert code == 2 and "environment.yml cannot be locked here" in err and "requirements.txt" in err
+
+
+SKY: dict[str, Any] = {
+    "name": "Fine Tune",
+    "resources": {"accelerators": "A100-80GB:8", "cpus": "16+", "memory": "64+", "disk_size": 512, "use_spot": True, "infra": "gcp"},
+    "num_nodes": 2,
+    "workdir": ".",
+    "envs": {"MODEL": "tiny", "WHO": None},
+    "secrets": {"HF_TOKEN": None},
+    "file_mounts": {"/data/images": "s3://bucket/images", "/conf": "./conf"},
+    "setup": "pip install x\n",
+    "run": "cd x && torchrun --node_rank $SKYPILOT_NODE_RANK --nnodes ${SKYPILOT_NUM_NODES} train.py\necho $SKYPILOT_NODE_IPS\n",
+    "service": {"port": 1},
+}
+
+
+def test_a_task_of_skypilot_becomes_a_step_and_what_is_left_is_named(space: Space) -> None:
+    space.write("sky.yaml", json.dumps(SKY))
+    space.write("train.py", "")
+    space.write("conf/a", "")
+    code, out, err = space.command("import", "sky.yaml")
+    assert (code, out) == (0, "fine-tune.yaml\n")
+    value = yaml.safe_load(space.read("fine-tune.yaml"))
+    step = value["steps"]["fine_tune"]
+    assert step["resources"] == {"gpus": 8, "gpu": "A100", "gpu_memory": "80GB", "cpus": 16, "memory": "64GB", "disk": "512GB"}
+    assert step["nodes"] == 2 and step["code"] == ["train.py"] and step["deps"] == ["conf"] and step["pass_env"] == ["WHO"]
+    assert "--node_rank $NODE_RANK --nnodes ${NNODES}" in step["run"] and value["inputs"]["hf_token"] == {"type": "secret", "env": "HF_TOKEN"}
+    for words in (
+        "$SKYPILOT_NODE_IPS is not set",
+        '[drivers.NAME] market = "spot"',
+        "`resources.infra`",
+        "`service` of the task",
+        "`outputs`",
+        "s3://bucket/images",
+    ):
+        assert words in err and words in space.read("fine-tune.yaml")
+    assert space.command("validate", "fine-tune.yaml")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [("steps: {}", 3, "neither a dvc.yaml"), ("a: [", 3, "is no YAML"), ("- 1", 3, "neither a dvc.yaml"), (None, 3, "there is no file other.yaml")],
+)
+def test_what_is_neither_is_refused_and_nothing_is_written(space: Space, text: str | None, code: int, words: str) -> None:
+    if text is not None:
+        space.write("other.yaml", text)
+    before = sorted(path.name for path in space.root.iterdir())
+    assert (found := space.command("import", "other.yaml"))[0] == code and words in found[2]
+    assert sorted(path.name for path in space.root.iterdir()) == before
+
+
+def test_a_recipe_that_is_there_is_not_replaced(pipeline: Space) -> None:
+    pipeline.write("mine.yaml", "x")
+    code, _, err = pipeline.command("import", "dvc.yaml", "mine")
+    assert code == 3 and "is there already" in err and pipeline.read("mine.yaml") == "x"
