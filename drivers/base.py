@@ -15,6 +15,8 @@ Argv: TypeAlias = Sequence[str]
 
 ROOT = ".recipe-host"
 """Our folder on a machine, below the login's home, unless a setting says otherwise."""
+SAVES = 0.75
+"""Of `Ending.grace`, the part in which what runs may save and end; in the rest what it saved is brought home."""
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 
 
@@ -49,6 +51,7 @@ class Wish(NamedTuple):
     disk: int | None = None  # bytes that will be rented with the machine
     hours: float | None = None  # for how long it is wanted, as far as that is known
     filters: Mapping[str, str] = {}
+    together: Resources = Resources()  # what steps would use of each node at once, where they may run beside each other; None: all that it has
 
 
 class Traits(NamedTuple):
@@ -268,6 +271,18 @@ class Queueing(Driver, Protocol):
 
 
 @runtime_checkable
+class Working(Driver, Protocol):
+    """A driver that can carry out a run itself, on one of its machines."""
+
+    async def work(self, command: Argv, cwd: str, log: str) -> str:
+        """Run a command there for as long as it takes, and again after it was ended with its machine; answers what it is called there.
+
+        Paths are those of here: the disk has to be shared.  Raises DriverError.
+        """
+        ...
+
+
+@runtime_checkable
 class Describing(Driver, Protocol):
     """A driver of something that describes itself, such as a cluster."""
 
@@ -319,6 +334,16 @@ class Addressed(Host, Protocol):
 
 
 @runtime_checkable
+class Ending(Host, Protocol):
+    """A host whose time is limited."""
+
+    until: float
+    """Seconds since the epoch, by our clock, when all that runs there is killed; infinite where there is no limit."""
+    grace: float
+    """Seconds before that, from which on nothing new begins there and what runs is asked to save and to end."""
+
+
+@runtime_checkable
 class Named(Host, Protocol):
     """A host that is one of several of its lease."""
 
@@ -364,3 +389,7 @@ class Denied(DriverError):
 
 class Rejected(DriverError):
     """We asked for nonsense: a bug, or a wrong recipe."""
+
+
+class WrongSetting(Rejected):
+    """A setting of the driver is wrong, whatever is asked of it."""

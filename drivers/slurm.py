@@ -14,19 +14,43 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, cast
 
 from . import calls, machine
 from . import slurm_commands as commands
-from .base import NOTHING, ROOT, Argv, Denied, DriverError, Host, Lease, Offer, Order, Rejected, Resources, Traits, Unreachable, Visiting, Wish
+from .base import (
+    NOTHING,
+    ROOT,
+    SAVES,
+    Argv,
+    Denied,
+    DriverError,
+    Host,
+    Lease,
+    Offer,
+    Order,
+    Rejected,
+    Resources,
+    Traits,
+    Unreachable,
+    Unsure,
+    Visiting,
+    Wish,
+    WrongSetting,
+)
 from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
 """Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
+DECIDED = ("time", "gres", "cpus", "memory")
+"""What an offer says of the job that is submitted for it."""
 PATIENCE = 60.0
 """Seconds after which a job that can never begin is given up: partitions and accounts may be in change."""
+LATER = 2.0
+"""Seconds by which a node asks what runs to end later than a run would that is connected: its own request comes first."""
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
 """Variables that the commands of Slurm get; sbatch hands all that it has to the job, and keeps it where others may read."""
 
@@ -35,8 +59,10 @@ class Slurm:
     """A cluster, asked by its own commands.
 
     `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
-    `time` is the walltime, by default that of the partition.  `queue` is how many hours a job may wait; `idle` for how many seconds an allocation
-    is kept on which nothing of ours runs and to which nobody is connected (0: until `time`).  `setup` are lines of shell before anything runs there.
+    `time` is the walltime; by default what the run needs, where that is known, else the longest that the partition allows.  `grace` is how many
+    seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
+    hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and to which nobody is connected (0: until
+    `time`).  `setup` are lines of shell before anything runs there.
     `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
     settings of the driver ssh.
     """
@@ -58,6 +84,7 @@ class Slurm:
         memory: str = "",
         queue: float = 24.0,
         idle: float = 120.0,
+        grace: float | None = None,
         root: str = ROOT,
         setup: str | Sequence[str] = (),
         python: str = "python3",
@@ -65,12 +92,12 @@ class Slurm:
         login: str | Mapping[str, Any] = "",
     ) -> None:
         if wrong := commands.check(str(time), options):
-            raise Rejected(wrong)
+            raise WrongSetting(wrong)
         self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
         self._pattern = commands.Order("", "", 1, partition, account, qos, gres, constraint, str(time), cpus, memory, tuple(options))
-        self._root, self._python, self._idle = root, python, idle
+        self._root, self._python, self._idle, self._grace = root, python, idle, grace
         self._setup = (setup,) if isinstance(setup, str) else tuple(setup)
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
@@ -78,6 +105,7 @@ class Slurm:
         self._node: Host | None = None  # that login, once it was reached
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
+        self._begins: dict[str, str] = {}  # by key: when the job may begin, as Slurm estimated before it was submitted
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
@@ -92,7 +120,11 @@ class Slurm:
         for name, groups in by_name.items():
             fitting = [group for group in groups if self._fits(group, wish)]
             if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
-                found.append(Offer("slurm", name, self._share(commands.least(fitting)), wish.need.nodes, fetched=time.time()))
+                longest = min(group.longest for group in fitting)
+                share, hours = self._share(commands.least(fitting), wish), None if longest == inf else longest / 3600
+                asked = self._pattern._asdict() | {"time": commands.walltime(self._pattern.time, wish.hours, longest), **self._asked(share, wish)}
+                data = {key: str(asked[key]) for key in DECIDED if asked[key]}
+                found.append(Offer("slurm", name, share, wish.need.nodes, data=data, longest=hours, fetched=time.time()))
             else:
                 nodes = sum(group.nodes for group in fitting or groups)
                 short = f"{nodes} nodes, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
@@ -105,11 +137,24 @@ class Slurm:
         for job in await self._listed(_name(order.key)):
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
+        data = order.offer.data
         asked = self._pattern._replace(
-            name=_name(order.key), comment=commands.comment(self._mark, order.key), nodes=order.offer.nodes, partition=order.offer.id
+            name=_name(order.key),
+            comment=commands.comment(self._mark, order.key),
+            nodes=order.offer.nodes,
+            partition=order.offer.id,
+            time=data.get("time", ""),
+            gres=data.get("gres", ""),
+            cpus=int(data["cpus"]) if "cpus" in data else None,
+            memory=data.get("memory", ""),
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
-        script = commands.script(keeper, self._python, self._root, self._idle, self._setup)
+        script = commands.script(keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup)
+        try:
+            said = await self._ask(commands.trial(commands.sbatch(asked)), script, "sbatch")
+        except Unsure as error:  # nothing was submitted
+            raise Unreachable(str(error)) from error
+        self._begins[order.key] = commands.begins(said, datetime.now())
         return self._lease(commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key)
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
@@ -121,10 +166,12 @@ class Slurm:
             self.waits = ""
             if lease.id not in self._hosts:
                 nodes = commands.addresses(await self._ask(commands.names(job.nodes)))
-                self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}") for name, address in nodes)
+                end = time.time() + job.left, commands.grace(self._grace, job.walltime)
+                self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}", *end) for name, address in nodes)
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
-        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason})" if job.reason != "None" else ""
+        begins = f", and may begin at {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
+        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason}){begins}" if job.reason != "None" else ""
         if (why := commands.hopeless(job.reason)) and age > PATIENCE:
             raise Denied(f"job {job.id} never begins: {why} ({job.reason})")
         self._again[lease.id] = time.monotonic() + commands.pause(age)
@@ -139,6 +186,21 @@ class Slurm:
     async def leases(self) -> Sequence[Lease]:
         found = [(job.id, commands.key_of(job.comment, self._mark)) for job in await self._listed()]
         return [self._lease(id, key) for id, key in found if key is not None]
+
+    async def work(self, command: Argv, cwd: str, log: str) -> str:
+        """A job of one processor, as long as its partition allows, which submits the next before its time is over.  Raises DriverError."""
+        if self._login is not None:
+            raise Denied("a worker in the cluster needs the disk of this machine, and `login` names another: run the command there")
+        groups = commands.groups(await self._ask(commands.sinfo()))
+        group = next((group for group in groups if self._pattern.partition in ("", group.partition)), None)
+        if group is None:
+            raise Denied(f"no node of partition {self._pattern.partition or 'any'} may begin a job now")
+        asked = self._pattern._replace(
+            name="recipe-worker", partition=group.partition, time=commands.walltime("", None, group.longest), cpus=1, gres="", memory=""
+        )
+        job = commands.worker_job(asked, cwd, log, commands.grace(None, group.longest))
+        script = commands.worker_script(job, command, f"{log.removesuffix('.log')}.sh")
+        return commands.submitted(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """What the cluster says of itself.  Raises Denied where it is too old."""
@@ -163,6 +225,8 @@ class Slurm:
         except Rejected as error:
             if not end.words:
                 await self._job(lease)  # raises HostLost where it is over
+                if "execve()" in str(error):
+                    raise Denied(commands.WITHOUT_PYTHON) from error
                 raise Unreachable(f"{node} does not answer: {error}") from error
         if not end.words:
             await self._job(lease)
@@ -185,8 +249,8 @@ class Slurm:
     async def _listed(self, name: str = "") -> list[Listed]:
         return commands.jobs(await self._ask(commands.squeue(name)))
 
-    async def _ask(self, argv: Argv, script: bytes = b"") -> str:
-        """What a command of Slurm prints.  Raises what it complains of, as a DriverError."""
+    async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
+        """What a command of Slurm prints.  Raises what it complains of, as a DriverError.  `program`: what is run, where a shell runs it."""
 
         async def input() -> AsyncIterator[bytes]:
             yield script
@@ -196,9 +260,9 @@ class Slurm:
                 stream = await self._run(argv, input() if script else NOTHING)
                 return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
         except Rejected as error:
-            raise commands.refused(argv[0], str(error)) from error
+            raise commands.refused(program or argv[0], str(error)) from error
         except TimeoutError as error:
-            raise commands.refused(argv[0], "Socket timed out") from error
+            raise commands.refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """A program here, or on the login node.  Raises DriverError where that cannot be reached."""
@@ -218,6 +282,12 @@ class Slurm:
         if node is not None:
             await node.aclose()
 
+    def _kept(self, walltime: float) -> commands.Kept:
+        if walltime == inf:
+            return commands.Kept(self._root, self._idle)
+        grace = commands.grace(self._grace, walltime)
+        return commands.Kept(self._root, self._idle, walltime - grace + LATER, grace * SAVES)
+
     def _lease(self, job: str, key: str) -> Lease:
         return Lease("slurm", job, key, {"python": self._python})
 
@@ -227,16 +297,35 @@ class Slurm:
             return False
         if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(self._pattern.gres) > (group.have.gpus or 0):
             return False
-        return machine.enough(self._share(group.have), wish._replace(need=replace(wish.need, nodes=1)))
+        return machine.enough(self._share(group.have, wish), wish._replace(need=replace(wish.need, nodes=1)))
 
-    def _share(self, have: Resources) -> Resources:
-        """What an allocation has of one node."""
+    def _share(self, have: Resources, wish: Wish) -> Resources:
+        """What an allocation has of one node: what the settings say, else as much as steps use at once, else all."""
+        wanted = wish.together
+        cpus = self._pattern.cpus or (wanted.cpus and ceil(wanted.cpus))
+        gpus = have.gpus or 0
+        if self._pattern.gres:
+            gpus = commands.gpus(self._pattern.gres)
+        elif wanted.gpus is not None:
+            gpus = min(gpus, wanted.gpus)
+        part = bool(cpus and wanted.memory and not self._pattern.memory)
         return Resources(
-            cpus=float(self._pattern.cpus) if self._pattern.cpus else have.cpus,
-            memory=have.memory,
-            gpus=commands.gpus(self._pattern.gres),
+            cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
+            memory=min(have.memory or 0, wanted.memory or 0) if part else have.memory,
+            gpus=gpus,
             disk=have.disk,
         )
+
+    def _asked(self, share: Resources, wish: Wish) -> dict[str, object]:
+        """That share, as sbatch is asked for it, where the settings leave it open."""
+        asked: dict[str, object] = {}
+        if share.gpus and not self._pattern.gres:
+            asked["gres"] = f"gpu:{share.gpus}"
+        if wish.together.cpus and not self._pattern.cpus:
+            asked["cpus"] = int(share.cpus or 1)
+            if wish.together.memory and not self._pattern.memory:
+                asked["memory"] = f"{ceil((share.memory or 0) / (1 << 20))}M"
+        return asked
 
 
 class SlurmHost:
@@ -244,8 +333,8 @@ class SlurmHost:
 
     deadman: float | None = None
 
-    def __init__(self, driver: Slurm, lease: Lease, name: str, address: str, root: str) -> None:
-        self.name, self.address, self.root = name, address, root
+    def __init__(self, driver: Slurm, lease: Lease, name: str, address: str, root: str, until: float = inf, grace: float = 0.0) -> None:
+        self.name, self.address, self.root, self.until, self.grace = name, address, root, until, grace
         self.python = lease.data.get("python", "python3")
         self._driver, self._lease = driver, lease
 

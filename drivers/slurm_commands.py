@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from math import ceil, inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -16,6 +17,8 @@ PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
 OURS = (
     *("--account", "--chdir", "--comment", "--constraint", "--cpus-per-task", "--exclusive", "--export", "--gres", "--job-name", "--mem", "--nodes"),
     *("--no-requeue", "--ntasks", "--ntasks-per-node", "--output", "--parsable", "--partition", "--qos", "--requeue", "--time", "--wait", "--wrap"),
+    *("--array", "--deadline", "--hold", "--input", "--mem-per-cpu", "--mem-per-gpu", "--ntasks-per-socket", "--test-only", "--time-min"),
+    *("-H", "-a", "-i"),
     *("-A", "-C", "-D", "-J", "-N", "-W", "-c", "-n", "-o", "-p", "-q", "-t"),
 )
 """Options of sbatch that the driver sets itself, or that would break it."""
@@ -44,9 +47,14 @@ SILENT = ("unable to contact", "socket timed out", "connection refused", "connec
 """What is said of a controller that does not answer."""
 NO_PYTHON, NO_ROOM = 93, 94
 """How the batch script ends when a node has no Python, or no folder can be made there."""
+YEAR = 365 * 86400
+"""Seconds from now after which nothing is estimated: Slurm means that it does not know."""
+WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
-NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%j|%k"
+NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
+GRACE, SHARE, MOST = 120.0, 0.25, 0.95
+"""Seconds between the SIGTERM to what runs and the walltime: so many by default, at most this share of the walltime; of a setting, that share."""
 
 
 class Group(NamedTuple):
@@ -57,6 +65,8 @@ class Group(NamedTuple):
     nodes: int
     have: Resources
     features: frozenset[str]
+    longest: float = inf
+    """Seconds that its partition lets a job last."""
 
 
 class Listed(NamedTuple):
@@ -68,6 +78,10 @@ class Listed(NamedTuple):
     submitted: float
     """Seconds since the epoch, by the clock of the cluster read as ours; 0 where it is not known."""
     nodes: str
+    left: float
+    """Seconds until its walltime."""
+    walltime: float
+    """Seconds that it may last."""
     name: str
     comment: str
 
@@ -94,7 +108,7 @@ class Order(NamedTuple):
 
 def sinfo() -> Argv:
     """Nodes, by partition and by what they have."""
-    return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%G|%f")
+    return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%l|%G|%f")
 
 
 def names(nodes: str) -> Argv:
@@ -124,7 +138,7 @@ def config_of() -> Argv:
 def sbatch(order: Order) -> Argv:
     """Ask for an allocation: whole nodes, but for a number of `cpus`.  The script is its input."""
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
-    share += [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
+    share += [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []  # 0: all of it
     said = {"account": order.account, "qos": order.qos, "gres": order.gres, "constraint": order.constraint, "time": order.time}
     return (
         *("sbatch", "--parsable", f"--job-name={order.name}", f"--comment={order.comment}", "--no-requeue", f"--nodes={order.nodes}"),
@@ -133,6 +147,40 @@ def sbatch(order: Order) -> Argv:
         *(f"--{name}={value}" for name, value in said.items() if value),
         *order.options,
     )
+
+
+def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
+    """Ask for a job that works on a run.  What it needs of its own is small, so that it shares a node."""
+    said = {"partition": order.partition, "account": order.account, "qos": order.qos, "time": order.time}
+    return (
+        *("sbatch", "--parsable", f"--job-name={order.name}", "--no-requeue", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"),
+        *(f"--signal=B:USR1@{max(1, round(grace))}", f"--output={log}", "--open-mode=append", f"--chdir={cwd}"),
+        *(f"--{name}={value}" for name, value in said.items() if value),
+    )
+
+
+def worker_script(job: Argv, command: Argv, kept: str) -> bytes:
+    """The script of such a job, which keeps itself in a file.  Warned of its end, it submits the next and leaves the steps to that one's worker."""
+    return f"""#!/bin/sh
+cat "$0" >{shlex.quote(kept)}
+next() {{
+  {job[0]} --dependency=afterany:$SLURM_JOB_ID {shlex.join(job[1:])} {shlex.quote(kept)} && kill -KILL $worker && exit 0
+}}
+trap next USR1
+{shlex.join(command)} &
+worker=$!
+while :; do
+  wait $worker
+  code=$?
+  kill -0 $worker 2>/dev/null || exit $code
+done
+""".encode("utf-8", "surrogateescape")
+
+
+def trial(asked: Argv) -> Argv:
+    """The same `sbatch`, which submits nothing: it is refused what can never run, and prints when it would begin, on stdout."""
+    keep = 'said=$("$@" 2>&1) && echo "$said" || { code=$?; echo "$said" >&2; exit $code; }'
+    return ("/bin/sh", "-c", keep, "sh", asked[0], "--test-only", *asked[1:])
 
 
 def srun(job: str, node: str, program: Argv) -> Argv:
@@ -150,16 +198,30 @@ def kept(job: str, node: str) -> str:
     return f"recipe-{job}-{node}"
 
 
-def script(keeper: str, python: str, root: str, idle: float, setup: Sequence[str]) -> bytes:
+class Kept(NamedTuple):
+    """What the keepers of an allocation are given."""
+
+    root: str
+    idle: float
+    """Seconds after which they end where nothing of ours runs; 0: never."""
+    leave: float = 0.0
+    """Seconds after the job began when what runs is to end; 0: never."""
+    grace: float = 0.0
+    """Seconds that it has for that."""
+
+
+def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes:
     """The batch script: a keeper on each node, as one step."""
     task = (
         'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
         '"$0" -c "import sys; sys.exit(sys.version_info < (3, 9))" || exit 93; '
-        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2"'
+        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2" "$root/$SLURMD_NODENAME/agent" "$4" "$5" "$6"'
     )
     step = "srun --overlap --mem=0 --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_ON_NODE --cpu-bind=none --wait=0 --kill-on-bad-exit=1 /bin/sh -c"
-    words = " ".join(shlex.quote(word) for word in (task, python or "python3", keeper, f"{idle:g}", root))
-    return "\n".join(["#!/bin/bash -l" if setup else "#!/bin/sh", *setup, f"exec {step} {words}", ""]).encode()
+    given = (f"{asked.idle:g}", asked.root, f"{asked.leave:g}", f"{asked.grace:g}")
+    words = " ".join(shlex.quote(word) for word in (task, python or "python3", keeper, *given))
+    shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
+    return "\n".join([shell, "recipe_began=$(date +%s)", *setup, f'exec {step} {words} "$recipe_began"', ""]).encode()
 
 
 # --- answers
@@ -169,11 +231,12 @@ def groups(said: str) -> list[Group]:
     """The nodes that may begin jobs, the default partition first."""
     found = []
     for line in said.splitlines():
-        partition, count, state, cpus, memory, disk, gres, features = line.split("|")
+        partition, count, state, cpus, memory, disk, longest, gres, features = line.split("|", 8)
         if state.startswith(DOWN) or state.endswith("*"):
             continue
         have = Resources(cpus=float(_number(cpus)), memory=_number(memory) << 20, gpus=gpus(gres), disk=_number(disk) << 20)
-        found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, frozenset(features.split(","))))
+        asked = frozenset(features.split(","))
+        found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, asked, seconds(longest)))
     return sorted(found, key=lambda group: not group.default)
 
 
@@ -204,13 +267,13 @@ def jobs(said: str) -> list[Listed]:
     """Jobs that are not over."""
     found = []
     for line in said.splitlines():
-        id, state, reason, submitted, nodes, name, comment = line.split("|", 6)
+        id, state, reason, submitted, nodes, left, walltime, name, comment = line.split("|", 8)
         try:
             since = datetime.fromisoformat(submitted).timestamp()
         except ValueError:
             since = 0.0
         if state not in OVER:
-            found.append(Listed(id, state, reason, since, nodes, name, comment))
+            found.append(Listed(id, state, reason, since, nodes, seconds(left), seconds(walltime), name, comment))
     return found
 
 
@@ -222,12 +285,21 @@ def submitted(said: str) -> str:
     return found[1]
 
 
+def begins(said: str, now: datetime) -> str:
+    """When a job would begin, by `trial`, as the cluster's clock has it; empty where that is at once or no estimate: a year and more ahead."""
+    found = re.search(r" to start at (\d{4}-\d\d-\d\dT\d\d:\d\d)", said)
+    if found is None:
+        return ""
+    ahead = (datetime.fromisoformat(found[1]) - now).total_seconds()
+    return found[1].replace("T", " ") if 60 < ahead < YEAR else ""
+
+
 def ended(job: str, said: str) -> DriverError:
     """Why a job is over, by `story`: Denied where the next one would end like it."""
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
     code = _number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
-        return Denied("a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`")
+        return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
         return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
     reason = told.get("Reason", "None")
@@ -267,7 +339,8 @@ def gpus(gres: str) -> int:
 
 def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
-    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd)\S*: (error: )?", "", words.strip(), flags=re.MULTILINE)
+    said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
+    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
     low = said.lower()
     if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
         return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")
@@ -298,11 +371,34 @@ def check(time: str, options: Sequence[str]) -> str:
         return f'the time "{time}" is none: write minutes, hours:minutes:seconds or days-hours, such as time = "2:00:00"'
     for option in options:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if name in OURS:
+        if any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--":  # sbatch takes the beginning of a name for the name
             return f'the option "{option}" is the driver\'s own: leave it out of `options`, and use the setting of [drivers.slurm]'
         if not name.startswith("-"):
             return f'"{option}" in `options` is no option of sbatch: write it as one word, such as "--reservation=NAME"'
     return ""
+
+
+def seconds(time: str) -> float:
+    """A time as Slurm writes it (minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]); infinite where it says none."""
+    if not TIME.fullmatch(time):
+        return inf
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
+def walltime(time: str, hours: float | None, longest: float) -> str:
+    """For how long to ask, in minutes: as the settings say, else what is wanted, else as long as the partition allows; empty: that has no limit."""
+    if time:
+        return time
+    asked = min(longest, inf if hours is None else hours * 3600)
+    return "" if asked == inf else str(max(1, min(ceil(asked / 60), int(min(longest, 1e9) / 60))))
+
+
+def grace(setting: float | None, walltime: float) -> float:
+    """Seconds before the walltime at which what runs is asked to save and to end."""
+    return min(GRACE, walltime * SHARE) if setting is None else min(setting, walltime * MOST)
 
 
 def pause(age: float) -> float:

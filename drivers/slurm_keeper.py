@@ -3,7 +3,8 @@
 `proctrack/cgroup` ends with a step all that it left behind.  So programs are begun by a keeper, which is a step that lasts: a relay, the step of one
 call, hands it a program with its own input and output, and waits for the end.  The agent that such a program begins is then of the keeper's step.
 
-Only the standard library, of Python 3.9.  Sent as text: `python -c TEXT keep NAME IDLE` and `python -c TEXT call NAME MARK PROGRAM...`.
+Only the standard library, of Python 3.9.  Sent as text: `python -c TEXT keep NAME IDLE AGENT LEAVE GRACE BEGAN` and
+`python -c TEXT call NAME MARK PROGRAM...`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ SUBREAPER = 36
 DESCRIPTORS = 3
 
 
-def keep(name: str, idle: float) -> None:
-    """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never)."""
+def keep(name: str, idle: float, agent: str, leave_at: float, grace: float) -> None:
+    """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never).
+
+    At `leave_at` (seconds since the epoch, 0: never) the agent whose folder is named is told to end all jobs, which have `grace` seconds to save.
+    """
     import ctypes
     import subprocess  # noqa: F401  # once, for all that is forked from here: a relay needs neither
     import threading  # noqa: F401
@@ -49,6 +53,18 @@ def keep(name: str, idle: float) -> None:
                     _begin(listener)
             if _children():
                 quiet_since = time.monotonic()
+            if leave_at and time.time() >= leave_at:
+                leave_at = 0.0
+                _leave(agent, grace)
+
+
+def _leave(folder: str, grace: float) -> None:
+    """Have the agent there end its jobs; where none is, none runs."""
+    body = b"leave\0%f\0the walltime of its allocation ends" % grace
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
+        os.chdir(folder)  # an address may have 107 bytes
+        agent.connect("socket")
+        agent.sendall(len(body).to_bytes(4, "little") + body)
 
 
 def _begin(listener: socket.socket) -> None:
@@ -176,6 +192,7 @@ def _peer(connection: socket.socket) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
-        keep(sys.argv[2], float(sys.argv[3]))
+        _, _, name, idle, agent, leave, grace, began = sys.argv
+        keep(name, float(idle), agent, float(began) + float(leave) if float(leave) else 0.0, float(grace))
     else:
         call(sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -8,8 +8,8 @@ It outlives the worker that started it and serves whoever connects to its root n
     slots/    a locked file for each job that lives: see `slots`
     logs/     what jobs print, straight from their own file descriptors
 
-A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`) and reads lines: a
-greeting, then the JSON line of every job that ends.  Every client hears of every end.
+A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`, `leave`) and reads
+lines: a greeting, then the JSON line of every job that ends.  Every client hears of every end.
 
 A job may have locks: see `locks`.  They are taken before it begins and held until it is over.  Where another job holds one, this one does not begin:
 its end is `busy`, which is forgotten, so that it may be started later.
@@ -185,9 +185,12 @@ class Agent:
         elif self._alone_since is None:
             self._alone_since = now
         elif now - self._alone_since >= patience:
-            for job in list(self._jobs.values()):
-                job.detail = b"nobody asked after it for %d seconds" % patience
-                self._end(job, b"stopped", GRACE)
+            self._end_all(b"nobody asked after it for %d seconds" % patience, GRACE)
+
+    def _end_all(self, why: bytes, grace: float) -> None:
+        for job in list(self._jobs.values()):
+            job.detail = why
+            self._end(job, b"stopped", grace)
 
     # --- clients
 
@@ -269,6 +272,8 @@ class Agent:
                     self._end(job, b"stopped", float(fields[2]))
             elif fields[0] == b"arm":
                 self._arm(float(fields[1]))
+            elif fields[0] == b"leave":
+                self._end_all(fields[2], float(fields[1]))
             elif fields[0] == b"free":
                 self._tell_free(fd, fields[1], fields[2].decode().split())
             else:

@@ -73,6 +73,7 @@ class Running:
     wants: Mapping[str, float]
     devices: tuple[Device, ...] = ()  # GPUs that it holds; of one that was taken up they are not known
     goes_on: int | None = None  # the step of the checkpoint that it goes on from
+    begins: Mapping[str, checkpoints.Newest] = field(default_factory=dict)  # the checkpoints that it goes on from
     taken_up: bool = False  # begun by an earlier worker
     errand: Errand = field(init=False)
     task: asyncio.Task[None] | None = None  # what carries the errand out
@@ -100,6 +101,20 @@ class Running:
     @property
     def _part(self) -> Errand | None:
         return self.errand.parts[self.brought.node] if self.brought is not None and self.brought.node else None
+
+
+def saved(running: Running, spec: StepSpec) -> bool:
+    """Whether it left a checkpoint here that is not the one it went on from."""
+    if running.state is None:
+        return False
+    from ..storage import checkpoints
+
+    before = running.begins or running.errand.restored
+    for each in spec.state:
+        found = checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False)
+        if found.name is not None and (each.name not in before or before[each.name].name != found.name):
+            return True
+    return False
 
 
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
@@ -251,6 +266,7 @@ class Attempts:
             crashpoint("attempt-made")
             self.stage(node, spec, attempt, site)
             site.give_states(attempt, states)
+            running.begins = found
             running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
             return self.command(running, spec, seat, found)
 

@@ -186,10 +186,14 @@ class GroupCommit:
         image: Mapping[str, Any],
         exit: Exit | None,
         python: str = "",
+        *,
+        saved: bool = False,
     ) -> None:
         ended: dict[str, object] = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
         if python:
             ended["python"] = python
+        if saved:
+            ended["saved"] = True
         row = AttemptRow(
             f"{self.run}/{step}/{self._tries[step]}",
             self.run,

@@ -18,7 +18,7 @@ from ..logs import Log
 from ..planning import causes
 from ..planning.ids import readable
 from ..planning.judge import Made
-from ..planning.schedule import BUSY, LIMIT, Outcome
+from ..planning.schedule import BUSY, LIMIT, PREEMPTIONS, Outcome
 from ..planning.step import StepSpec
 from ..storage import metrics
 from ..storage.crash import crashpoint
@@ -27,7 +27,7 @@ from ..storage.objects import delete
 from ..survey import imports
 from ..survey.env_files import EnvFiles
 from . import attempt_result, hints
-from .attempts import Running, clear_up
+from .attempts import Running, clear_up, saved
 from .failing import fail, lose, wait_again
 from .groups import with_data
 from .judging import grow
@@ -89,6 +89,8 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _Why("driver", str(end))
     if end.reason == "stopped" and work.control.limit:
         return _limit(work)
+    if end.reason == "stopped" and end.detail:
+        running.site.ending(end.detail)
     if end.reason == "stopped" and not work.control.stopping and (taken := [site for site in running.site.members if site.leaving]):
         return _Why("preempted", f"{taken[0].name}: {taken[0].leaving}")
     if end.reason == "stopped" and id in work.sick:
@@ -230,9 +232,10 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
     image = attempt_result.image(spec, running.world)
-    work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python)
+    advanced = reason in PREEMPTIONS and saved(running, spec)
+    work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python, saved=advanced)
     work.tidying.tidy(running, spec, success=False)
-    fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running))
+    fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running), saved=advanced)
 
 
 def _discard(work: Work, running: Running) -> None:

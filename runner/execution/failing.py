@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from drivers.base import HostLost
+from drivers.base import DriverError, HostLost
 
 from ..digest import Digest
 from ..errors import RecipeError
@@ -18,10 +19,15 @@ UNPLACED: Final = "unplaced"
 """Why a step failed for which no machine could be had."""
 
 
-def fail(work: Work, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "") -> None:
-    """End a RUNNING step's attempt badly.  `tail` and `log` are what it printed, `left` the directory of what it wrote."""
+def fail(
+    work: Work, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "", *, saved: bool = False
+) -> None:
+    """End a RUNNING step's attempt badly.
+
+    `tail` and `log` are what it printed, `left` the directory of what it wrote; `saved`: it left a new checkpoint.
+    """
     work.control.disturbed = True
-    moves = work.scheduler.end(id, Outcome(False, reason, words))
+    moves = work.scheduler.end(id, Outcome(False, reason, words, saved))
     work.groups.record(moves)
     own = next(move for move in moves if move.id == id)
     if own.after == State.QUEUED:
@@ -54,15 +60,16 @@ def lose(work: Work, place: Site, error: HostLost) -> None:
             site.lost = why
             work.commits.say(f"{site.name} is lost: {why}")
             work.replacing += 1
-            work.beside(_replace(work, site))
+            work.beside(replaced(work, site, work.host_pool.replace(site)))
 
 
-async def _replace(work: Work, lost: Site) -> None:
+async def replaced(work: Work, site: Site, asking: Awaitable[Sequence[Site]]) -> None:
+    """Take the places that are being asked for instead of one that is lost or about to end."""
     try:
-        for found in await work.host_pool.replace(lost):
+        for found in await asking:
             await work.attempts.hooks_of(found).setup()
-            work.commits.say(f"{found.name} takes its place")
-    except RecipeError as error:
+            work.commits.say(f"{found.name} takes {'its place' if site.lost else f'the place of {site.name}'}")
+    except (RecipeError, DriverError) as error:
         work.commits.say(str(error))
     finally:
         work.replacing -= 1

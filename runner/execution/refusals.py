@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
-from ..planning.step import StepSpec
+from ..planning.step import ResourceSpec, StepSpec
 from ..storage.workspace import Workspace
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .terms import Listener, Settings
 
 if TYPE_CHECKING:
-    from drivers.base import Need
+    from drivers.base import Need, Wish
 
     from ..hosts.pool import HostPool
+
+SPARE: Final = 600.0
+"""Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
 
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
@@ -98,6 +101,52 @@ def sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:
     nodes, specs = found.plan.nodes, found.plan.specs()
     there = [specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None]
     return [spec for spec in there if not host_pool.stays(spec.resources)]
+
+
+def demand(found: Survey, host_pool: HostPool, jobs: int) -> Wish:
+    """What this run asks of each node of one lease: what its largest step needs, and what the steps of one matrix use beside each other.
+
+    Where a step does not say how much it takes, it may take all.
+    """
+    from drivers.base import Need, Resources, Wish
+
+    from ..planning.ids import bare
+    from ..planning.plan import LOCAL
+
+    matrices: dict[str, list[ResourceSpec]] = {}
+    unknown = False
+    for n in found.todo:
+        spec, node = found.plan.specs()[n], found.plan.nodes[n]
+        if not node.flags & LOCAL and not host_pool.stays(spec.resources):
+            matrices.setdefault(bare(node.id), []).append(spec.resources)
+            unknown = unknown or spec.select is not None  # how many there will be
+
+    def most(amounts: Sequence[float | None]) -> float:
+        return max((amount or 0.0 for amount in amounts), default=0.0)
+
+    def together(amount: Callable[[ResourceSpec], float | None]) -> float | None:
+        each = [[amount(wants) for wants in matrix] for matrix in matrices.values()]
+        if unknown or any(None in amounts for amounts in each):
+            return None
+        return most([sum(sorted((asked or 0.0 for asked in amounts), reverse=True)[: jobs or None]) for amounts in each])
+
+    wants = [wants for matrix in matrices.values() for wants in matrix]
+    cpus, memory, gpus = together(lambda each: each.cpus), together(lambda each: each.memory), together(lambda each: each.gpus or 0)
+    need = Need(
+        cpus=most([each.cpus for each in wants]) or None,
+        memory=int(most([each.memory for each in wants])) or None,
+        gpus=int(most([each.gpus for each in wants])) or None,
+        nodes=max((found.plan.specs()[n].node_count for n in found.todo), default=1),
+    )
+    return Wish(need, hours=_hours(found), together=Resources(cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)))
+
+
+def _hours(found: Survey) -> float | None:
+    """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
+    specs = [found.plan.specs()[n] for n in found.todo]
+    timeouts = [spec.timeout for spec in specs if spec.timeout is not None and spec.select is None]
+    bounds = [found.plan.settings.limits.time, sum(timeouts) if len(timeouts) == len(specs) else None]
+    return min(((seconds + SPARE) / 3600 for seconds in bounds if seconds is not None), default=None)
 
 
 def at_once(found: Survey, host_pool: HostPool) -> int:

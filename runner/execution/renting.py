@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Final
 
 from drivers.base import DriverError, Need
@@ -15,10 +14,9 @@ from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
 from .control import money_is_spent, stop
+from .failing import replaced
 from .work import Work
 
-NOTICE: Final = timedelta(seconds=20)
-"""Between the request to save and the kill, of a step whose machine is taken away: what it saved is to come home, too."""
 LOOK: Final = 0.2
 """Seconds between two looks at what is needed."""
 
@@ -28,9 +26,11 @@ def rent(work: Work) -> None:
     pool = work.host_pool
     if pool.moves:
         note(work)
-    if not pool.priced or work.rented_at + LOOK > (now := time.monotonic()):
+    if not pool.away or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
+    if not pool.priced:
+        return _succeed_in_time(work)
     if pool.spent and pool.limit is not None:
         money_is_spent(work, pool.limit)
     _save_in_time(work)
@@ -47,6 +47,7 @@ def rent(work: Work) -> None:
             work.beside(_get(work, need))
     for site, reason in pool.spare(queued):
         work.beside(_give_back(work, site, reason))
+    return None
 
 
 def _save_in_time(work: Work) -> None:
@@ -56,7 +57,22 @@ def _save_in_time(work: Work) -> None:
             if site in running.site.members and not running.stopped:
                 work.commits.say(f"{site.name} is about to be taken away: {running.node.id} saves, and goes on elsewhere")
                 running.stopped = True
-                work.beside(stop(running, NOTICE))
+                work.beside(stop(running, site.notice))
+
+
+def _succeed_in_time(work: Work) -> None:
+    """Have what runs on an allocation that is about to end save, ask for the next one meanwhile, and give back the one on which nothing runs."""
+    _save_in_time(work)
+    pool = work.host_pool
+    if not pool.leaving():
+        return
+    states = work.scheduler.states()
+    needed = not (work.scheduler.held or work.control.stopping) and any(states[id] not in FINAL and not work.stays(id) for id in work.todo)
+    for site in pool.ending() if needed else ():
+        work.replacing += 1
+        work.beside(replaced(work, site, pool.allocate()))
+    for site in pool.spent_leases():
+        work.beside(_give_back(work, site, site.leaving))
 
 
 def note(work: Work) -> None:

@@ -50,10 +50,14 @@ POISON: Final = 3
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
     """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
 
-    Other runs of the recipe with dead workers are over.  Raises Busy where `wanted` cannot go on.
+    Other runs of the recipe file with dead workers are over; those of another file with the same name are left to their own.
+
+    Raises Busy where `wanted` cannot go on.
     """
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
+        if row.id != wanted and row.data.get("source") != str(found.source):
+            continue
         asked = row.id == wanted or (not wanted and row.data.get("digest") == digest and row.request != "cancel")
         if row.due is not None and not asked:  # a worker takes it
             continue
@@ -95,7 +99,7 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
     for attempt in attempts:
         tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING))
-        if attempt.outcome == "failed":
+        if attempt.outcome == "failed" and not attempt.exit.get("saved"):
             failed.setdefault(attempt.step, []).append(attempt.reason)
     states = {id: stored.get(id, State.WAITING) for id in todo | open}
     made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)

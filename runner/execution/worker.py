@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -29,9 +29,10 @@ from ..survey.survey import Survey
 from . import loop, uploading
 from .commit import GroupCommit
 from .loop import Report
-from .refusals import at_once, fits, sent
+from .refusals import at_once, demand, fits, sent
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
+from .signals import signals
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
@@ -67,7 +68,8 @@ def work(
         host_pool.limit = found.plan.settings.limits.cost
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]
-            await host_pool.open(want=settings.jobs or sum(counts), nodes=max(counts))
+            with _interruptible(host_pool) if handover is None else contextlib.nullcontext():
+                await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool, settings.jobs))
             needs = {host_pool.need(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if needs:
@@ -97,6 +99,8 @@ def work(
         working, report = asyncio.run(carried_out())
         if settings.upload and report.state == "COMPLETED":
             uploading.upload(ws, working.plan, working.made, settings.upload, listener, claimed.id)
+    except asyncio.CancelledError:  # no step had begun
+        raise KeyboardInterrupt from None
     except BaseException as error:
         _failed(commits, error)
         if ours := _in_our_words(error, ws, settings):
@@ -120,6 +124,21 @@ def work(
     tell(ws, listener)
     listener.end(summary)
     return summary
+
+
+@contextlib.contextmanager
+def _interruptible(host_pool: HostPool) -> Iterator[None]:
+    """Until hosts are up, Ctrl-C and SIGTERM end the wait; then what was asked for is given back.  A second one does not wait for that."""
+    waiting = asyncio.current_task()
+    assert waiting is not None
+
+    def end() -> None:
+        if host_pool.away and not host_pool.priced:
+            host_pool.say(f"interrupted before a host was up: what was asked of {host_pool.name} is given back")
+        waiting.cancel()
+
+    with signals(end, end):
+        yield
 
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:

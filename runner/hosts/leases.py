@@ -79,7 +79,7 @@ Heard: TypeAlias = Callable[[str, LeaseRow], None]
 
 
 def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = "") -> Driver:
-    """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun."""
+    """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun, Invalid for a setting that is wrong."""
     given = dict(settings)
     if hosts:
         given["hosts"] = list(hosts)
@@ -98,7 +98,7 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
         fix = f"correct `[drivers.{name}]`: `recipe config` shows it and the file that it is in"
         if isinstance(error, NoCapacity):  # a place that the provider does not have
             raise Infrastructure(str(error), fix=fix) from error
-        raise Invalid([Problem("bad-setting", str(error), fix=fix)]) from error
+        raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
     except Denied as error:
         raise CannotRun(str(error)) from error
     return made

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from drivers import devices, machine
 from drivers.base import (
+    SAVES,
     Accounted,
     Addressed,
     Argv,
     Closing,
     DriverError,
+    Ending,
     Excluding,
     Host,
     HostLost,
@@ -151,10 +153,12 @@ class HostPool:
     leases: Leases | None = None
     _idle: float = IDLE
     _market: Market | Literal["any"] = "on-demand"
-    _nodes: int = 1
+    _wish: Wish = field(default_factory=Wish)
     _used: list[_Used] = field(default_factory=list)
     _spot: set[str] = field(default_factory=set)
     """Names of places that were rented on the spot market."""
+    _succeeded: set[str] = field(default_factory=set)
+    """Keys of leases about to end, in whose place another was asked for."""
     _taken: int = 0
     """How many of them were taken away, from this worker and from those before it."""
     _beside: list[asyncio.Task[None]] = field(default_factory=list)
@@ -182,8 +186,10 @@ class HostPool:
 
     def leaving(self) -> list[Site]:
         """Places that are about to be taken away, or whose time is over."""
+        now = time.time()
         for used in self._used:
-            if self.priced and not used.site.leaving and any(time.time() >= leave_at(row.asked, row.until) for row in used.leases):
+            spent = self.priced and any(now >= leave_at(row.asked, row.until) for row in used.leases)
+            if not used.site.leaving and (spent or now >= used.site.leave_at):
                 used.site.leaving = "its time is over"
         return [used.site for used in self._used if used.site.leaving]
 
@@ -218,10 +224,10 @@ class HostPool:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
         return need_for(wants, self._market if self._taken < MOST_TAKEN else "on-demand")
 
-    async def open(self, *, want: int, nodes: int = 1) -> None:
+    async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
 
-        There are `nodes` hosts then, or all that can be had.
+        There are as many hosts then as `wish` needs nodes, or all that can be had.
 
         Raises Busy when all is taken, DriverError.
         """
@@ -230,7 +236,8 @@ class HostPool:
         if not self.away:
             self.sites = [self.here]
             return
-        self.leases, self._nodes = self._leases(), nodes
+        self.leases = self._leases()
+        self._wish = wish()
         await self._tidy()
         kept = _by_machine(await self.leases.adopt())
         if self.priced:
@@ -248,18 +255,17 @@ class HostPool:
         """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one."""
         if self._of().driver.traits.allocates:
             if not kept:
-                await self._allocate()
+                await self.allocate()
             return
         for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < self._nodes))
+            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < self._wish.need.nodes))
             if missing > 0 or offer.id in kept:
                 await self._take(offer, missing, Need(), kept.pop(offer.id, []))
 
-    async def _allocate(self) -> Sequence[Site]:
+    async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
-        need = Need(nodes=self._nodes)
-        for offer in await self._offers(Wish(need)):
-            if found := await self._take(offer, 1, need):
+        for offer in await self._offers(self._wish):
+            if found := await self._take(offer, 1, self._wish.need):
                 return found
         return ()
 
@@ -420,14 +426,14 @@ class HostPool:
         """Other places for one that is gone, if there are any.  One that costs money is asked for again when a step needs it."""
         self.lost.append(f"{lost.name}: {lost.lost}")
         _log.info("%s lost: %s", lost.name, lost.lost)
-        held = any(used.site is lost for used in self._used)
+        held = any(used.site is lost and not any(row.key in self._succeeded for row in used.leases) for used in self._used)
         with contextlib.suppress(DriverError):
             await self.give_back(lost, lost.lost)
         if self.priced:
             return ()
         try:
             if self._of().driver.traits.allocates:
-                return await self._allocate() if held else ()
+                return await self.allocate() if held else ()
             for offer in await self._offers(Wish()):
                 if not any(site.name == f"{self.name} {offer.id}" for site in self.sites) and (
                     found := await self._take(offer, lost.slots or 1, Need())
@@ -436,6 +442,20 @@ class HostPool:
         except (DriverError, Infrastructure) as error:
             self.say(f"there is no other host for {lost.name}: {error}")
         return ()
+
+    def ending(self) -> list[Site]:
+        """One place of each lease that has begun to end since the last look."""
+        found = {row.key: used.site for used in self._used if used.site.leaving for row in used.leases if row.key not in self._succeeded}
+        self._succeeded |= found.keys()
+        return list(found.values())
+
+    def spent_leases(self) -> list[Site]:
+        """One place of each lease that is about to end and on which nothing runs any more."""
+        found: dict[str, Site] = {}
+        busy = {row.key for used in self._used if used.site.busy or not used.site.leaving for row in used.leases}
+        for used in self._used:
+            found |= {row.key: used.site for row in used.leases if row.key not in busy}
+        return list(found.values())
 
     async def _renew(self) -> None:
         """Keep the leases, until cancelled."""
@@ -576,6 +596,8 @@ class HostPool:
                 await ready(site)  # before any step can be started there
             self._used.append(_Used(site, offer, list(rows), time.monotonic()))
             self.sites.append(site)
+            if isinstance(host, Ending):
+                site.leave_at, site.notice = host.until - host.grace, timedelta(seconds=host.grace * SAVES)
             if offer.market == "spot":
                 self._spot.add(site.name)
                 if self._of().driver.traits.notice:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import sys
 import time
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 FOREVER = timedelta(days=3650)
 GRACE = timedelta(seconds=10)
+NOTICE = timedelta(seconds=20)
 SOONEST_LOOK, LATEST_LOOK = 0.1, 1.0
 """Seconds between looks whether another run has given a GPU back: at first, and after a while."""
 LONGEST_QUESTION = 5.0
@@ -102,6 +104,10 @@ class Site:
         """Why nothing can run here any more; empty as long as it can."""
         self.leaving = ""
         """Why nothing is started here any more, though what runs may save; empty as long as there is no such reason."""
+        self.leave_at = math.inf
+        """Seconds since the epoch, when that is known before: from then on what runs here is to save and to end."""
+        self.notice = NOTICE
+        """The time that it has for that, before it is killed: what it saved is to come home, too."""
         self.silent = False
         """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
         self._running = 0
@@ -123,6 +129,12 @@ class Site:
     def gone(self) -> Mapping[Site, str]:
         """Those of them that are known to be lost, and why; of one host its own steps tell."""
         return {}
+
+    def ending(self, why: str) -> None:
+        """It has ended what ran on it: where its time is limited, that is over, and nothing begins there any more."""
+        for each in self.members:
+            if each.leave_at < math.inf:
+                each.leaving = each.leaving or why
 
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(attempt.path)
@@ -204,7 +216,7 @@ class Site:
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
         """Whether it may start here now."""
-        if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
+        if self.leaving or not self.could(wants) or (self.slots is not None and self._running >= self.slots):
             return False
         if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
             return False

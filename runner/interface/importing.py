@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 Value: TypeAlias = "Mapping[str, Any]"
+Table: TypeAlias = "dict[str, Any]"
+"""A mapping of a file of YAML that is being read, or written."""
 Kind: TypeAlias = Callable[[str], str]
 """What lies at a path: "file", "folder", "code" (a folder with Python files) or ""."""
 
@@ -44,7 +46,7 @@ _SKY_NAMES: Final = {"SKYPILOT_NODE_RANK": "NODE_RANK", "SKYPILOT_NUM_NODES": "N
 class Imported:
     """A recipe as a value, and what could not be taken over or should be looked at."""
 
-    recipe: dict[str, Any]
+    recipe: Table
     look: list[str] = field(default_factory=list)
 
 
@@ -86,13 +88,13 @@ class _Dvc:
     """One pipeline on its way to a recipe: its inputs come up as its stages are read."""
 
     def __init__(self, made: Imported, base: str, params: Mapping[str, Value], is_folder: Callable[[str], bool], kind: Kind) -> None:
-        self.inputs: dict[str, Any] = {}
+        self.inputs: Table = {}
         self._look, self._base, self._params, self._is_folder, self._kind = made.look, base, params, is_folder, kind
 
-    def step(self, stage: str, body: Value) -> dict[str, Any]:
+    def step(self, stage: str, body: Value) -> Table:
         """The step of a stage; of one with `foreach` or `matrix`, the instances of a matrix."""
-        step: dict[str, Any] = {}
-        axes: dict[str, Any] = {}
+        step: Table = {}
+        axes: Table = {}
         if "foreach" in body:
             axes, body = self._foreach(stage, body["foreach"]), _mapping(body.get("do"))
         elif "matrix" in body:
@@ -130,15 +132,15 @@ class _Dvc:
             self._look.append(f"{stage} is frozen: a recipe has no such word; `recipe run --only` and `--until` leave steps out")
         return step
 
-    def _foreach(self, stage: str, values: Any) -> dict[str, Any]:
+    def _foreach(self, stage: str, values: Any) -> Table:
         if isinstance(values, Sequence) and all(isinstance(each, (str, int, float)) for each in values):
             return {"item": self._text(values, {}) if isinstance(values, str) else list(values)}
         self._look.append(f"{stage}: the values of `foreach` are mappings; write each of their fields as an axis of `matrix`")
         return {"item": list(values) if isinstance(values, Mapping) else [str(each) for each in values]}
 
-    def _files(self, stage: str, body: Value, folder: str) -> dict[str, Any]:
+    def _files(self, stage: str, body: Value, folder: str) -> Table:
         """The files of parameters that a stage reads, with those values alone that it declares; each becomes an input."""
-        files: dict[str, Any] = {}
+        files: Table = {}
         for each in _several(body.get("params")):
             for file, wanted in each.items() if isinstance(each, Mapping) else (("params.yaml", [each]),):
                 read = self._params.get(_joined(folder, file))
@@ -150,7 +152,7 @@ class _Dvc:
                     self._fill(stage, file, str(dotted), read, target)
         return files
 
-    def _fill(self, stage: str, file: str, dotted: str, read: Value, target: dict[str, Any]) -> None:
+    def _fill(self, stage: str, file: str, dotted: str, read: Value, target: Table) -> None:
         value: Any = read
         for part in dotted.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -176,8 +178,8 @@ class _Dvc:
             self.inputs[name] = {"type": _PLAIN.get(type(value), "string"), **({"required": False} if value is None else {"default": value})}
         return name
 
-    def _made(self, stage: str, body: Value, at: Callable[[str], str]) -> dict[str, Any]:
-        outputs: dict[str, Any] = {}
+    def _made(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
+        outputs: Table = {}
         for section in ("outs", "metrics", "plots"):
             for each in _several(body.get(section)):
                 bare, how = _path(each), _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {}
@@ -215,8 +217,8 @@ class _Dvc:
 def from_sky(name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]) -> Imported:
     """A recipe of a task of SkyPilot in the folder `base`.  `code` is what its `workdir` holds, `gpus` the models of GPU that are known."""
     made = Imported({"recipe": f"{name}@1", "summary": f"What the task {task.get('name', name)} of SkyPilot runs"})
-    step: dict[str, Any] = {}
-    inputs: dict[str, Any] = {}
+    step: Table = {}
+    inputs: Table = {}
     script = str(task.get("run") or "")
     for theirs, ours in _SKY_NAMES.items():
         script = re.sub(rf"\b{theirs}\b", ours, script)
@@ -261,8 +263,8 @@ def from_sky(name: str, task: Value, base: str, code: Sequence[str], gpus: Itera
     return made
 
 
-def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
+    found: Table = {}
     accelerators = asked.get("accelerators")
     if isinstance(accelerators, Mapping) and accelerators:
         model, count = next(iter(accelerators.items()))

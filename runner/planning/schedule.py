@@ -56,7 +56,7 @@ Verdict: TypeAlias = Literal["fresh", "run", "skip"]
 RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 
 _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
-_PREEMPTIONS = frozenset({"lost", "preempted"})
+PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
 BUSY = "busy"  # why an attempt never began for which there seemed to be room
 ORPHANED = "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
@@ -104,6 +104,8 @@ class Outcome(NamedTuple):
     ok: bool
     reason: str = "exit"
     detail: str = ""
+    saved: bool = False
+    """It left a checkpoint that was not there before: a preemption then costs nothing, for the next attempt begins further on."""
 
 
 class Spent(NamedTuple):
@@ -117,7 +119,7 @@ def spent(reasons: Iterable[str]) -> Spent:
     """The budget used by attempts that ended badly for these reasons.  Being stopped on request, or not begun, costs nothing."""
     failures = preemptions = 0
     for reason in reasons:
-        if reason in _PREEMPTIONS:
+        if reason in PREEMPTIONS:
             preemptions += 1
         elif reason not in _FREE:
             failures += 1
@@ -270,8 +272,8 @@ class Scheduler:
             after = _S.FAILED
             self._hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
         else:
-            if outcome.reason in _PREEMPTIONS:
-                node.preemptions += 1
+            if outcome.reason in PREEMPTIONS:
+                node.preemptions += not outcome.saved
                 again = node.preemptions <= node.task.preemptions
             else:
                 node.failures += 1

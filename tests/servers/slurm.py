@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -51,6 +52,7 @@ SlurmctldTimeout=60
 SlurmdTimeout=30
 InactiveLimit=0
 MinJobAge=300
+FirstJobId={first}
 KillWait=2
 UnkillableStepTimeout=10
 MessageTimeout=10
@@ -86,9 +88,10 @@ class Slurm:
         key = self.place / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
+        first = random.randrange(1, 60_000) * 1000  # cgroups and keepers have names by job and node: two clusters at once share none
         ports = {f"port{number}": free_port() for number in ("", 1, 2)}
         host = socket.gethostname().partition(".")[0]
-        text = CONF.format(place=self.place, host=host, user=getpass.getuser(), proctrack=self._proctrack, **ports)
+        text = CONF.format(place=self.place, host=host, user=getpass.getuser(), first=first, proctrack=self._proctrack, **ports)
         (self.place / "slurm.conf").write_text(text)
         (self.place / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
         try:

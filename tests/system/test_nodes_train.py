@@ -1,4 +1,4 @@
-"""The same training on one node with two processes and on two nodes with one each: the same bits, also when a node is killed on the way."""
+"""The same training on one node with two processes and on two nodes with one each: the same bits, also, for `make proof`, when a node is killed on the way."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def trainers(folder: Path) -> list[psutil.Process]:
 
 
 HERE = SLURM if shutil.which("slurmctld", path=f"{os.defpath}:/usr/sbin") else LOOPBACK
-CASES = [("sft@1", True, HERE)]
+CASES = [pytest.param("sft@1", False, HERE), pytest.param("sft@1", True, HERE, marks=pytest.mark.proof)]
 if ALL:
-    CASES += [("sft@1", False, SLURM), *((recipe, True, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1"))]
+    CASES += [pytest.param(recipe, True, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1")]
 
 
 @pytest.mark.parametrize(("recipe", "dies", "nodes"), CASES, indirect=["nodes"], ids=lambda value: value.driver if isinstance(value, Nodes) else None)

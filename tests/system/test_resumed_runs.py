@@ -116,6 +116,17 @@ def test_another_request_is_a_new_run_and_the_old_one_is_over(space: Path, chang
     assert (old.state, old.reason, new.state) == ("FAILED", "its worker is gone", "COMPLETED")
 
 
+def test_a_run_of_another_file_with_the_same_name_leaves_it_to_be_resumed(space: Path) -> None:
+    killed_in_b(space)
+    (space / "ws/other").mkdir()
+    (space / "ws/other/recipe.yaml").write_text("recipe: r@1\nsteps: {z: {run: 'true'}}\n")
+    code, said = run(space, "other/recipe.yaml")
+    assert code == 0 and "resuming" not in said, said
+    (space / "gate").touch()
+    code, said = run(space, "recipe.yaml")
+    assert code == 0 and "resuming run" in said and begun(space) == 1, said
+
+
 def test_a_resumed_run_has_the_retries_that_were_left(space: Path) -> None:
     first_fails = '[ "$(wc -l < "$COUNT")" -gt 1 ] || exit 1'
     (space / "ws/recipe.yaml").write_text(

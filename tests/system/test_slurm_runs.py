@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -68,7 +70,7 @@ def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: 
     )
     assert space.run(settings=SLURM) == ["a", "b"]
     assert space.read("o.txt").strip() == "0", "a step is not told that it is a job of Slurm"
-    assert "/there/n1/attempts/" in space.read("p.txt")
+    assert re.search("/there/n[12]/attempts/", space.read("p.txt"))
     assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
     assert cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
     assert space.run() == [], "what was made on a cluster is fresh here"
@@ -119,6 +121,81 @@ def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(space: Sp
     assert begun.read_text() == "begun\n" * 2 and cluster.jobs() == []
 
 
+TRAIN = """
+import hashlib, json, os, pathlib, signal, sys, time
+latest, out, steps, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+done, digest, begun = json.loads(pathlib.Path(latest, "done").read_text()) if latest != "none" else (0, "", 0)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+for step in range(done + 1, steps + 1):
+    digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
+    time.sleep(pause)
+    while not pause and begun == 0 and step == 5 and not asked:
+        time.sleep(0.02)  # the first attempt is in the middle when its time is over
+    if asked:
+        pathlib.Path("ckpt/new").mkdir(parents=True)
+        pathlib.Path("ckpt/new/done").write_text(json.dumps([step, digest, begun + 1]))
+        os.rename("ckpt/new", f"ckpt/step-{step}")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+print("attempts before this:", begun)
+pathlib.Path(out).write_text(digest)
+"""
+
+
+@pytest.mark.parametrize(
+    ("grace", "steps", "pause", "nodes"),
+    [
+        ("grace = 55", 9, 0, 1),
+        pytest.param("grace = 50", 9, 0, 2, marks=pytest.mark.proof),
+        pytest.param("", 1800, 0.1, 1, marks=pytest.mark.proof),
+    ],
+)
+def test_a_training_outlives_its_walltime_and_learns_the_same(space: Space, cluster: Slurm, grace: str, steps: int, pause: float, nodes: int) -> None:
+    """A minute is the shortest walltime of Slurm: SIGTERM comes after five seconds of it, or, by default, after 45, to a training of three minutes."""
+    settings(space, f"partition = 'short'\n{grace}")
+    space.write("train.py", TRAIN)
+    space.recipe(f"""steps:
+  s:
+    nodes: {nodes}
+    run: exec python3 train.py {{{{ state.ckpt.latest | default("none") }}}} {{{{ outputs.o }}}} {steps} {pause}
+    code: [train.py]
+    retries: {{preemption: 0}}
+    state: {{ckpt: {{path: ckpt/, checkpoint: "step-*", every: 1s}}}}
+    outputs: {{o: o}}
+""")
+    run = space.start("run", "--driver", "slurm")
+    _, said = run.communicate(timeout=60 + steps)
+    assert run.returncode == 0, said
+    digest = ""
+    for step in range(1, steps + 1):
+        digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
+    assert space.read("o") == digest, "bit-equal to a training that nobody interrupted"
+    assert "s saves, and goes on elsewhere" in said and "takes the place of slurm n" in said
+    begun = int(space.command("logs", "s")[1].rpartition("before this: ")[2])
+    assert begun + 1 >= (3 if pause else 2), said
+    assert cluster.jobs() == []
+
+
+def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(space: Space, cluster: Slurm) -> None:
+    settings(space, "partition = 'short'\ngrace = 57")
+    space.write("train.py", TRAIN)
+    begun = space.root / "begun"
+    space.recipe(f"""steps:
+  s:
+    run: touch {begun}; exec python3 train.py none {{{{ outputs.o }}}} 10000 0.05
+    code: [train.py]
+    state: {{ckpt: {{path: ckpt/, checkpoint: "step-*"}}}}
+    outputs: {{o: o}}
+""")
+    worker = space.start("run", "--driver", "slurm")
+    there = space.root.parent / "there"
+    until(lambda: begun.exists() or worker.poll() is not None, seconds=30)
+    worker.kill()
+    worker.communicate()
+    until(lambda: list(there.glob("n*/states/*/ckpt/step-*/done")), seconds=30)
+
+
 def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(space, "partition = 'short'\ntime = 10")
     told: list[str] = []
@@ -133,16 +210,19 @@ def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space,
 
 @pytest.mark.longer
 def test_many_steps_cost_the_controller_few_questions(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = space.root.parent / "counted", space.root.parent / "bin"
+    counted, asked, path = (space.root.parent / name for name in ("counted", "asked", "bin"))
     path.mkdir()
     for name in COMMANDS:
         wrapper = path / name
-        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\nexec {shutil.which(name)} "$@"\n')
+        log = f'echo "$*" >> {asked}\n' if name == "sbatch" else ""
+        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\n{log}exec {shutil.which(name)} "$@"\n')
         wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(path), prepend=":")
-    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true'}}}}")
+    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true', resources: {{cpus: 1}}}}}}")
     assert len(space.run(settings=SLURM)) == STEPS
     said = counted.read_text().split()
+    tried, submitted = asked.read_text().splitlines()
+    assert "--test-only" in tried and "--nodes=1" in submitted and "--cpus-per-task=2" in submitted, "one allocation, as large as a node"
     assert len(said) < 36 <= STEPS, {name: said.count(name) for name in COMMANDS}  # a busy machine holds a few streams more
 
 
@@ -150,13 +230,26 @@ def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) ->
     settings(space, "idle = 1")
     space.recipe("steps: {s: {run: 'echo begun > begun; sleep 1000', outputs: {o: o.txt}}}")
     worker = space.start("run", "--driver", "slurm")
-    until(lambda: list(space.root.parent.glob("there/n1/attempts/*/begun")) or worker.poll() is not None, seconds=30)
+    until(lambda: list(space.root.parent.glob("there/n*/attempts/*/begun")) or worker.poll() is not None, seconds=30)
     worker.kill()
     worker.communicate()
     assert cluster.jobs(), "a step runs there"
-    for cwd in space.root.parent.glob("there/n1/attempts/*"):
+    for cwd in space.root.parent.glob("there/n*/attempts/*"):
         cluster.ask("pkill", "-f", "sleep 1000", check=False) if cwd.is_dir() else None
     until(lambda: not cluster.jobs(), seconds=90)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(space: Space, cluster: Slurm, number: signal.Signals) -> None:
+    cluster.ask("sbatch", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap", "sleep 100")
+    space.recipe("steps: {s: {run: 'true'}}")
+    worker = space.start("run", "--driver", "slurm")
+    until(lambda: len(cluster.jobs()) == 2 or worker.poll() is not None, seconds=30)
+    worker.send_signal(number)
+    _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 130, said
+    assert len(cluster.jobs()) == 1
+    assert "is given back" in said
 
 
 @pytest.mark.parametrize(
@@ -165,9 +258,11 @@ def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) ->
         ("", 3, 5, "partition main has 2 nodes, and 3 are asked for"),
         ("partition = 'mian'", 1, 5, 'there is no partition "mian", did you mean "main"?'),
         ("time = 'soon'", 1, 3, "time"),
-        ("options = ['--nodes=7']", 1, 2, "is the driver's own"),
+        ("options = ['--nodes=7']", 1, 3, "is the driver's own"),
         ("constraint = 'h100'", 1, 5, "no node that does for it"),
         ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
+        ("options = ['--reservation=zz']", 1, 5, "Requested reservation is invalid"),
+        ("memory = '64G'", 1, 5, "Slurm refuses the job: Requested node configuration is not available"),
         ("python = '/nowhere/python3'", 1, 5, "has no Python 3.9 or later"),
         ("root = '/proc/nowhere'", 1, 5, "cannot be written"),
     ],
@@ -195,9 +290,30 @@ def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Sl
         monkeypatch.setenv("SLURM_CONF", "/nowhere")
         space.recipe("steps: {s: {run: 'pwd > o.txt', outputs: {o: o.txt}}}")
         assert space.run(settings=SLURM) == ["s"]
-    assert "/there/n1/attempts/" in space.read("o.txt")
+    assert re.search("/there/n[12]/attempts/", space.read("o.txt"))
     monkeypatch.undo()
     assert cluster.jobs() == []
+
+
+def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:
+    gate, begun = space.root / "gate", space.root / "begun"
+    space.recipe(
+        f"steps: {{s: {{run: 'echo begun >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt', outputs: {{o: o.txt}}}}}}"
+    )
+    code, out, said = space.command("run", "--driver", "slurm", "--in-cluster")
+    assert code == 0, said
+    first = re.search(r"job (\d+) works on this run", out)
+    log = re.search(r"tail -F (\S+)", out)
+    assert first and log
+    until(begun.exists, seconds=30)
+    cluster.ask("scancel", "--batch", "--signal=USR1", first[1])  # as Slurm does before the end of its time
+    until(lambda: Path(log[1]).read_text().count("resuming run") == 1, seconds=30)
+    gate.touch()
+    until(lambda: not cluster.jobs(), seconds=30)
+    assert space.read("o.txt") == "made\n" and begun.read_text() == "begun\n", Path(log[1]).read_text()
+    assert space.command("run", "--driver", "slurm", "--in-cluster")[1].count("works on this run") == 0, "nothing is submitted where all is fresh"
+    assert space.command("run", "--in-cluster", "-B")[0] == 2, "only a cluster has such jobs"
+    assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"
 
 
 def test_doctor_describes_the_cluster(space: Space) -> None:

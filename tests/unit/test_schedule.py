@@ -200,6 +200,16 @@ def test_the_two_budgets_never_mix() -> None:
     assert spent(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(failures=2, preemptions=2)
 
 
+def test_a_preemption_after_a_new_checkpoint_costs_nothing_of_the_budget() -> None:
+    s = simple(Task("a", preemptions=1))
+    run(s, "a")
+    for saved, state in [(True, State.QUEUED), (True, State.QUEUED), (False, State.QUEUED), (True, State.QUEUED), (False, State.FAILED)]:
+        s.end("a", Outcome(False, "preempted", saved=saved))
+        assert s.state("a") is state
+        if state is State.QUEUED:
+            s.start("a")
+
+
 def test_a_failure_blocks_everything_below_it_however_deep() -> None:
     n = 5_000
     s = simple(Task("s0"), *(Task(f"s{i}", (f"s{i - 1}",)) for i in range(1, n)), keep_going=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from math import inf
+from typing import Any
+
 import pytest
 
 from drivers import slurm_commands as commands
-from drivers.base import Denied, DriverError, HostLost, Rejected, Throttled, Unreachable, Unsure
-from drivers.slurm import _End
+from drivers.base import Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, Wish
+from drivers.slurm import Slurm, _End
 
 
 @pytest.mark.parametrize(
@@ -45,19 +49,22 @@ def test_a_reason_that_does_not_pass_is_told_from_one_that_does(reason: str, nev
 def test_jobs_that_are_over_are_not_listed_and_a_comment_bears_any_key() -> None:
     key = "a/key with: |odd| characters \udcff"
     lines = [
-        f"7|RUNNING|None|2026-11-22T10:00:00|n[1-2]|recipe-1|{commands.comment('m', key)}",
-        "8|COMPLETING|None|2026-11-22T10:00:00|n1|recipe-2|recipe:m:x",
-        "9|PENDING|Resources|N/A||other|",
+        f"7|RUNNING|None|2026-11-22T10:00:00|n[1-2]|1:02|1-00:00:00|recipe-1|{commands.comment('m', key)}",
+        "8|COMPLETING|None|2026-11-22T10:00:00|n1|0:00|1:00|recipe-2|recipe:m:x",
+        "9|PENDING|Resources|N/A||UNLIMITED|UNLIMITED|other|",
     ]
     found = commands.jobs("\n".join(lines))
     assert [(job.id, commands.key_of(job.comment, "m")) for job in found] == [("7", key), ("9", None)]
+    assert [(job.left, job.walltime) for job in found] == [(62, 86_400), (inf, inf)]
     assert commands.key_of(found[0].comment, "another installation") is None
 
 
 def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_first() -> None:
-    said = "gpu|4|idle|64|512000|100|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|(null)|(null)\nmain*|9|drained*|8|2000|0|(null)|(null)\nmain*|1|idle*|8|1|0||"
+    said = "gpu|4|idle|64|512000|100|2-00:00:00|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|infinite|(null)|(null)\n"
+    said += "main*|9|drained*|8|2000|0|infinite|(null)|(null)\nmain*|1|idle*|8|1|0|infinite||"
     found = commands.groups(said)
     assert [(group.partition, group.nodes, group.have.gpus) for group in found] == [("main", 2, 0), ("gpu", 4, 8)]
+    assert [group.longest for group in found] == [inf, 172_800]
     assert commands.partitions(said) == ["gpu", "main"]
     assert commands.gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.gpus("gpu") == 1
 
@@ -70,6 +77,8 @@ def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lo
 
 def test_settings_that_fight_the_drivers_own_are_named() -> None:
     assert "--nodes=3" in commands.check("", ["--reservation=x", "--nodes=3"])
+    assert "--nod=3" in commands.check("", ["--nod=3"]), "sbatch takes it for --nodes"
+    assert not commands.check("", ["--nodelist=n1", "--nice", "--gres-flags=enforce-binding", "--mail-type=END", "--begin=18:00"])
     assert "-N2" in commands.check("", ["-N2"]) and "is no option" in commands.check("", ["exclusive"])
     assert "soon" in commands.check("soon", []) and not commands.check("1-12:00", ["--reservation=x"])
 
@@ -83,6 +92,50 @@ def test_a_queue_is_asked_often_at_first_and_at_last_once_a_minute() -> None:
 
 def test_a_cluster_without_overlap_is_too_old() -> None:
     assert "20.11 or later" in commands.too_old("19.05.5") and not commands.too_old("22.05.8") and not commands.too_old("")
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-12", 129_600), ("1-12:30", 131_400), ("0:05", 5), ("UNLIMITED", inf), ("NOT_SET", inf)],
+)
+def test_times_are_read_as_slurm_writes_them(time: str, seconds: float) -> None:
+    assert commands.seconds(time) == seconds
+
+
+@pytest.mark.parametrize(
+    ("time", "hours", "longest", "asked"),
+    [("2:00:00", 9, 60, "2:00:00"), ("", 1.5, inf, "90"), ("", 1.5, 3600, "60"), ("", None, 3600, "60"), ("", None, inf, ""), ("", 0.001, inf, "1")],
+)
+def test_the_walltime_is_what_is_needed_or_the_longest_that_the_partition_allows(time: str, hours: float | None, longest: float, asked: str) -> None:
+    assert commands.walltime(time, hours, longest) == asked
+
+
+def test_a_short_walltime_has_a_short_grace() -> None:
+    assert [commands.grace(None, walltime) for walltime in (60, 3600)] == [15, 120]
+    assert [commands.grace(300, walltime) for walltime in (60, 3600)] == [57, 300]
+
+
+@pytest.mark.parametrize(("when", "shown"), [("2026-11-23T14:03:00", "2026-11-23 14:03"), ("2026-11-23T12:00:30", ""), ("6109-01-01T00:00:00", "")])
+def test_an_estimate_of_the_start_is_shown_unless_it_is_of_another_age(when: str, shown: str) -> None:
+    said = f"sbatch: Job 7 to start at {when} using 2 processors on nodes n[1-2] in partition main"
+    assert commands.begins(said, datetime(2026, 11, 23, 12)) == shown
+
+
+@pytest.mark.parametrize(
+    ("together", "settings", "asked"),
+    [
+        (Resources(cpus=None, gpus=4), {}, {"gres": "gpu:4"}),
+        (Resources(cpus=None, gpus=0), {}, {}),
+        (Resources(cpus=64, gpus=99), {}, {"gres": "gpu:8", "cpus": 16}),
+        (Resources(cpus=2.5, memory=3 << 30, gpus=0), {}, {"cpus": 3, "memory": "3072M"}),
+        (Resources(cpus=2, memory=3 << 30, gpus=2), {"cpus": 8, "memory": "9G", "gres": "gpu:1"}, {}),
+    ],
+)
+def test_an_allocation_is_as_large_as_what_runs_at_once_unless_settings_say_it(
+    together: Resources, settings: dict[str, Any], asked: dict[str, object]
+) -> None:
+    driver, wish = Slurm(**settings), Wish(together=together)
+    assert driver._asked(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish) == asked
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

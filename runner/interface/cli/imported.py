@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse
-from ..importing import Imported, from_dvc, from_sky, text_of
+from ..importing import Imported, Table, from_dvc, from_sky, text_of
 from .new import write
 
 _LARGEST = 4 << 20
@@ -55,7 +55,7 @@ def _told(path: Path, shown: Path, made: Imported) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def _read(path: Path, shown: str) -> dict[str, Any]:
+def _read(path: Path, shown: str) -> Table:
     import yaml
 
     try:
@@ -79,7 +79,7 @@ def _named(word: str) -> str:
 # -- DVC
 
 
-def _dvc(name: str, source: Path, pipeline: dict[str, Any], root: Path) -> Imported:
+def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
     base = _base(source, root)
     home = source.parent
     files = {"params.yaml"}
@@ -131,7 +131,7 @@ def _kind(path: Path) -> str:
 # -- SkyPilot
 
 
-def _sky(name: str, source: Path, task: dict[str, Any], root: Path) -> Imported:
+def _sky(name: str, source: Path, task: Table, root: Path) -> Imported:
     from ...advice.estimates import figures
 
     work = source.parent / str(task.get("workdir") or ".")

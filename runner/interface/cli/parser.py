@@ -118,6 +118,7 @@ def run(words: Sequence[str]) -> int:
     parser, module = parser_of(verb)
     parser.words = words
     args = parser.parse_intermixed_args(words)
+    args.line = [verb, *words]
     args.verb = verb
     args.standing = standing(os.environ, words) if args.workspace is None else Standing(Path(args.workspace))
     args.workspace = args.standing.root

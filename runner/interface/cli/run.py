@@ -52,6 +52,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--nodes", type=positive, default=0, metavar="N", help="run `accelerate` steps that do not say on how many nodes on N; no part of any key"
     )
     if verb == "run":
+        parser.add_argument(
+            "--in-cluster", action="store_true", help="with --driver slurm: have a job of the cluster work on the run, and return; docs/clusters.md"
+        )
         parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
     add_where(parser)
     if verb in ("run", "submit"):
@@ -70,6 +73,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--unattended", action="store_true", help="in a pipe, rent where nobody ends a machine if this program dies: see `recipe offers`"
         )
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
+        if verb == "run":
+            parser.add_argument("--notify", action="store_true", help="show a notification on the desktop when it is over")
         parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
         parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
 
@@ -89,7 +94,12 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
         return 0
     if not _agreed(ws, request, choice, args):
         return 3
-    return carried_out(ws, request, choice, settings_of(args), args)
+    settings = settings_of(args)
+    if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
+        from .in_cluster import submitted
+
+        return submitted(ws, args)
+    return carried_out(ws, request, choice, settings, args)
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
@@ -192,6 +202,12 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
     listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=commands)
     with through(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
+    if getattr(args, "notify", False):
+        from ..desktop import notify
+
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in summary.counts.items() if count)
+        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {_seconds(summary.seconds)}"):
+            print("recipe: there is no notify-send (package libnotify) to show a notification with", file=sys.stderr)
     if summary.interrupted:
         return 130
     if summary.state == "COMPLETED":

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ...errors import Invalid, RecipeError
+from ...errors import CannotRun, Invalid, RecipeError
 from ...execution.session import look
 from ..diagnostics import render
 from . import run as running
@@ -37,6 +37,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.in_cluster:
+        raise CannotRun("a watch stays here, and --in-cluster leaves", fix="recipe run --in-cluster")
     request, choice = request_of(args), running.choice_of(args)
     try:
         while True:
