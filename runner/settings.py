@@ -18,7 +18,7 @@ from .reading import whole
 
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
-_LISTS = (("recipes", "allow"), ("data", "roots"), ("server", "hosts"), ("hooks", "spend"))
+_LISTS = (("recipes", "allow"), ("data", "roots"), ("server", "hosts"))
 _PUBLIC = frozenset({"host_key", "keepalive"})
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ class Config:
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `server.hosts`, `hooks.spend`
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `server.hosts`
     origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
 
@@ -170,8 +170,6 @@ def _merged(files: list[_File]) -> Config:
     lists: dict[str, tuple[str, ...]] = {}
     for file in reversed(files):
         for keys in _LISTS:
-            if keys[0] == "hooks" and "hooks.spend" in lists:
-                continue  # a workspace does not replace the user's
             if keys[1] in (table := file.value.get(keys[0], {})):
                 lists[".".join(keys)] = tuple(table[keys[1]])
                 origins[keys] = _origin(file, keys)

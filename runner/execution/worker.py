@@ -72,8 +72,6 @@ def work(
                 await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool, settings.jobs))
             needs = {host_pool.need(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
-            if needs:
-                await host_pool.reserve()
             if found.request.current_python:
                 await host_pool.match(host_pool.sites)
             jobs = settings.jobs or at_once(found, host_pool)

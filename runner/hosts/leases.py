@@ -48,7 +48,6 @@ from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .money import affordable, committed
-from .spend import Spend
 
 _T = TypeVar("_T")
 TERM: Final = timedelta(days=1)
@@ -128,8 +127,6 @@ class Leases:
         self.term = TERM
         """For which a lease is asked."""
         self.say: Callable[[str], None] = lambda _text: None
-        self.spend: Spend | None = None
-        """Who is asked before the run rents, and is given what it cost."""
         self._waits = ""
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
@@ -325,11 +322,6 @@ class Leases:
         now = time.time()
         rows = [row for row in self.ledger.since(now - FAILED) if row.driver == self.name and row.state == "GONE" and row.up is None]
         return {str(row.offer.get("id", "")) for row in rows if now - (row.gone or now) < (FAILED if row.lease else TAKEN)}
-
-    async def settle(self) -> str:
-        """Say what the run cost to who is to know.  Answers what went wrong; empty when nothing did."""
-        rows = self.ledger.of_run(self.run)
-        return await self.spend.settle(rows, self.ledger.costs([row.key for row in rows])) if self.spend is not None else ""
 
     def taken_away(self) -> int:
         """How many spot machines the provider took away from this run, whichever worker had them."""

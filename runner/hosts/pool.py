@@ -53,7 +53,6 @@ from .leases import LEAST, RENEW, TAKEN_AWAY, Leases, driver_of, lease_of, need_
 from .money import leave_at
 from .offering import left_out
 from .sites import Site
-from .spend import Spend
 
 if TYPE_CHECKING:
     from .wire import Progress
@@ -268,11 +267,6 @@ class HostPool:
             if found := await self._take(offer, 1, self._wish.need):
                 return found
         return ()
-
-    async def reserve(self) -> None:
-        """Ask the setting `[hooks] spend` whether this run may rent.  Raises Invalid when it may not."""
-        if (spend := self._of().spend) is not None and not self._of().ledger.of_run(self.run):
-            await spend.reserve(self.limit)
 
     async def _tidy(self) -> None:
         """End what dead runs left to nobody; say what they left that costs money."""
@@ -510,8 +504,6 @@ class HostPool:
                     self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._console()}")
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
-            if not (leave and self.priced) and (wrong := await self.leases.settle()):
-                self.say(f"`[hooks] spend` does not know what the run cost: {wrong}; `recipe report --cost {self.run}` shows it")
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
@@ -531,8 +523,6 @@ class HostPool:
         leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
         leases.limits = self.ws.config.limits if driver.traits.priced else {}
         leases.limit, leases.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
-        if driver.traits.priced and (argv := self.ws.config.lists.get("hooks.spend")):
-            leases.spend = Spend(argv, self.run, str(self.ws.root), self.name, self.ws.environ)
         leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
         return leases
 

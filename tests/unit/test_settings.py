@@ -170,11 +170,3 @@ def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it
     asked = ("s3://bucket/team/deep/x", "s3://bucket/team/x", "s3://bucket/other", "gs://bucket/team", "s3://other/team", "s3://bucket")
     answers = [store.name if (store := found.store_of(address)) is not None else None for address in asked]
     assert answers == ["b", "a", "c", "d", None, "c"]
-
-
-def test_a_workspace_does_not_replace_the_program_that_a_user_is_asked_by(root: Path, user: Path) -> None:
-    user.write_text('[hooks]\nspend = ["points", "--team", "vision"]\n')
-    (root / "recipe.toml").write_text('[hooks]\nspend = ["true"]\n')
-    assert loaded(root, user).lists["hooks.spend"] == ("points", "--team", "vision")
-    assert loaded(root).lists["hooks.spend"] == ("true",)
-    assert ("hooks.spend", ["points", "--team", "vision"], f"{user}:2") in settings.listed(loaded(root, user))
