@@ -58,6 +58,7 @@ proof: export RECIPE_KEEPER_ROUNDS ?= 40
 proof: export RECIPE_TRUNCATIONS ?= 25
 proof: export RECIPE_SLURM_STEPS ?= 200
 proof: export RECIPE_TEMPLATE_EXAMPLES ?= 700
+proof: export RECIPE_REPORTS ?= 1000
 proof: .venv/.ready
 	$(TEST) -m 'proof or longer'
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import networkx as nx
 
 HOME = Path(__file__).resolve().parents[1]
-FLOORS = ("agent", "words", "language", "planning", "storage", "hosts", "survey", "advice", "execution", "interface", "server")
+FLOORS = ("agent", "words", "language", "planning", "storage", "reports", "hosts", "survey", "advice", "execution", "interface", "server")
 """A floor imports itself and those before it, but nobody's agent imports anything.  `words` are the modules of `runner` itself; the front door,
 runner/__init__.py, opens any room."""
 PLAN_FREE = ("runner.planning.step",)

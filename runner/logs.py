@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import logging
 
 ROOTS: Final = ("recipe", "drivers")
+REMOTE: Final = "training.remote"
+"""The room whose records are lines of JSON, for programs that read logs."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 _maskers: list[Masker] = []
@@ -37,6 +39,11 @@ class Log:
 
     def debug(self, text: str, *arguments: object) -> None:
         self._record("debug", text, arguments)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody may read the records of this room."""
+        return "logging" in sys.modules
 
     def _record(self, level: str, text: str, arguments: tuple[object, ...]) -> None:
         if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):
@@ -72,7 +79,7 @@ def begin(verbose: int, wish: str) -> None:
     handlers: list[tuple[logging.Handler, int]] = []
     if path:
         handlers.append((logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"), wanted))
-        handlers[-1][0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers[-1][0].setFormatter(_formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     else:
         shown = min(shown, wanted)
     if verbose or (wish and not path):
@@ -102,8 +109,18 @@ def _stderr() -> logging.Handler:
                 print(line, file=sys.stderr, flush=True)
 
     lines = Lines()
-    lines.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    lines.setFormatter(_formatter("%(name)s: %(message)s"))
     return lines
+
+
+def _formatter(style: str) -> logging.Formatter:
+    import logging
+
+    class Formatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return record.getMessage() if record.name == f"recipe.{REMOTE}" else super().format(record)
+
+    return Formatter(style)
 
 
 def _masked(record: Any) -> bool:

@@ -18,8 +18,9 @@ from .reading import whole
 
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers")
-_LISTS = (("recipes", "allow"), ("data", "roots"), ("server", "hosts"))
-_PUBLIC = frozenset({"host_key", "keepalive"})
+_RECEIVERS = ("webhooks", "notify")
+_LISTS = (("recipes", "allow"), ("data", "roots"), ("server", "hosts"), ("hooks", "spend"))
+_PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
@@ -39,6 +40,18 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Receiver:
+    """One `[[webhooks]]` or `[[notify]]`: who is told of runs.
+
+    `url` of a webhook is its address; that of a `notify`, and every `secret`, is the name of an environment variable.
+    """
+
+    url: str
+    events: tuple[str, ...] = ("*",)  # patterns of types: run.failed, alert.*
+    secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Settings in force.  `origins` says where each comes from: (path of keys) -> `file:line`."""
 
@@ -46,9 +59,11 @@ class Config:
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `server.hosts`
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `server.hosts`, `hooks.spend`
     origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
+    webhooks: tuple[Receiver, ...] = ()
+    notify: tuple[Receiver, ...] = ()
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
@@ -105,6 +120,8 @@ def listed(config: Config) -> list[tuple[str, Any, str]]:
             value = getattr(config.stores[keys[1]], keys[2])
         elif keys[0] in ("prices", "limits"):
             value = getattr(config, keys[0])[keys[1]]
+        elif keys[0] in _RECEIVERS:
+            value = getattr(getattr(config, keys[0])[int(keys[1])], keys[2])
         elif keys in _LISTS:
             value = list(config.lists[".".join(keys)])
         else:
@@ -118,7 +135,7 @@ def _masked(key: str, value: Any) -> Any:
         return {name: _masked(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_masked("", item) for item in value]
-    return "***" if _SECRET.search(key) and key not in _PUBLIC else value
+    return "***" if _SECRET.search(key) and key not in _PUBLIC else list(value) if isinstance(value, tuple) else value
 
 
 def paths(root: Path, environ: Mapping[str, str]) -> tuple[Path, Path]:
@@ -168,7 +185,12 @@ def _merged(files: list[_File]) -> Config:
     prices: dict[str, str] = {}
     limits: dict[str, float] = {}
     lists: dict[str, tuple[str, ...]] = {}
+    receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
     for file in reversed(files):
+        for kind, told in receivers.items():
+            for n, table in enumerate(file.value.get(kind, ())):
+                origins.update({(kind, str(len(told)), key): _origin(file, (kind, str(n), key)) for key in table})
+                told.append(Receiver(**table | ({"events": tuple(table["events"])} if "events" in table else {})))
         for keys in _LISTS:
             if keys[1] in (table := file.value.get(keys[0], {})):
                 lists[".".join(keys)] = tuple(table[keys[1]])
@@ -191,7 +213,8 @@ def _merged(files: list[_File]) -> Config:
                 for key in table:
                     origins[kind, name, key] = _origin(file, (kind, name, key))
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    return Config(store, stores, tables["drivers"], prices, lists, origins, limits)
+    webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
+    return Config(store, stores, tables["drivers"], prices, lists, origins, limits, webhooks, notify)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
@@ -258,7 +281,8 @@ def _check(root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: t
         return [("wrong-type", f"{name} must be {_WORDS[kind]}", keys, "")]
     if isinstance(value, str):
         if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
-            return [("bad-value", f'{name} cannot be "{value}"', keys, str(part.get("description", "")))]
+            shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
+            return [("bad-value", f'{name} cannot be "{shown}"', keys, str(part.get("description", "")))]
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and value < part.get("minimum", value):
         return [("bad-value", f"{name} must be at least {part['minimum']}", keys, "")]
     elif isinstance(value, list):

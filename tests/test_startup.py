@@ -24,6 +24,9 @@ HEAVY = {
     "psycopg",
     "fastapi",
     "runner.server",
+    "runner.reports",
+    "runner.storage.letters",
+    "runner.storage.outbox",
 }
 RECIPE = """\
 recipe: two@1
@@ -102,3 +105,8 @@ def test_a_run_of_a_plan_that_is_kept_imports_no_graphs(space: Path) -> None:
 
 def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> None:
     assert imported(space, "__complete", "run", "./two.yaml", "wo") & (HEAVY - {"yaml"}) == set()
+
+
+def test_a_run_of_which_nobody_is_told_imports_nothing_of_reports(space: Path) -> None:
+    found = imported(space, "run", "./two.yaml", "word=untold")
+    assert "asyncio" in found and not found & {"runner.reports", "runner.storage.letters", "runner.storage.outbox", "http.client"}

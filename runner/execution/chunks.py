@@ -1,4 +1,4 @@
-"""Send what attempts print and measure, masked, to the database of runs, so that it can be followed on another machine.
+"""Send what attempts print and measure, masked, to the database of runs, so that it can be followed on another machine, and to a platform.
 
 While an attempt runs its text is rows of at most 64 KiB, one a second; when it is over it is one object of the shared store, and the rows go.
 Rows have at most the first half of what is kept of a log: of a longer one the rest is there when the attempt is over, as `LOG_CAP` keeps it.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import RecipeError
 from ..secrets import Stream
@@ -22,6 +22,9 @@ from ..storage.workspace import Workspace
 from .attempt_result import LOG_CAP
 from .attempts import Running
 from .commit import GroupCommit
+
+if TYPE_CHECKING:
+    from .telemetry import Telemetry
 
 EVERY: Final = 1.0
 """Seconds between two looks at what was printed."""
@@ -42,18 +45,24 @@ class _Text:
 
 
 class Chunks:
-    """The texts of one run.  Does nothing for a run whose files are read where they are."""
+    """The texts of one run.  Does nothing for a run whose files are read where they are, and of which no platform is `told`."""
 
     def __init__(
-        self, ws: Workspace, commits: GroupCommit, running: Mapping[str, Running], beside: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        ws: Workspace,
+        commits: GroupCommit,
+        running: Mapping[str, Running],
+        beside: Callable[[Coroutine[Any, Any, None]], None],
+        told: Telemetry | None = None,
     ) -> None:
+        self._told = told
         self._ws, self._commits, self._running, self._beside = ws, commits, running, beside
         self._texts: dict[str, list[_Text]] = {}
         self._due = 0.0
 
     def tick(self) -> None:
         """Send what is new, once a second."""
-        if not self._ws.delivers or time.monotonic() < self._due:
+        if not self._wanted or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
         rows = [row for id, running in self._running.items() for text in self._of(id, running) for row in self._new(text)]
@@ -61,7 +70,7 @@ class Chunks:
 
     def over(self, id: str, running: Running) -> None:
         """An attempt is over and its log is kept: send the rest, then make it one object beside all else."""
-        if not self._ws.delivers:
+        if not self._wanted:
             return
         texts = self._of(id, running)
         self._texts.pop(id)
@@ -72,7 +81,14 @@ class Chunks:
             text.masked = Stream(type(self._commits.masker)())  # what is kept is masked
             rows += self._new(text)
         self._send(rows)
-        self._beside(self._fold(texts))
+        if self._told is not None:
+            self._told.over(texts[-1].name)
+        if self._ws.delivers:
+            self._beside(self._fold(texts))
+
+    @property
+    def _wanted(self) -> bool:
+        return self._ws.delivers or self._told is not None
 
     def _of(self, id: str, running: Running) -> list[_Text]:
         if id not in self._texts:
@@ -98,8 +114,10 @@ class Chunks:
 
     def _send(self, rows: list[Chunk]) -> None:
         commits = self._commits
+        if self._told is not None:
+            self._told.feed(rows)
         with contextlib.suppress(Stale):  # the next group finds it out
-            if rows:
+            if rows and self._ws.delivers:
                 self._ws.store.runs.add_chunks(commits.run, commits.fence, rows)
 
     async def _fold(self, texts: list[_Text]) -> None:

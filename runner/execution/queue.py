@@ -16,6 +16,7 @@ from ..digest import of_value
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..hosts import client
 from ..planning.schedule import Move
+from ..reports import sealing
 from ..storage.files import Content
 from ..storage.objects import delete
 from ..storage.remote_states import Lying
@@ -25,15 +26,32 @@ from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
 from . import uploading
 from .refusals import check, preflight
+from .reporting import LAST_WORDS, begin, no_points, refused
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
-from .terms import Choice, Listener, Overview, Settings, Since, Summary, asked, choice_of_run, login, new_id, noted, request_of_run, settings_of_run
+from .terms import (
+    Choice,
+    Listener,
+    Overview,
+    Settings,
+    Since,
+    Summary,
+    asked,
+    choice_of_run,
+    limits_of,
+    login,
+    new_id,
+    noted,
+    request_of_run,
+    settings_of_run,
+)
 from .unattended import end_claimed
 from .work import Handover
 from .worker import work
 
 if TYPE_CHECKING:
+    from ..reports.delivery import Delivery
     from ..storage.remote_cache import RemoteCache
 
 LOOK: Final = 1.0
@@ -51,6 +69,7 @@ class Ticket(NamedTuple):
     labels: Mapping[str, str] = {}
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
+    told: Mapping[str, object] = {}  # who is told of the run beside the receivers of the settings: `webhooks`, `job`
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
 
@@ -67,15 +86,21 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
         ws.asks_secrets = False
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
-    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings)}
+    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(plan.settings.limits)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
-    data |= {"labels": dict(ticket.labels), "body": of_value("body", [data, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])}
+    told = [sealing.without(ticket.told)] if ticket.told else []
+    body = of_value("body", [data, *told, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])
+    data |= {"labels": dict(ticket.labels), "body": body}
+    data |= ticket.told
     now = time.time()
     row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
     row = row._replace(user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store)
-    return ws.store.runs.submit(row, bundle=parcel.data)
+    done = ws.store.runs.submit(row, bundle=parcel.data)
+    if words := no_points(ws, done.id):
+        raise refused(done.id, words)
+    return done
 
 
 def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
@@ -165,15 +190,22 @@ def serve(
     `store`: runs of all workspaces that use this shared store, by its name in the settings; empty for the default one.  Raises NotFound without one.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
-    while not handover.asked:
-        with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
-            if store is not None:
-                offer = offer._replace(store=_shared(ws, store).remote.url)
-            claimed = _next(ws, who, offer, handover, once=once)
-            if claimed is not None:
-                _carry_out(ws, claimed, listener(), handover)
-            elif once:
-                return
+    delivery: Delivery | None = None
+    try:
+        while not handover.asked:
+            with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
+                if store is not None:
+                    offer = offer._replace(store=_shared(ws, store).remote.url)
+                delivery = delivery or begin(ws)
+                claimed = _next(ws, who, offer, handover, once=once)
+                if claimed is not None:
+                    delivery = delivery or begin(ws, claimed.id)
+                    _carry_out(ws, claimed, listener(), handover)
+                elif once:
+                    return
+    finally:
+        if delivery is not None:
+            delivery.end(LAST_WORDS)
 
 
 def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bool) -> Submitted | None:
@@ -214,7 +246,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if row.request in ("cancel", "pause"):
         end_claimed(ws, row, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
         return True
-    if poisoned(ws, row, fence):
+    if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
         return True
     request, choice, settings = request_of_run(row), choice_of_run(row), settings_of_run(row)
     if request is None:

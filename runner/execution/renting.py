@@ -15,6 +15,7 @@ from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
 from .control import money_is_spent, stop
 from .failing import replaced
+from .reporting import log_remote
 from .work import Work
 
 LOOK: Final = 0.2
@@ -78,6 +79,8 @@ def _succeed_in_time(work: Work) -> None:
 def note(work: Work) -> None:
     """Note the moves of leases among those of the run."""
     moves, work.host_pool.moves = work.host_pool.moves, []
+    for _before, row in moves:
+        log_remote(work.ws, work.commits.run, row.driver, str(row.lease.get("id", "")), row.state)
     work.groups.record(
         [
             Move("lease", row.key, before, row.state, row.reason, {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price})

@@ -17,8 +17,9 @@ from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
 from . import uploading
 from .refusals import check, preflight
+from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell
-from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, new_id, noted
+from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted
 
 if TYPE_CHECKING:
     from .resume import Claimed
@@ -122,14 +123,19 @@ def _worked(
     )
     taken = resume.take_over(ws, found, digest, resumed)
     claimed = taken or resume.Claimed(new_id(), 0)
+    if taken is not None and (words := no_points(ws, taken.id, taken.fence)):
+        raise refused(taken.id, words)
 
     def submit() -> int:
         nonlocal claimed
         claimed = _submitted(ws, found, claimed.id, digest, choice, settings)
+        if words := no_points(ws, claimed.id, claimed.fence):
+            raise refused(claimed.id, words)
         return claimed.fence
 
     try:
-        return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
+        with delivering(ws):
+            return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
     except BaseException:
         if claimed.fence:
             ws.store.runs.release(claimed.id, claimed.fence)
@@ -144,7 +150,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choic
 
     total, fresh = sizes(found)
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
-    data |= noted(choice, settings)
+    data |= noted(choice, settings) | limits_of(found.plan.settings.limits)
     row = RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data)
     fence = ws.store.runs.submit(row, f"process {os.getpid()}").fence
     crashpoint("run-claimed")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from ..planning.plan import ALLOW_FAILURE, Plan
 from ..planning.schedule import Task, priorities
+from ..survey.survey import Survey
 
 
 def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping[str, float]) -> list[Task]:
@@ -25,3 +27,16 @@ def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping
         weights = priorities(tasks, expected) if ids == todo else {}
         tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
     return tasks
+
+
+_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
+"""Inputs that say how many steps a training takes."""
+
+
+def steps_of(found: Survey, id: str) -> float | None:
+    """How many steps the training of a step takes; None where its inputs do not say."""
+    n = found.plan.index.get(id)
+    author = found.plan.specs()[n].author if n is not None else {}
+    reads = author.get("reads", {})
+    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
+    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from ..secrets import Masker
 
 if TYPE_CHECKING:
+    from ..planning.step import LimitSpec
     from ..storage.runs import Event, RunRow
     from ..storage.workspace import Workspace
     from ..survey.survey import Request
@@ -136,6 +137,12 @@ def noted(choice: Choice, settings: Settings) -> dict[str, object]:
     """How a run is asked for, as it is stored with it."""
     how: dict[str, object] = {"choice": asdict(choice), "settings": {name: value for name, value in asdict(settings).items() if name != "label"}}
     return how | {name: value for name, value in settings.label._asdict().items() if value}
+
+
+def limits_of(limits: LimitSpec) -> dict[str, object]:
+    """The limits of a run, as they are stored with it: seconds and US dollars."""
+    known = {name: value for name, value in (("time", limits.time), ("cost", limits.cost)) if value is not None}
+    return {"limits": known} if known else {}
 
 
 def request_of_run(row: RunRow) -> Request | None:

@@ -26,6 +26,7 @@ from .commit import GroupCommit
 from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
+from .reporting import telemetry
 from .resume import Claimed
 from .tasks import tasks_of
 from .tidying import Tidying
@@ -146,7 +147,7 @@ class Work:
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
         self.publisher = Publisher(ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link)
         self.tidying = Tidying(ws, commits, self.scrap, self.plan.recipe, self.beside, failures_kept=self.orphans.any_failed)
-        self.chunks = Chunks(ws, commits, self.running, self.beside)
+        self.chunks = Chunks(ws, commits, self.running, self.beside, telemetry(ws, commits.run, survey, commits.say))
         self.groups = Groups(commits, self.running, self.wake)
         self.downloads = Downloads(ws.remote_cache, self.wake, commits.say) if ws.remote_cache is not None else None
         tasks = tasks_of(self.plan, self.todo, self.todo, commits.expected)

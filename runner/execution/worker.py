@@ -30,13 +30,16 @@ from . import loop, uploading
 from .commit import GroupCommit
 from .loop import Report
 from .refusals import at_once, demand, fits, sent
+from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
+from .tasks import steps_of
 from .terms import Listener, Overview, Settings, Since, Summary
 from .work import Handover, Options, Work
 
 _log = Log("worker")
+LOCAL: Final = "local"
 
 
 def work(
@@ -76,7 +79,7 @@ def work(
                 await host_pool.match(host_pool.sites)
             jobs = settings.jobs or at_once(found, host_pool)
             begins = replace(claimed, fence=submit()) if submit is not None else claimed
-            commits = _begun(ws, found, begins, jobs, listener, masker)
+            commits = _begun(ws, found, begins, jobs, settings, listener, masker)
             contended = ws.store.database.version() != since.version
             options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
@@ -111,6 +114,8 @@ def work(
     assert commits is not None
     interrupted = working.control.interrupts > 0 or report.left
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    if settings.driver != LOCAL:
+        log_remote(ws, claimed.id, settings.driver, "", state)
     if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
@@ -181,7 +186,7 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: Listener, masker: Masker) -> GroupCommit:
+def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, settings: Settings, listener: Listener, masker: Masker) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
@@ -192,9 +197,11 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, listener: L
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
     listener.begin(
-        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(_steps, found))
+        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(steps_of, found))
     )
     tell(ws, listener)
+    if settings.driver != LOCAL:
+        log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
         listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
     commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
@@ -205,15 +212,3 @@ def _typed(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]
-
-
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes."""
-
-
-def _steps(found: Survey, id: str) -> float | None:
-    n = found.plan.index.get(id)
-    author = found.plan.specs()[n].author if n is not None else {}
-    reads = author.get("reads", {})
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 import subprocess
 from functools import cache
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ..language.recipe import Recipe
+from ..reports.receivers import TOKEN
+from ..reports.sealing import seal
+from ..storage.letters import STATUS
 from ..storage.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes, runs, streams
@@ -24,14 +27,7 @@ from .runs import NewRun
 router = APIRouter(prefix="/api/training", tags=["platforms"])
 
 Status: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
-_STATUS: Final[dict[str, Status]] = {
-    "QUEUED": "queued",
-    "ACTIVE": "running",
-    "PAUSED": "paused",
-    "COMPLETED": "completed",
-    "FAILED": "failed",
-    "CANCELLED": "cancelled",
-}
+_STATUS: Final = cast("dict[str, Status]", STATUS)
 _KEY: Final = "job:"
 _ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _LISTED: Final = 1000
@@ -42,7 +38,7 @@ def _either(*names: str) -> AliasChoices:
 
 
 class Execute(BaseModel):
-    """A job, as a platform has it.  `job_token` is not stored: reports to the platform are not sent yet."""
+    """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -90,7 +86,10 @@ def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
         if value:
             inputs[_input(recipe, kinds, field)] = value
     new = NewRun(recipe=asked.recipe, inputs=inputs, user=asked.user_id)
-    view = runs.create(new, room, response, f"{_KEY}{asked.job_id}")
+    job = {"id": asked.job_id, "user": asked.user_id, "model": asked.model_name}
+    if asked.job_token and any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")):
+        job["token"] = seal(asked.job_token, TOKEN, room.environ)
+    view = runs.store(new, room, response, f"{_KEY}{asked.job_id}", {"job": job})
     response.status_code = 202
     return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
 

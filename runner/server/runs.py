@@ -14,6 +14,9 @@ from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_o
 from ..execution.unattended import end_unattended
 from ..planning.ids import stored
 from ..planning.schedule import Move, word
+from ..reports.addresses import public_place
+from ..reports.receivers import SECRET
+from ..reports.sealing import seal
 from ..storage.ledger import Ledger, of_user
 from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow, Wanted
 from ..storage.workspace import Workspace
@@ -35,6 +38,18 @@ _HIDDEN: Final = ("log", "metrics", "env_files", "secrets")
 """What events hold for workers alone."""
 
 
+class Hook(BaseModel):
+    """An address that is told of the run, by Standard Webhooks."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    url: str = Field(max_length=2000, description="https://HOST/PATH of a public host.")
+    secret: str = Field(default="", max_length=200, pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$", description="What messages are signed with.")
+    events: list[Annotated[str, Field(max_length=60, pattern=r"^[a-z_*?]+(\.[a-z_*?]+)?$")]] = Field(
+        default=["*"], min_length=1, max_length=32, description="Types, such as run.failed, run.* or alert.*."
+    )
+
+
 class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
@@ -43,6 +58,7 @@ class NewRun(Asked):
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
+    webhooks: list[Hook] = Field(default=[], max_length=8, description="Who is told how it goes, beside the receivers of the server's settings.")
 
 
 class Progress(BaseModel):
@@ -152,6 +168,19 @@ class Nothing(BaseModel):
 def create(
     asked: NewRun, room: InRoom, response: Response, key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = ""
 ) -> RunView:
+    told = {"webhooks": [_hook(room, each) for each in asked.webhooks]} if asked.webhooks else {}
+    return store(asked, room, response, key, told)
+
+
+def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
+    """A webhook as it is stored.  Raises Invalid for an address that is not public, CannotRun where its secret cannot be sealed."""
+    public_place(hook.url)
+    sealed = {"secret": seal(hook.secret, SECRET, room.environ)} if hook.secret else {}
+    return {"url": hook.url, "events": hook.events, **sealed}
+
+
+def store(asked: NewRun, room: Room, response: Response, key: str, told: Mapping[str, object]) -> RunView:
+    """Check a request and store its run; `told` says who is told of it, beside the receivers of the settings."""
     from .. import extensions
 
     each = recipes.meant(room.root, room.environ, asked.recipe)
@@ -161,7 +190,7 @@ def create(
     due = asked.not_before.timestamp() if asked.not_before is not None else None
     with room.working() as ws:
         # Without a shared store only a worker of this folder can have what the run needs.
-        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), here=ws.share(None) is None)
+        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), told, here=ws.share(None) is None)
         request = Request(each.word, asked.inputs, asked.preset)
         run = submit(ws, request, Choice(), Settings(asked.driver), ticket).id
         response.status_code = 201 if run == ticket.run else 200
@@ -393,5 +422,10 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
             raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
         choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
         labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, here=ws.share(None) is None)
+        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _told(row), here=ws.share(None) is None)
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
+
+
+def _told(row: RunRow) -> Mapping[str, object]:
+    """Who was told of a run, and is told of its retry."""
+    return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}

@@ -19,6 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Infrastructure, Invalid, Problem
+from ..execution.reporting import LAST_WORDS
+from ..reports.delivery import Delivery
 from ..settings import load
 from ..storage.workspace import Workspace
 from .app import application
@@ -98,7 +100,12 @@ def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, wi
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection may have a file open besides
-            uvicorn.Server(config).run(sockets=[listener])
+            delivery = Delivery(ws.root, ws.environ)
+            delivery.start()
+            try:
+                uvicorn.Server(config).run(sockets=[listener])
+            finally:
+                delivery.end(LAST_WORDS)
 
 
 def _listener(where: Listening) -> socket.socket:

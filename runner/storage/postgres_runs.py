@@ -7,10 +7,12 @@ A group is one guarded transaction: the disk's index first, which is named by co
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Event as ThreadEvent
 from threading import Thread
@@ -23,6 +25,7 @@ from ..errors import Infrastructure, NotFound, Unusable
 from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
 from .index import NOTHING, Changes, Index
+from .outbox import COLUMNS, POSTGRES, Letter, Outbox
 from .runs import (
     ELSEWHERE,
     FINAL,
@@ -33,6 +36,7 @@ from .runs import (
     Moved,
     Offer,
     Output,
+    Reporter,
     Requested,
     RunRow,
     Stale,
@@ -40,8 +44,10 @@ from .runs import (
     Submitted,
     Wanted,
     is_progress,
+    nothing_told,
     outputs_of,
     same_request,
+    told_of,
 )
 
 CLAIM: Final = 30.0
@@ -82,6 +88,13 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         " PRIMARY KEY (run, attempt, stream, start))",
         "CREATE TABLE keys (key text PRIMARY KEY, run text NOT NULL)",
     ),
+    (
+        "CREATE TABLE outbox (number bigserial PRIMARY KEY, run text NOT NULL, receiver text NOT NULL, id text NOT NULL, type text NOT NULL,"
+        " body text NOT NULL, points integer NOT NULL DEFAULT 0, state text NOT NULL DEFAULT 'waiting', tries integer NOT NULL DEFAULT 0,"
+        " created float8 NOT NULL, due float8 NOT NULL, held_until float8 NOT NULL DEFAULT 0, reason text NOT NULL DEFAULT '')",
+        "CREATE INDEX outbox_in_order ON outbox (run, receiver, number) WHERE state = 'waiting'",
+        "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 
@@ -109,6 +122,7 @@ class PostgresRuns:
         self._me = f"{_machine()} {os.getpid()} {_began(os.getpid())} {os.urandom(4).hex()}"
         self._news, self._beaten = 0, time.monotonic()
         self._claims: set[str] = set()
+        self.reporter: Reporter = nothing_told
         self._connection: Connection[Row] | None = None
         self._beats: _Beats | None = None
         self._do(lambda db: _migrate(db, read_only=read_only))
@@ -303,7 +317,9 @@ class PostgresRuns:
                     if id != run.id:
                         same_request(run, id, mapping(data))
                     return Submitted(id, fence if who and holder == self._me else 0)  # ours: the reply to the first try was lost
-                db.execute("INSERT INTO events VALUES (%s, 1, %s, 'run', %s, '', 'QUEUED', %s, '{}')", (run.id, time.time(), run.id, run.reason))
+                began = Event(run.id, 1, time.time(), "run", run.id, "", "QUEUED", run.reason, {})
+                db.execute("INSERT INTO events VALUES (%s, 1, %s, 'run', %s, '', 'QUEUED', %s, '{}')", (run.id, began.at, run.id, run.reason))
+                _post(db, run.id, self.reporter([began]))
                 if bundle:
                     db.execute("INSERT INTO bundles VALUES (%s, %s) ON CONFLICT DO NOTHING", (run.bundle, bundle))
                 db.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, run.id))
@@ -417,6 +433,8 @@ class PostgresRuns:
                         " WHERE id = %s",
                         (*run_state, now if over else None, over, run),
                     )
+                if told := told_of(run, last - len(events) + 1, now, moves):
+                    _post(db, run, self.reporter(told))
             return last
 
         last = self._do(store)
@@ -430,6 +448,17 @@ class PostgresRuns:
 
     def land(self) -> None:
         """A group is stored when `group` returns."""
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        return Outbox(lambda statement, values: self._all(_NAMED.sub(r"%(\1)s", statement), values), POSTGRES)
+
+    def post(self, run: str, letters: Sequence[Letter]) -> None:
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                _post(db, run, letters)
+
+        self._do(store)
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         def store(db: Connection[Row]) -> bool:
@@ -452,7 +481,8 @@ class PostgresRuns:
             with db.transaction():
                 ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self._workspace))
                 chosen = [id for (id,) in ours.fetchall()]  # those that we only worked on are their submitters'
-                for table, column in (("chunks", "run"), ("keys", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+                for table in ("chunks", "keys", "outbox", "events", "attempts", "steps", "runs"):
+                    column = "id" if table == "runs" else "run"
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
                     db.execute(statement, (chosen,))
                 db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")
@@ -572,6 +602,18 @@ def _write(db: Connection[Row], run: str, first: int, events: Sequence[Row], ste
                 " outcome = excluded.outcome, reason = excluded.reason, exit = excluded.exit, preimage = excluded.preimage",
                 attempts,
             )
+
+
+def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:
+    if letters:
+        now = time.time()
+        rows = [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
+        with db.cursor() as many:
+            many.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode(), rows)  # noqa: S608
+
+
+_NAMED: Final = re.compile(r"(?<!:):([a-z_]+)\b")
+"""A value in a statement of the outbox."""
 
 
 def _pairs(labels: object) -> list[str]:

@@ -6,15 +6,20 @@ A group is one guarded transaction: claim and fence must be ours, and the same u
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ..errors import Busy, Invalid, Problem
 from .database import Data, Json, parsed
 from .index import NOTHING, Changes
 
+if TYPE_CHECKING:
+    from .outbox import Letter, Outbox
+
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 WORKER_GONE: Final = "its worker is gone"
 """Why a run is FAILED that nobody resumed: what it began may go on."""
+POINTS: Final = "points"
+"""Why a run is FAILED for which the program of `[hooks] spend` gave nothing."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 KEY_IN_USE: Final = "key-in-use"
 """The code of the problem that an idempotency key was used for another request."""
@@ -184,6 +189,24 @@ def is_progress(move: Moved) -> bool:
     return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
 
 
+Reporter: TypeAlias = "Callable[[Sequence[Event]], Sequence[Letter]]"
+"""What receivers are told of the moves of one run.  It is asked within the transaction that stores them, and may read that run."""
+
+
+def nothing_told(events: Sequence[Event]) -> Sequence[Letter]:
+    """Of a store for which nobody named a receiver."""
+    return ()
+
+
+def told_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Event]:
+    """The events of a group, numbered from `first`, that receivers may hear of: a run's own changes of state."""
+    return [
+        Event(run, number, now, move.subject, move.id, str(move.before), str(move.after), move.reason, move.data)
+        for number, move in enumerate(moves, first)
+        if move.subject == "run" and move.before != move.after
+    ]
+
+
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     """Whether nobody will resume a run: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
     if run.state in FINAL:
@@ -341,6 +364,18 @@ class Runs(Protocol):
 
     def land(self) -> None:
         """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
+        ...
+
+    reporter: Reporter
+    """Asked by `submit` and `group` for what is stored in the outbox in the same transaction."""
+
+    @property
+    def outbox(self) -> Outbox:
+        """What waits for receivers."""
+        ...
+
+    def post(self, run: str, letters: Sequence[Letter]) -> None:
+        """Store letters that no move of the run brings about."""
         ...
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:

@@ -6,7 +6,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ..errors import NotFound
 from .crash import crashpoint
@@ -23,6 +25,7 @@ from .runs import (
     Moved,
     Offer,
     Output,
+    Reporter,
     Requested,
     RunRow,
     Stale,
@@ -30,8 +33,15 @@ from .runs import (
     Submitted,
     Wanted,
     is_progress,
+    nothing_told,
     same_request,
+    told_of,
 )
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from .outbox import Letter, Outbox
 
 
 class SqliteRuns:
@@ -40,6 +50,7 @@ class SqliteRuns:
     def __init__(self, database: Database, index: Index, locks: Locks) -> None:
         self._database, self._index, self._locks = database, index, locks
         self._claims: dict[str, Lock] = {}
+        self.reporter: Reporter = nothing_told
 
     def close(self) -> None:
         """Let go of every claim."""
@@ -172,6 +183,7 @@ class SqliteRuns:
                 if not cursor.rowcount:
                     return Submitted(run.id)
                 db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, now, run.id, run.reason))
+                _post(db, run.id, self.reporter([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
             if lock is not None:
                 self._claims[run.id], lock = lock, None
             return Submitted(run.id, fence)
@@ -278,6 +290,8 @@ class SqliteRuns:
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts],
             )
+            if told := told_of(run, first, now, moves):
+                _post(db, run, self.reporter(told))
             self._index.write(db, changes)
             crashpoint("group-written")
         if landed is None:
@@ -288,6 +302,22 @@ class SqliteRuns:
 
     def land(self) -> None:
         self._database.land()
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        from .outbox import SQLITE, Outbox
+
+        return Outbox(self._ask, SQLITE)
+
+    def _ask(self, statement: str, values: Mapping[str, object]) -> Sequence[Row]:
+        if statement.startswith("SELECT"):
+            return self._database.all(statement, values)
+        with self._database.transaction() as db:
+            return db.execute(statement, values).fetchall()
+
+    def post(self, run: str, letters: Sequence[Letter]) -> None:
+        with self._database.transaction() as db:
+            _post(db, run, letters)
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         with self._database.transaction() as db:
@@ -303,8 +333,17 @@ class SqliteRuns:
 
     def forget(self, runs: Iterable[str]) -> None:
         with self._database.transaction() as db:
-            for table, column in (("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+            for table, column in (("outbox", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                 db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
+
+
+def _post(db: sqlite3.Connection, run: str, letters: Sequence[Letter]) -> None:
+    if letters:
+        from .outbox import COLUMNS
+
+        now = time.time()
+        rows = [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
+        db.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
 
 
 def _claim_name(run: str) -> str:

@@ -46,6 +46,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX runs_due ON runs (priority DESC, due, id) WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE')",
     ),
     ("ALTER TABLE runs ADD COLUMN user TEXT NOT NULL DEFAULT ''",),
+    (
+        "CREATE TABLE outbox (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, receiver TEXT NOT NULL, id TEXT NOT NULL,"
+        " type TEXT NOT NULL, body TEXT NOT NULL, points INTEGER NOT NULL DEFAULT 0, state TEXT NOT NULL DEFAULT 'waiting',"
+        " tries INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, due REAL NOT NULL, held_until REAL NOT NULL DEFAULT 0,"
+        " reason TEXT NOT NULL DEFAULT '')",
+        "CREATE INDEX outbox_in_order ON outbox (run, receiver, number) WHERE state = 'waiting'",
+        "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
     from ..settings import Config
     from .index import Published
+    from .letters import Letters
+    from .outbox import Letter
     from .remote_cache import RemoteCache
+    from .runs import Event
 
+PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
+"""Variables that name what a training platform is told at."""
 NONE: Final = "none"
 """The name that stands for no store."""
 
@@ -80,6 +85,7 @@ class Workspace:
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
+        store.runs.reporter = self._told
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
 
     @classmethod
@@ -109,7 +115,7 @@ class Workspace:
 
         `push` says whether what runs make is uploaded; by default as the store's settings say.
         """
-        if name == NONE or (name is None and not any(map(os.path.exists, settings_files(self.own, self.environ)))):
+        if name == NONE or (name is None and not self.has_settings):
             return None
         settings = self.config.store_named(name)
         if settings is None:
@@ -130,6 +136,37 @@ class Workspace:
         from ..settings import load
 
         return load(self.own, self.environ)
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether there is a file of settings."""
+        return any(map(os.path.exists, settings_files(self.own, self.environ)))
+
+    @cached_property
+    def letters(self) -> Letters | None:
+        """What receivers are told of runs; None where the settings and the environment name none."""
+        named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
+        if not named and not any(self.environ.get(name) for name in PLATFORM):
+            return None
+        return self._letters()
+
+    def _letters(self) -> Letters:
+        from ..settings import NOTHING
+        from .letters import Letters
+
+        return Letters(self.store.runs, self.config if self.has_settings else NOTHING, self.environ)
+
+    @property
+    def spend(self) -> tuple[str, ...]:
+        """The program of `[hooks] spend`; none: empty."""
+        return self.config.lists.get("hooks.spend", ()) if self.has_settings else ()
+
+    def _told(self, events: Sequence[Event]) -> Sequence[Letter]:
+        """What is stored in the outbox with these moves of one run."""
+        letters = self.letters
+        if letters is None and "webhooks" in self.store.runs.get(events[0].run).data:
+            letters = self._letters()
+        return letters(events) if letters is not None else ()
 
     def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
         """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""

@@ -5,7 +5,8 @@ A test module imports these and gives a fixture `store`, and `fresh`, which open
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +17,8 @@ from runner.errors import Invalid, NotFound
 from runner.execution.terms import new_id
 from runner.storage.files import Content
 from runner.storage.index import Changes, Made, Published, Trace
-from runner.storage.runs import AttemptRow, Offer, Requested, RunRow, Stale, StepRow, Wanted
+from runner.storage.outbox import Letter
+from runner.storage.runs import AttemptRow, Event, Offer, Requested, RunRow, Stale, StepRow, Wanted
 from runner.storage.store import Store
 
 
@@ -264,3 +266,65 @@ def test_limits_count_recipes_and_drivers_too(store: Store, fresh: Fresh) -> Non
     assert [each and each.id for each in claimed] == ["r0", "r2", None]
     assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 2})) is None
     assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 3})) is not None
+
+
+def letters_of(events: Sequence[Event]) -> list[Letter]:
+    """Two receivers are told of each move."""
+    return [Letter(f"webhook POST http://{name}", f"{each.run}-{each.seq}", each.after, "{}") for each in events for name in ("x", "y")]
+
+
+KNOWN = ("webhook POST http://x ", "webhook POST http://y ")
+
+
+def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(store: Store, fresh: Fresh) -> None:
+    store.runs.reporter = letters_of
+    claim = store.runs.submit(RUN, "w")
+    assert [each.type for each in fresh().runs.outbox.listed()] == ["QUEUED"] * 2
+    store.runs.request("r1", "cancel")
+    with pytest.raises(Requested):
+        store.runs.group("r1", claim.fence, [Move("run", "r1", "QUEUED", "COMPLETED")], run_state=("COMPLETED", ""))
+    with pytest.raises(Stale):
+        store.runs.group("r1", claim.fence + 1, [Move("run", "r1", "QUEUED", "ACTIVE")])
+    store.runs.group("r1", claim.fence, [DONE, Move("run", "r1", "ACTIVE", "ACTIVE", "expanded")])
+    assert len(store.runs.outbox.listed()) == 2
+    store.runs.group("r1", claim.fence, [DONE, Move("run", "r1", "QUEUED", "CANCELLED")], run_state=("CANCELLED", ""), answers="cancel")
+    found = fresh().runs.outbox.listed()
+    assert [(each.type, each.id) for each in found[2:]] == [("CANCELLED", f"r1-{store.runs.get('r1').next_event - 1}")] * 2
+    store.runs.forget(["r1"])
+    assert store.runs.outbox.listed() == []
+
+
+def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_when_it_is_gone(store: Store, fresh: Fresh) -> None:
+    store.runs.reporter = letters_of
+    claim = store.runs.submit(RUN, "w")
+    store.runs.group("r1", claim.fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
+    mine, other = store.runs.outbox, fresh().runs.outbox
+    assert mine.take(("webhook POST http://z ",)) == [] and mine.due(("webhook POST http://z ",)) is None
+    (first,) = mine.take(KNOWN[:1])
+    assert (first.type, first.receiver, first.tries) == ("QUEUED", "webhook POST http://x", 0)
+    (second,) = other.take(KNOWN)
+    assert second.receiver == "webhook POST http://y" and other.take(KNOWN) == [] and (other.due(KNOWN) or 0) > 50
+    mine.delivered(first)
+    assert [each.type for each in other.take(KNOWN, ["webhook POST http://y"])] == ["ACTIVE"] and mine.due(
+        KNOWN, ["webhook POST http://x"]
+    ) is not None
+    mine.put_off(second, 0.0, "HTTP 500")
+    assert [(each.tries, each.reason) for each in mine.take(KNOWN)] == [(1, "HTTP 500")]
+    mine.put_off(second, 100.0, "HTTP 500")
+    assert mine.take(KNOWN) == [] and 95 < (mine.due(KNOWN, ["webhook POST http://x"]) or 0) <= 100
+    mine.give_up(second, "too often")
+    assert [each.type for each in mine.take(KNOWN)] == ["ACTIVE"]  # one that is dead holds up none
+    assert mine.stop("webhook POST http://y", "gone") == 1 and mine.retry([second.number]) == 1 and mine.retry([]) == 1
+    assert {each.state for each in mine.listed()} == {"waiting"}
+
+
+def test_metric_points_that_wait_are_thinned_and_the_newest_stay(store: Store) -> None:
+    store.runs.submit(RUN, "w")
+    for n in range(25):
+        body = json.dumps({"job_id": "j", "metrics": [{"step": n * 500 + each} for each in range(500)]})
+        store.runs.post("r1", [Letter("metrics PUT http://x", str(n), "metrics", body, 500)])
+    dropped = store.runs.outbox.thin("r1", "metrics PUT http://x")
+    left = [point["step"] for each in store.runs.outbox.listed() for point in json.loads(each.body)["metrics"]]
+    assert len(left) + dropped == 12500 and 5000 < len(left) <= 10_000
+    assert left == sorted(left) and left[-500:] == list(range(12000, 12500))
+    assert store.runs.outbox.thin("r1", "metrics PUT http://x") == 0

@@ -15,6 +15,7 @@ from runner.errors import Unusable
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
 from runner.execution.work import Handover
+from runner.reports.delivery import deliver
 from runner.storage import postgres_runs
 from runner.storage.runs import ELSEWHERE, Chunk, Offer, Stale, StepRow
 from runner.storage.store import Store
@@ -23,7 +24,9 @@ from runner.survey.survey import Request
 from tests.contract.store_contract import *  # noqa: F403
 from tests.contract.store_contract import DONE, RUN
 from tests.servers.postgres import Postgres
+from tests.servers.receiver import Receiver
 from tests.support import Space, until
+from tests.system.test_outbox import moved, told
 from tests.system.test_worker import TWO, Silent, begun
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -201,3 +204,19 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
         found = ws.store.runs.get(run)
         assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1) and "taken over by another worker" in said
         assert [event.seq for event in ws.store.runs.events(run)] == list(range(1, found.next_event))
+
+
+def test_what_one_process_stores_is_delivered_by_two_that_share_the_database_once_and_in_order(tmp_path: Path, url: str) -> None:
+    with Receiver() as receiver:
+        told(tmp_path, receiver.url)
+        environ = {**os.environ, "RECIPE_RUNS": url}
+        with Workspace.open(tmp_path, environ=environ) as ws:
+            moved(ws, 4, runs=4)
+            senders = [threading.Thread(target=deliver, args=(tmp_path, environ)) for _ in range(2)]
+            for each in senders:
+                each.start()
+            for each in senders:
+                each.join()
+            assert ws.store.runs.outbox.listed() == []
+    got = [(each.json["data"]["run"], each.json["data"]["seq"]) for each in receiver.got]
+    assert len(got) == 16 and all([seq for run, seq in got if run == f"r{n}"] == [1, 2, 3, 4] for n in range(4))

@@ -35,6 +35,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "submit": ("queue", "store a run for the workers of this workspace, and print its id"),
     "worker": ("queue", "carry out the runs that were submitted here, one after another"),
     "serve": ("serve", "serve runs over HTTP: store, list, watch, cancel"),
+    "outbox": ("outbox", "what receivers of reports were not told yet; try again what was given up"),
     "cancel": ("control", "end a run, wherever it was started"),
     "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
     "resume": ("control", "go on with a run that was paused, or whose worker died"),

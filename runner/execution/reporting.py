@@ -1,0 +1,96 @@
+"""What a worker does for those who are told of runs, and nothing where nobody is: deliver the outbox beside its work."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from ..errors import Invalid, Problem
+from ..logs import REMOTE, Log
+from ..planning.schedule import Move
+from ..storage.runs import FINAL, POINTS
+from ..storage.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..reports.delivery import Delivery
+    from ..survey.survey import Survey
+    from .telemetry import Telemetry
+
+LAST_WORDS: Final = 3.0
+"""Seconds that a process waits at its end for what is due; the rest waits for another."""
+
+_log = Log(REMOTE)
+
+
+def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str) -> None:
+    """A line of JSON in the log for a run away from this machine, or a machine of it, that is in another state."""
+    if not _log.wanted:
+        return
+    from ..storage.letters import job_of, moment
+
+    job = job_of(ws.store.runs.get(run), ws.environ)
+    event = f"{REMOTE}.{state.lower()}"
+    told = {"event": event, "at": moment(time.time()), "run": run, "job": job.id if job is not None else None, "provider": provider}
+    _log.info("%s", json.dumps(told | {"instanceId": instance or None}))
+
+
+def begin(ws: Workspace, run: str = "") -> Delivery | None:
+    """Deliver reports from now on.  None: the settings, the environment and the `run` name no receiver."""
+    if ws.letters is None and not (run and "webhooks" in ws.store.runs.get(run).data):
+        return None
+    from ..reports.delivery import Delivery
+
+    delivery = Delivery(ws.own, ws.environ)
+    delivery.start()
+    return delivery
+
+
+def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
+    """Ask the program of `[hooks] spend`, if there is one, for what a run may cost.  Where it gives nothing, the run is FAILED; the answer says why.
+
+    With a `fence` the run is ours; without one a worker may have it already, and then ends it.
+    """
+    if not ws.spend:
+        return ""
+    from ..reports import points
+
+    words = points.refusal(ws, run)
+    runs = ws.store.runs
+    if words and (fence or (fence := runs.claim(run, f"process {os.getpid()}") or 0)):
+        row = runs.get(run)
+        if row.state not in FINAL:
+            move = Move("run", run, row.state, "FAILED", POINTS, {"detail": words})
+            runs.group(run, fence, [move], run_state=("FAILED", POINTS), answers=row.request)
+        if (letter := runs.outbox.of(run, points.RESERVE)) is not None:
+            runs.outbox.delivered(letter)
+    return words
+
+
+def refused(run: str, words: str) -> Invalid:
+    """What a person is told of a run that got no points."""
+    return Invalid([Problem(POINTS, f"run {run} is not paid for: {words}", fix="`[hooks] spend` of recipe.toml names the program that refused")])
+
+
+def telemetry(ws: Workspace, run: str, found: Survey, say: Callable[[str], None]) -> Telemetry | None:
+    """What tells the platform of the metrics and logs of a run; None where it is not told."""
+    letters = ws.letters
+    if letters is None or not (letters.metrics_url or letters.backend):
+        return None
+    from .telemetry import Telemetry
+
+    return Telemetry(ws, letters, run, found, say)
+
+
+@contextmanager
+def delivering(ws: Workspace) -> Iterator[None]:
+    """Deliver reports meanwhile, and a moment longer."""
+    delivery = begin(ws)
+    try:
+        yield
+    finally:
+        if delivery is not None:
+            delivery.end(LAST_WORDS)

@@ -1,0 +1,64 @@
+"""Secrets that have to be sent again, and so are stored: AES-GCM under the key of RECIPE_KEY_FILE, which is in no database."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ..errors import CannotRun
+
+VARIABLE: Final = "RECIPE_KEY_FILE"
+LEAST: Final = 32
+"""Bytes of a key file."""
+_MARK: Final = "aesgcm:"
+_NONCE: Final = 12
+
+
+def can_seal(environ: Mapping[str, str]) -> bool:
+    """Whether there is a key file."""
+    return bool(environ.get(VARIABLE))
+
+
+def seal(secret: str, purpose: str, environ: Mapping[str, str]) -> str:
+    """A secret as it may be stored; it opens for the same `purpose` only.  Raises CannotRun without a key."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = os.urandom(_NONCE)
+    return _MARK + base64.b64encode(nonce + AESGCM(_key(environ)).encrypt(nonce, secret.encode(), purpose.encode())).decode()
+
+
+def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
+    """The secret.  Raises CannotRun where the key is another one, or what is stored is damaged."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        data = base64.b64decode(sealed.removeprefix(_MARK), validate=True)
+        return AESGCM(_key(environ)).decrypt(data[:_NONCE], data[_NONCE:], purpose.encode()).decode()
+    except (InvalidTag, ValueError) as error:
+        raise CannotRun("a stored secret cannot be opened with this key", fix=f"set {VARIABLE} to the file that it was stored with") from error
+
+
+def without(value: object) -> object:
+    """A value without the secrets that are sealed in it, which are sealed differently each time."""
+    if isinstance(value, Mapping):
+        return {name: without(inner) for name, inner in value.items() if not (isinstance(inner, str) and inner.startswith(_MARK))}
+    return [without(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _key(environ: Mapping[str, str]) -> bytes:
+    name = environ.get(VARIABLE, "")
+    fix = f"head -c 32 /dev/urandom > key; chmod 600 key; export {VARIABLE}=$PWD/key"
+    if not name:
+        raise CannotRun("a secret that is sent again cannot be stored without a key", fix=fix)
+    try:
+        data = Path(name).read_bytes()
+    except OSError as error:
+        raise CannotRun(f"{VARIABLE}: {error.strerror}", fix=fix) from error
+    if len(data) < LEAST:
+        raise CannotRun(f"{VARIABLE} names a file of less than {LEAST} bytes", fix=fix)
+    return hashlib.sha256(data).digest()

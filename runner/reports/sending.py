@@ -1,0 +1,73 @@
+"""One request over HTTP: at most `PATIENCE` seconds, no redirect, its answer but status and Retry-After left unread."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from .addresses import Place
+
+PATIENCE: Final = 10.0
+"""Seconds that one try takes at most."""
+
+
+class Answer(NamedTuple):
+    """How a receiver answered.  `status` is 0 where it did not; `retry_after` is in seconds."""
+
+    status: int
+    words: str = ""
+    retry_after: float | None = None
+
+
+def send(method: str, url: str, headers: Mapping[str, str], body: bytes, place: Place | None = None, patience: float = PATIENCE) -> Answer:
+    """Send a request, to the very address of `place` if it is given."""
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    deadline = time.monotonic() + patience
+    try:
+        wire = socket.create_connection((place.address if place else host, port), timeout=patience)
+    except OSError as error:
+        return Answer(0, f"it cannot be reached: {error.strerror or error}")
+    wires: list[socket.socket] = [wire]
+    late = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [wires])  # a timeout of a socket begins anew with each byte
+    late.start()
+    try:
+        if secure:
+            wire = ssl.create_default_context().wrap_socket(wire, server_hostname=host, do_handshake_on_connect=False)
+            wires.append(wire)
+            wire.do_handshake()
+        connection = http.client.HTTPConnection(host, port)
+        connection.sock = wire
+        connection.request(method, path, body, {**headers, "Connection": "close"})
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.reason[:80], _retry_after(answer.getheader("Retry-After", "")))
+    except (OSError, http.client.HTTPException) as error:
+        gone = time.monotonic() >= deadline - 0.01
+        return Answer(0, f"it did not answer within {patience:g} s" if gone else f"it broke off: {str(error) or type(error).__name__}"[:200])
+    finally:
+        late.cancel()
+        wire.close()
+
+
+def _cut(wires: list[socket.socket]) -> None:
+    with contextlib.suppress(OSError):
+        wires[-1].shutdown(socket.SHUT_RDWR)
+
+
+def _retry_after(text: str) -> float | None:
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,196 @@
+"""Reports that wait for their receivers: rows beside the runs, written in the transaction of the move that they tell of.
+
+One order per run and receiver: only the oldest letter of each may be taken, by one process at a time, for at most `HOLD` seconds.
+A letter that was delivered is deleted, but for alerts; one that was given up is `dead`, and holds up no other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from .database import Row
+
+HOLD: Final = 60.0
+"""Seconds for which a letter that was taken is its taker's."""
+POINTS: Final = 10_000
+"""Metric points of one run that wait for one receiver, at most."""
+
+
+class Letter(NamedTuple):
+    """What one receiver is to be told of one run."""
+
+    receiver: str
+    """Kind, method and address: `webhook POST https://hooks.example/runs`."""
+    id: str
+    """The same at every try: a receiver that gets it twice knows it."""
+    type: str
+    body: str
+    """JSON."""
+    points: int = 0
+    """Of metrics: how many it has."""
+
+
+class Waiting(NamedTuple):
+    """A letter in the outbox.  Times are seconds since the epoch."""
+
+    number: int
+    run: str
+    receiver: str
+    id: str
+    type: str
+    body: str
+    state: str  # `waiting`, `dead`, or `told`: an alert that was delivered
+    tries: int
+    created: float
+    due: float
+    reason: str  # why the last try failed
+
+
+class Dialect(NamedTuple):
+    """What the two databases write differently."""
+
+    now: str
+    known: str  # a table `known(value)` of the texts in the JSON list :known
+    numbers: str  # the same of numbers in :numbers
+    skip: str
+    later: str  # of two times
+
+
+SQLITE: Final = Dialect("((julianday('now') - 2440587.5) * 86400.0)", "json_each(:known) AS known", "json_each(:numbers)", "", "max(due, held_until)")
+POSTGRES: Final = Dialect(
+    "extract(epoch FROM clock_timestamp())::float8",
+    "jsonb_array_elements_text(:known::jsonb) AS known(value)",
+    "(SELECT value::bigint AS value FROM jsonb_array_elements_text(:numbers::jsonb) AS given(value)) AS given",
+    " FOR UPDATE SKIP LOCKED",
+    "greatest(due, held_until)",
+)
+Ask: TypeAlias = Callable[[str, Mapping[str, object]], Sequence[Row]]
+"""Runs one statement as one transaction; `:name` stands for a value."""
+
+COLUMNS: Final = "run, receiver, id, type, body, points, created, due"
+_SHOWN: Final = "number, run, receiver, id, type, body, state, tries, created, due, reason"
+
+
+class Outbox:
+    """The letters of one database."""
+
+    def __init__(self, ask: Ask, dialect: Dialect) -> None:
+        self._ask, self._with = ask, dialect
+
+    def due(self, known: Collection[str], busy: Collection[str] = ()) -> float | None:
+        """In how many seconds there is something to `take`; None: nothing waits.  Cheap."""
+        rows = self._ask(f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}", _asked(known, busy))  # noqa: S608
+        return None if rows[0][0] is None else float(rows[0][0])
+
+    def take(self, known: Collection[str], busy: Collection[str] = (), limit: int = 16) -> list[Waiting]:
+        """Take due letters, the oldest of each run and receiver, to receivers whose text and a space begin with one of `known`.
+
+        None to those that are `busy`.
+        """
+        words = self._with
+        rows = self._ask(
+            f"UPDATE outbox SET held_until = {words.now} + {HOLD} WHERE held_until <= {words.now} AND number IN"  # noqa: S608
+            f" (SELECT number FROM outbox AS head WHERE {self._first} AND due <= {words.now} AND held_until <= {words.now}"
+            f" ORDER BY due, number LIMIT :limit{words.skip}) RETURNING {_SHOWN}",
+            _asked(known, busy) | {"limit": limit},
+        )
+        return sorted(map(Waiting._make, rows), key=lambda letter: letter.number)
+
+    @property
+    def _first(self) -> str:
+        """That a letter is the first of its run and receiver, to a receiver that is known and not busy."""
+        known = self._with.known
+        return (
+            f"state = 'waiting' AND EXISTS (SELECT 1 FROM {known} WHERE substr(head.receiver || ' ', 1, length(known.value)) = known.value)"  # noqa: S608
+            f" AND NOT EXISTS (SELECT 1 FROM {known.replace('known', 'busy')} WHERE busy.value = head.receiver)"
+            " AND NOT EXISTS (SELECT 1 FROM outbox AS earlier WHERE earlier.run = head.run AND earlier.receiver = head.receiver"
+            " AND earlier.state = 'waiting' AND earlier.number < head.number)"
+        )
+
+    def delivered(self, letter: Waiting) -> None:
+        """It has arrived.  Of an alert it is kept that it was told, since a rule notices the same again."""
+        kept = letter.type.startswith("alert.")
+        what = "UPDATE outbox SET state = 'told', body = '', held_until = 0" if kept else "DELETE FROM outbox"
+        self._ask(f"{what} WHERE number = :number RETURNING 1", {"number": letter.number})
+
+    def knows(self, run: str, id: str) -> bool:
+        """Whether a letter with this id was stored for a run, and is not forgotten."""
+        return bool(self._ask("SELECT 1 FROM outbox WHERE run = :run AND id = :id AND state <> '' LIMIT 1", {"run": run, "id": id}))
+
+    def of(self, run: str, type: str) -> Waiting | None:
+        """The letter of this type that a run has, if it has one."""
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE run = :run AND type = :type ORDER BY number LIMIT 1", {"run": run, "type": type})  # noqa: S608
+        return Waiting._make(rows[0]) if rows else None
+
+    def hold(self, letter: Waiting) -> bool:
+        """Take this very letter.  False: another process has it, or it waits no more."""
+        now = self._with.now
+        rows = self._ask(
+            f"UPDATE outbox SET held_until = {now} + {HOLD} WHERE number = :number AND state = 'waiting' AND held_until <= {now} RETURNING 1",  # noqa: S608
+            {"number": letter.number},
+        )
+        return bool(rows)
+
+    def oldest(self) -> Waiting | None:
+        """What has waited longest."""
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state = 'waiting' ORDER BY number LIMIT 1", {})  # noqa: S608
+        return Waiting._make(rows[0]) if rows else None
+
+    def put_off(self, letter: Waiting, wait: float, reason: str, *, counts: bool = True) -> None:
+        """It is tried again after `wait` seconds.  `counts`: the try was one of those after which it is given up."""
+        self._ask(
+            f"UPDATE outbox SET due = {self._with.now} + :wait, held_until = 0, tries = tries + :tries, reason = :reason"  # noqa: S608
+            " WHERE number = :number RETURNING 1",
+            {"wait": wait, "tries": int(counts), "reason": reason, "number": letter.number},
+        )
+
+    def give_up(self, letter: Waiting, reason: str) -> None:
+        """It is not tried any more."""
+        values = {"reason": reason, "number": letter.number}
+        self._ask("UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason WHERE number = :number RETURNING 1", values)
+
+    def stop(self, receiver: str, reason: str) -> int:
+        """Give up all that waits for a receiver; how many that is."""
+        values = {"reason": reason, "receiver": receiver}
+        return len(
+            self._ask("UPDATE outbox SET state = 'dead', reason = :reason WHERE receiver = :receiver AND state = 'waiting' RETURNING 1", values)
+        )
+
+    def retry(self, numbers: Collection[int]) -> int:
+        """Let dead letters be tried again at once, all for no number; how many that is."""
+        rows = self._ask(
+            f"UPDATE outbox SET state = 'waiting', tries = 0, due = {self._with.now}, held_until = 0 WHERE state = 'dead'"  # noqa: S608
+            f" AND (:all OR number IN (SELECT value FROM {self._with.numbers})) RETURNING 1",
+            {"all": not numbers, "numbers": json.dumps(list(numbers))},
+        )
+        return len(rows)
+
+    def listed(self, limit: int = 1000) -> list[Waiting]:
+        """What waits and what was given up, the oldest first."""
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state <> 'told' ORDER BY number LIMIT :limit", {"limit": limit})  # noqa: S608
+        return [Waiting._make(row) for row in rows]
+
+    def thin(self, run: str, receiver: str) -> int:
+        """Drop every second metric point that waits, but of the newest letter, while there are more than `POINTS`; how many were dropped."""
+        values: dict[str, object] = {"run": run, "receiver": receiver}
+        of = "run = :run AND receiver = :receiver AND state = 'waiting'"
+        dropped = 0
+        while True:
+            rows = list(self._ask(f"SELECT number, body, points FROM outbox WHERE {of} AND points > 0 ORDER BY number", values))  # noqa: S608
+            if sum(points for _number, _body, points in rows) <= POINTS:
+                return dropped
+            before = dropped
+            for number, body, points in rows[:-1]:
+                told = json.loads(body)
+                told["metrics"] = told["metrics"][points > 1 :: 2]
+                dropped += points - len(told["metrics"])
+                left = {"body": json.dumps(told), "points": len(told["metrics"]), "number": number}
+                self._ask("UPDATE outbox SET body = :body, points = :points WHERE number = :number AND held_until = 0 RETURNING 1", left)
+            if dropped == before:
+                return dropped
+
+
+def _asked(known: Collection[str], busy: Collection[str]) -> dict[str, object]:
+    return {"known": json.dumps(sorted(known)), "busy": json.dumps(sorted(busy))}
