@@ -20,6 +20,8 @@ DRIVERS = {
     "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
     "vastai": ("drivers.vastai:Vastai", install_line("vastai")),
     "gcp": ("drivers.gcp:Gcp", install_line("gcp")),
+    "runpod": ("drivers.runpod:Runpod", install_line("runpod")),
+    "prime": ("drivers.prime:Prime", install_line("prime")),
     "slurm": ("drivers.slurm:Slurm", ""),
     "loopback": ("drivers.loopback:Loopback", ""),
 }

@@ -61,7 +61,9 @@ class Traits(NamedTuple):
     shared_disk: bool = False  # the host sees our files at their own paths
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
-    ends: Literal["provider", "machine", "nobody"] = "nobody"  # who stops the billing at `Order.until` when we are dead
+    ends: Literal["provider", "machine", "stops", "nobody"] = (
+        "nobody"  # who stops the billing at `Order.until` when we are dead; `stops`: but a disk's
+    )
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
     notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice

@@ -24,7 +24,7 @@ import asyncssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Unreachable, Unsure, Wish
+from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Unreachable, Unsure, Wish, file_name
 from .machine import enough
 from .ssh import Machine, SshHost
 from .sshlink import Link, NotLetIn, Route
@@ -42,7 +42,8 @@ DISK: Final = 32 * 10**9
 class Installation:
     """The secret of this installation, made at the first use.  Its machines bear its mark."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, folder: Path = Path()) -> None:
+        self._folder = folder
         self._secret = hmac.digest(b"recipe", secret, "sha256")  # HKDF (RFC 5869): extract
         self.name = self._derived("name")[:4].hex()
 
@@ -60,7 +61,7 @@ class Installation:
                 with suppress(FileExistsError):  # another process was first: its secret counts
                     os.link(new, file)
                 new.unlink()
-            return cls(bytes.fromhex(file.read_text("ascii").strip()))
+            return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
         except (OSError, ValueError) as error:
             raise Denied(f"the secret of this installation, {file}, cannot be used: {error}") from error
 
@@ -80,6 +81,21 @@ class Installation:
     def host_key(self, key: str) -> bytes:
         """The private key by which the machine of a lease proves that it is the one."""
         return self._pair(f"host {key}")
+
+    def first_seen(self, key: str) -> Path:
+        """The file with the host key that the machine of a lease showed first, where it could not be given one."""
+        return self._folder / "first-use" / file_name(key)
+
+    def believe(self, key: str, shown: str) -> str:
+        """Note a host key as the first that a machine showed.  Answers the one that counts: another process may have been first."""
+        known = self.first_seen(key)
+        known.parent.mkdir(mode=0o700, exist_ok=True)
+        new = known.with_name(f".{known.name}.{secrets.token_hex(4)}")
+        new.write_text(" ".join(shown.split()[:2]), "ascii")
+        with suppress(FileExistsError):
+            os.link(new, known)
+        new.unlink()
+        return known.read_text("ascii")
 
     def _pair(self, what: str) -> bytes:
         return Ed25519PrivateKey.from_private_bytes(self._derived(what)).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -185,10 +201,13 @@ class Logins:
         self.hosts: dict[str, SshHost] = {}
         self._looked: dict[str, float] = {}
 
-    async def open(self, lease: Lease, user: str, name: str, port: int) -> SshHost | None:
-        """The machine of a lease, once it lets us in and has shown the host key that we gave it; None until then."""
-        trust = public(self._installation.host_key(lease.key))
-        route = Route(user, name, port, host_key=trust, login=self._installation.login(lease.key))
+    async def open(self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b"") -> SshHost | None:
+        """The machine of a lease, once it lets us in and has shown the host key that we gave it; None until then.
+
+        `trust`, `login`: its host key and a private key that opens it, where we could give it none.
+        """
+        trust = trust or public(self._installation.host_key(lease.key))
+        route = Route(user, name, port, host_key=trust, login=login or self._installation.login(lease.key))
         link = Login(route, lambda error: self._failed(lease, error))
         made = SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link), lease.data.get("root", ROOT), self._closed)
         try:

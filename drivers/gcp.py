@@ -283,11 +283,11 @@ def _place(lease: Lease) -> tuple[str, str]:
 
 
 def _regions(filters: Filters) -> Filters:
-    """The filters, if there are prices for a region of each name.  Raises Rejected."""
+    """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in gcp_prices.REGIONS):
             near = cloud.meant(asked, gcp_prices.REGIONS)
-            raise Rejected(f'no prices are known of a region "{asked}"{near}')
+            raise NoCapacity(f'no prices are known of a region "{asked}"{near}')
     return filters
 
 

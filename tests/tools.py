@@ -19,7 +19,7 @@ import pytest
 
 MAY_BE_MISSING = (
     r"docker is not installed",
-    r"RECIPE_LIVE=(vastai|gcp) rents a real machine",
+    r"RECIPE_LIVE=(vastai|gcp|runpod|prime) rents a real machine",
     r"no Docker daemon runs here",
     r"docker-init is not installed",
     r"this process may not limit memory",  # a container of a CI has no cgroup to write to

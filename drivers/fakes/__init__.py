@@ -32,7 +32,7 @@ def kind(name: str) -> type[World[Any]]:
 def serve(name: str, port: int, faults: str, seed: int, virtual: bool, real: bool, ready: Callable[[str], None]) -> None:
     """Serve a fake provider on loopback until SIGINT or SIGTERM.  `ready` is called with the lines to export once it listens.
 
-    `real`: its machines can be logged in to.  Raises ValueError for faults that cannot be read and where machines cannot be real,
+    `real`: its machines can be logged in to.  Raises ValueError for faults that cannot be read,
     ModuleNotFoundError without the extra, OSError where the port cannot be had.
     """
     from .app import run

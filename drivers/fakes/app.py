@@ -151,8 +151,6 @@ def _response(reply: Reply) -> Response:
 
 def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool, real: bool, ready: Callable[[str], None]) -> None:
     """Serve a World on loopback until SIGINT or SIGTERM."""
-    if real and not kind.real:
-        raise ValueError("its machines cannot be real yet: --hosts none")
     clock = Clock(virtual)
     world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
     if real:

@@ -88,7 +88,6 @@ class Gcp(World[Instance]):
     )
     open: ClassVar = frozenset(route.operation for route in routes)
     """Clients of an emulator send no token."""
-    real: ClassVar = True
     exports: ClassVar = (
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE={url}/compute/v1/", "CLOUDSDK_CORE_PROJECT=fake", "CLOUDSDK_AUTH_ACCESS_TOKEN={key}",
         "GCP_SSH_PORT={port}",

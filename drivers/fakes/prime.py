@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
-from .world import Call, Document, Machine, Reply, Route, World, document, number
+from .world import Boot, Call, Document, Machine, Reply, Route, World, document, number
 
 GPUS: Final = (  # type, socket, GB, $/h for one
     ("RTX4090_24GB", "PCIe", 24, 0.37),
@@ -23,6 +23,8 @@ PLACES: Final = (("US-1", "US"), ("CANADA-1", "CA"), ("FIN-02", "FI"), ("NORWAY-
 IMAGES: Final = ("ubuntu_22_cuda_12", "cuda_12_6_pytorch_2_7")
 NEEDED: Final = ("cloudId", "gpuType", "socket", "gpuCount")
 PAGE: Final = 100
+FOREIGN: Final = "somebody"
+"""Who rented what is in the account from the start.  Nobody logs in there."""
 
 
 class Offer(NamedTuple):
@@ -79,7 +81,7 @@ class Prime(World[Pod]):
         self.market[0] = self.market[0]._replace(stock=16, nodes=1, spot=False)
         self.public_keys: list[Document] = []
         for n in range(int(self.amount("foreign"))):
-            self._made(self.market[0], {"name": f"theirs-{n}"}, "somebody", None)
+            self._made(self.market[0], {"name": f"theirs-{n}"}, FOREIGN, None)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -106,6 +108,13 @@ class Prime(World[Pod]):
         elif what == "preempted" and machine.up:
             self.note("preempted", machine)
             self._end(machine, "provider")
+
+    def boot(self, machine: Pod) -> Boot | None:
+        """It lets in who has a key of the account; there is no boot script."""
+        if machine.by == FOREIGN:
+            return None
+        keys = tuple(str(key["publicKey"]) for key in self.public_keys)
+        return Boot(keys, (), "", machine.offer.gpu, machine.count, machine.offer.memory * 954)
 
     def halt(self, machine: Pod) -> None:
         self._end(machine, "provider")
@@ -228,8 +237,11 @@ class Prime(World[Pod]):
     def _shown(self, pod: Pod) -> Document:
         offer = pod.offer
         addresses = [f"203.0.113.{(int(pod.id[:6], 16) + node) % 250}" for node in range(offer.nodes)] if pod.up else [None]
-        logins = [address and f"root@{address} -p 22" for address in addresses]
-        port = {"internal": "22", "external": "22", "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}
+        port_of = 22
+        if self.ports is not None and addresses[0] is not None:
+            addresses, port_of = ["127.0.0.1"] if pod.id in self.ports else [None], self.ports.get(pod.id, 0)
+        logins = [address and f"root@{address} -p {port_of}" for address in addresses]
+        port = {"internal": "22", "external": str(port_of), "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}
         return {
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
             "createdAt": _date(pod.created), "updatedAt": _date(self.now), "providerType": offer.provider, "installationFailure": pod.failure,

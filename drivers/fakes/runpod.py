@@ -11,11 +11,13 @@ from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
-from .world import Call, Document, Machine, Reply, Route, World, document, number
+from .world import BOOT, Boot, Call, Document, Machine, Reply, Route, World, document, number
 
 MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
 """US dollars a GB and month of a pod that runs; of a stopped one its volume costs twice that."""
+FOREIGN: Final = "somebody"
+"""Who rented what is in the account from the start.  Nobody logs in there."""
 SSH: Final = 6.0
 """Seconds from RUNNING until the public port of SSH is known."""
 KEY: Final = re.compile(r"(ssh|ecdsa|sk)-\S+ \S+([ \t][^\n\r]*)?")
@@ -108,7 +110,7 @@ class Runpod(World[Pod]):
             self.stock[1] = self.stock[1]._replace(stock=8)
         self.public_keys: list[str] = []
         for n in range(int(self.amount("foreign"))):
-            self._made(self.stock[0], 0, {"name": f"theirs-{n}", "image": "somebody/else"}, "somebody", None)
+            self._made(self.stock[0], 0, {"name": f"theirs-{n}", "image": "somebody/else"}, FOREIGN, None)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -154,7 +156,20 @@ class Runpod(World[Pod]):
         self._says(machine, "container", "ready")
         self._rates(machine)
         self.note("started", machine)
-        self.later(machine, SSH, f"ssh {machine.generation}")
+        self.later(machine, min(SSH, 2 * self.amount("boot", BOOT)), f"ssh {machine.generation}")
+
+    def boot(self, machine: Pod) -> Boot | None:
+        """The image lets in who has the key in PUBLIC_KEY, and executes `args`."""
+        if machine.by == FOREIGN:
+            return None
+        given = {name: str(value) for name, value in document(machine.body.get("env")).items()}
+        own = {"RUNPOD_POD_ID": machine.id, "RUNPOD_API_KEY": f"pod-{machine.id}", "RUNPOD_GPU_COUNT": str(machine.has)}
+        keys = (given["PUBLIC_KEY"],) if "PUBLIC_KEY" in given else ()
+        gpu = machine.gpu or self.stock[0]
+        return Boot(keys, (*given.items(), *own.items()), str(machine.body.get("args") or ""), gpu.id, machine.has, gpu.memory * 954)
+
+    def own_keys(self, machine: str) -> tuple[str, ...]:
+        return (f"pod-{machine}",) if machine in self.machines else ()
 
     def halt(self, machine: Pod) -> None:
         if document(machine.body.get("mounts")).get("network"):
@@ -241,6 +256,8 @@ class Runpod(World[Pod]):
     def destroy(self, call: Call) -> Reply:
         if (pod := self._named(call)) is None:
             return self._missing(call)
+        if self.is_own(call.by, pod.id):
+            return self.problem(403, "forbidden", "The key of a pod cannot delete it.")
         if self.held(pod) or pod.body.get("locked") is True:
             return self.problem(409, "conflict", "The pod cannot be deleted now.")
         if self.doomed(pod, call.luck):
@@ -286,7 +303,10 @@ class Runpod(World[Pod]):
 
     def _shown(self, pod: Pod) -> Document:
         body, running = pod.body, pod.status == "RUNNING"
-        direct = {"host": "203.0.113.40", "port": pod.port, "username": "root", "command": f"ssh root@203.0.113.40 -p {pod.port}"}
+        host, port = "203.0.113.40", pod.port
+        if self.ports is not None:
+            host, port = "127.0.0.1", self.ports.get(pod.id) if pod.port else None
+        direct = {"host": host, "port": port, "username": "root", "command": f"ssh root@{host} -p {port}"}
         proxy = {"host": "ssh.runpod.example", "port": 22, "username": f"{pod.id}-6441", "command": f"ssh {pod.id}-6441@ssh.runpod.example"}
         asked = body.get("ports")
         ports = [str(each) for each in asked] if isinstance(asked, list) else ["22/tcp"]
@@ -294,7 +314,7 @@ class Runpod(World[Pod]):
             "uptime": int(self.now - pod.started) if pod.started is not None else 0, "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
             "cpu": {"util": 0}, "memory": {"util": 0},
             "ports": [
-                {"private": int(each.partition("/")[0]), "public": pod.port, "type": each.partition("/")[2], "ip": "203.0.113.40"} for each in ports
+                {"private": int(each.partition("/")[0]), "public": port, "type": each.partition("/")[2], "ip": host} for each in ports
             ],
         }  # fmt: skip
         shown = {
@@ -302,7 +322,7 @@ class Runpod(World[Pod]):
             "args": body.get("args") or "", "disk": int(pod.disk), "mounts": document(body.get("mounts")), "ports": ports,
             "env": document(body.get("env")), "registry": body.get("registry"), "cloud": body.get("cloud") or "SECURE", "dataCenterId": pod.center,
             "cudaVersion": pod.cuda if pod.gpu else None,
-            "ssh": {"proxy": proxy if running else None, "direct": direct if pod.port is not None and "22/tcp" in ports else None},
+            "ssh": {"proxy": proxy if running else None, "direct": direct if port is not None and "22/tcp" in ports else None},
             "template": body.get("templateId"), "cost": pod.price if running else 0.0, "locked": body.get("locked") is True,
             "globalNetworking": {"enabled": body.get("globalNetworking") is True}, "runtime": runtime if running else None,
             "createdAt": _date(pod.created), "startedAt": None if pod.started is None else _date(pod.started),

@@ -67,7 +67,6 @@ class Vastai(World[Instance]):
         Route("GET", "/api/v0/charges/", "charges", 1.0),
     )
     open: ClassVar = frozenset({"search", "log_text"})
-    real: ClassVar = True
     exports: ClassVar = ("VAST_URL={url}", "VAST_API_KEY={key}")
 
     def begin(self) -> None:

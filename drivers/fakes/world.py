@@ -164,8 +164,6 @@ class World(ABC, Generic[M]):
     routes: ClassVar[tuple[Route, ...]]
     open: ClassVar[frozenset[str]] = frozenset()
     """Operations that need no key."""
-    real: ClassVar[bool] = False
-    """Whether its machines can be real: see `boot`.  Then `ports` has the loopback port of each that listens; else it is None."""
     exports: ClassVar[tuple[str, ...]]
     """What a caller sets so that the official client comes here; `{url}` stands for our address, `{key}` for a key."""
 
@@ -188,12 +186,16 @@ class World(ABC, Generic[M]):
     # -- what a provider gives ---------------------------------------------------------------------------------------------------------------------
 
     def boot(self, machine: M) -> Boot | None:
-        """What a machine that is up begins with; None where a provider has no machines that are real."""
+        """What a machine that is up begins with; None for one that is never real.  `ports` has the loopback port of each that listens, or is None."""
         return None
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
         """Keys that a machine was given, with which it may do something about itself."""
         return ()
+
+    def is_own(self, by: str, machine: str) -> bool:
+        """Whether a machine itself calls, with a key that it was given."""
+        return by in (_digest(own) for own in self.own_keys(machine))
 
     def begin(self) -> None:
         """Make the market, and what is in the account already."""
@@ -245,7 +247,7 @@ class World(ABC, Generic[M]):
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
         by = _who(request.headers, query)
-        known = not self.key or by == _digest(self.key) or by in (_digest(own) for own in self.own_keys(names.get("id", "")))
+        known = not self.key or by == _digest(self.key) or self.is_own(by, names.get("id", ""))
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
         if (not by and not self.anonymous(route.operation)) or (by and not known) or luck.strikes("denied"):
             return self.refused(call)

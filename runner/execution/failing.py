@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
+from typing import Final
 
 from drivers.base import DriverError, HostLost
 
@@ -14,6 +15,9 @@ from ..planning.judge import NOTHING
 from ..planning.schedule import BUSY, Outcome, State
 from .adjusting import smaller
 from .work import Failure, Work
+
+UNPLACED: Final = "unplaced"
+"""Why a step failed for which no machine could be had."""
 
 
 def fail(
@@ -37,7 +41,7 @@ def fail(
     elif own.after == State.FAILED:
         work.made[work.plan.index[id]] = NOTHING
         text = work.commits.masker.text
-        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason != "error", left))
+        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason not in ("error", UNPLACED), left, reason == UNPLACED))
 
 
 def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "") -> None:

@@ -31,7 +31,7 @@ from ..storage.locks import Lock
 from . import attempt_result, shared_states
 from .attempts import Running
 from .control import GRACE, stop
-from .failing import fail, fail_unstarted, lose, wait_again
+from .failing import UNPLACED, fail, fail_unstarted, lose, wait_again
 from .judging import is_made
 from .work import End, Work
 
@@ -385,7 +385,9 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
             return True
     if work.replacing or work.host_pool.hopes(work.spec(id).resources, work.spec(id).node_count):
         return False
-    fail_unstarted(work, id, "error", f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}")
+    fix = f"`recipe offers --driver {work.host_pool.name}` shows what there is, `recipe doctor --driver {work.host_pool.name}` the account"
+    words = f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"
+    fail_unstarted(work, id, UNPLACED, words, fix if work.host_pool.priced else "")
     return True
 
 

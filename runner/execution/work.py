@@ -58,6 +58,7 @@ class Failure(NamedTuple):
     hint: str
     began: bool = True  # false: its command never ran
     left: str = ""  # the directory of what it wrote, if it wrote anything
+    unplaced: bool = False  # no machine could be had for it
 
 
 class Handover:

@@ -39,11 +39,10 @@ from drivers.base import (
     Unreachable,
     Unsure,
     Wish,
-    WrongSetting,
 )
 
 from .. import extensions
-from ..errors import CannotRun, Invalid, Problem
+from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
 from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
@@ -59,6 +58,8 @@ LEAST: Final = 300.0
 """Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
 TAKEN: Final = 600.0
 """Seconds for which an offer that could not be had is tried last."""
+TAKEN_AWAY: Final = "it was taken away"
+"""How the reason begins for which a spot machine was given back that the provider took."""
 DAY: Final = 86_400.0
 """Seconds that `cost_per_day` is about."""
 FAILED: Final = 3600.0
@@ -92,9 +93,12 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
         raise CannotRun(f"the driver {name} does not take these settings: {error}", fix=fix) from error
-    except WrongSetting as error:
-        raise Invalid([Problem("driver-setting", str(error))]) from error
-    except (Rejected, Denied) as error:
+    except (NoCapacity, Rejected) as error:
+        fix = f"correct `[drivers.{name}]`: `recipe config` shows it and the file that it is in"
+        if isinstance(error, NoCapacity):  # a place that the provider does not have
+            raise Infrastructure(str(error), fix=fix) from error
+        raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
+    except Denied as error:
         raise CannotRun(str(error)) from error
     return made
 
@@ -240,7 +244,7 @@ class Leases:
         try:
             return await self._call(partial(self.driver.hosts, lease_of(row)), LONG)
         except HostLost as error:
-            await self.release(row, str(error))
+            await self.release(row, f"{TAKEN_AWAY}: {error}" if row.state == "UP" and offer_of(row).market == "spot" else str(error))
             raise
 
     async def release(self, row: LeaseRow, reason: str) -> bool:
@@ -300,6 +304,8 @@ class Leases:
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
             await self._call(partial(self.driver.acquire, Order(offer_of(row), row.key, until)), SOON)
+        elif self.driver.traits.ends == "nobody":
+            row = self.ledger.extend(row, until.timestamp())
         elif isinstance(self.driver, Prolonging):
             row = self.ledger.extend(row, until.timestamp())
             await self._call(partial(self.driver.prolong, lease_of(row), until), SOON)
@@ -321,6 +327,10 @@ class Leases:
         now = time.time()
         rows = [row for row in self.ledger.since(now - FAILED) if row.driver == self.name and row.state == "GONE" and row.up is None]
         return {str(row.offer.get("id", "")) for row in rows if now - (row.gone or now) < (FAILED if row.lease else TAKEN)}
+
+    def taken_away(self) -> int:
+        """How many spot machines the provider took away from this run, whichever worker had them."""
+        return sum(row.reason.startswith(TAKEN_AWAY) for row in self.ledger.of_run(self.run))
 
     def accrue(self) -> None:
         """Note what the machines of this process have cost so far."""

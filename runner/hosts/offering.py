@@ -20,6 +20,7 @@ CONFIRM: Final = 2.0
 ENDS: Final = {
     "provider": "the provider ends it at its time",
     "machine": "it ends itself at its time",
+    "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
     "nobody": "nobody ends it when this program is dead",
 }
 

@@ -49,7 +49,7 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
-from .leases import LEAST, RENEW, Leases, driver_of, lease_of, need_of, offer_of
+from .leases import LEAST, RENEW, TAKEN_AWAY, Leases, driver_of, lease_of, need_of, offer_of
 from .money import leave_at
 from .offering import left_out
 from .sites import Site
@@ -61,7 +61,7 @@ IDLE = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
-TAKEN_AWAY = 3
+MOST_TAKEN = 3
 """Spot machines that are taken away from a run before it rents on demand."""
 AGAIN = 20.0
 """Seconds until a machine that was not given back is given back once more."""
@@ -161,7 +161,7 @@ class HostPool:
     _succeeded: set[str] = field(default_factory=set)
     """Keys of leases about to end, in whose place another was asked for."""
     _taken: int = 0
-    """How many of them were taken away."""
+    """How many of them were taken away, from this worker and from those before it."""
     _beside: list[asyncio.Task[None]] = field(default_factory=list)
 
     lost: list[str] = field(default_factory=list)
@@ -223,7 +223,7 @@ class HostPool:
 
     def need(self, wants: ResourceSpec) -> Need:
         """What a step that asks for this needs of a machine, on the market of the driver's settings."""
-        return need_for(wants, self._market if self._taken < TAKEN_AWAY else "on-demand")
+        return need_for(wants, self._market if self._taken < MOST_TAKEN else "on-demand")
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -249,6 +249,7 @@ class HostPool:
             await self._fill(kept, want)
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
+        self._taken = self.leases.taken_away() if self.priced else 0
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
         self._beside += [asyncio.get_running_loop().create_task(beside) for beside in (self._renew(), *((self._tend(),) if self.priced else ()))]
@@ -311,6 +312,7 @@ class HostPool:
         """
         tried: list[str] = []
         asked: set[str] = set()
+        last = ""
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
             offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
@@ -324,10 +326,12 @@ class HostPool:
             if found := await self._take(offer, 1, need, ready=ready):
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
                 return found[0]
-            if (row := self._of().ledger.of_run(self.run)[-1]).lease:
-                tried.append(f"{offer.id}: {row.reason}")
+            row = self._of().ledger.of_run(self.run)[-1]
+            last = row.reason
+            if row.lease:
+                tried.append(f"{offer.id}: {last}")
         why = f"{self.name} has no machine left that does for it" if len(tried) < BOOTS else f"{len(tried)} machines of {self.name} failed to come up"
-        self.refuse(need, "; ".join([why, *tried]))
+        self.refuse(need, "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]))
         return None
 
     def refuse(self, need: Need, why: str) -> None:
@@ -389,18 +393,20 @@ class HostPool:
                 self.sites.remove(each)
             await each.aclose()
         gone = True
-        for each in (site, *with_it):
-            self._gone(each)
+        if any([self._gone(each) for each in (site, *with_it)]):
+            reason = f"{TAKEN_AWAY}: {reason}"
         for row in rows.values():
             gone &= await self._of().release(row, reason)
         return gone
 
-    def _gone(self, site: Site) -> None:
-        """A place is given back: one of the spot market may have been taken away."""
-        if site.name in self._spot and (site.lost or site.leaving):
+    def _gone(self, site: Site) -> bool:
+        """Whether a place that is given back is one of the spot market that was taken away."""
+        taken = site.name in self._spot and bool(site.lost or site.leaving)
+        if taken:
             self._taken += 1
-            if self._taken == TAKEN_AWAY:
-                self.say(f"{TAKEN_AWAY} spot machines were taken away: what is rented from now on is on demand")
+            if self._taken == MOST_TAKEN:
+                self.say(f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand")
+        return taken
 
     async def _watch(self, site: Site, host: Host) -> None:
         """Wait until a place is about to be taken away, or gone."""

@@ -719,8 +719,8 @@ class RentedContract(LeaseContract):
         return self.attached(hosts[0])
 
 
-class RentingContract(RentedContract):
-    """Of drivers that rent: what is billed, until when, and to whom."""
+class ProlongingContract(RentedContract):
+    """Of drivers whose machines end themselves."""
 
     def test_a_machine_that_ends_itself_does_so_at_another_time_when_it_is_asked(self, place: Path) -> None:
         async def rent() -> None:
@@ -734,6 +734,10 @@ class RentingContract(RentedContract):
             assert lease in await driver.leases()
 
         asyncio.run(rent())
+
+
+class ChargingContract(RentedContract):
+    """Of drivers whose provider says what it charged."""
 
     def test_what_was_charged_is_told_of_the_lease_alone(self, place: Path) -> None:
         async def rent() -> None:
@@ -752,6 +756,10 @@ class RentingContract(RentedContract):
         asyncio.run(rent())
 
 
+class RentingContract(ProlongingContract, ChargingContract):
+    """Of drivers that rent: what is billed, until when, and to whom."""
+
+
 class AccountedContract(LeaseContract):
     """Of drivers whose provider has an account for us."""
 
@@ -767,7 +775,8 @@ class AccountedContract(LeaseContract):
 
 PARTS: dict[type[LeaseContract], type] = {
     ExcludingContract: Excluding,
-    RentingContract: Charging,
+    ChargingContract: Charging,
+    ProlongingContract: Prolonging,
     AccountedContract: Accounted,
     SkippingContract: Skipping,
     VisitingContract: Visiting,

@@ -52,7 +52,7 @@ def test_a_misspelt_region_is_refused_with_the_one_that_was_meant(space: Space, 
     rents(space, market, monkeypatch, "gcp", regions="us-centrall1")
     space.recipe(RECIPE)
     code, _, said = space.command("run", "--driver", "gcp")
-    assert code in (2, 3) and 'did you mean "us-central1"?' in said and ours(market) == []
+    assert code == 5 and 'did you mean "us-central1"?' in said and "correct `[drivers.gcp]`" in said and ours(market) == []
 
 
 # --- replies

@@ -57,6 +57,8 @@ def test_a_run_stops_within_its_limit_and_shows_what_it_spent(space: Space, real
     assert row["usd"] == pytest.approx(billed(real) - before, rel=0.01), "by the provider's own charges"
     told = json.loads(space.command("report", "--cost", "--json")[1])
     assert told["usd"] == row["usd"] and told["leases"][0]["driver"] == "vastai" and told["leases"][0]["source"] == "charged"
+    [told_of] = json.loads(space.command("report", "--json")[1])["steps"]
+    assert told_of["usd"] == row["usd"] and f"${row['usd']:.2f}" in space.command("report")[1]
     assert f"${row['usd']:.2f}" in space.command("runs")[1] and "vastai" in space.command("report", "--cost", "--month")[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from drivers.base import Need, Offer
 from drivers.cloud import expected
-from runner.hosts.pool import TAKEN_AWAY, HostPool
+from runner.hosts.pool import MOST_TAKEN, HostPool
 from runner.hosts.sites import Site
 from runner.planning.step import ResourceSpec
 from runner.storage.store import Store
@@ -84,11 +84,11 @@ def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None
     nothing = cast(Any, None)
     pool = HostPool(nothing, "r", nothing, "gcp", _market="spot")
     wants = ResourceSpec(gpus=1)
-    for number in range(TAKEN_AWAY):
+    for number in range(MOST_TAKEN):
         assert pool.need(wants) == Need(gpus=1, market="spot")
         taken = cast(Site, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())
         pool._spot.add(taken.name)
-        pool._gone(taken)
+        assert pool._gone(taken)
     assert pool.need(wants) == Need(gpus=1)
 
 

@@ -59,7 +59,7 @@ def test_a_provider_that_cannot_be_reached_is_named(space: Space, market: Provid
 def test_a_misspelt_setting_is_refused_before_anything_is_asked(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     rents(space, market, monkeypatch, regoins="SE")
     code, said = refused(space, "run", "--driver", "vastai")
-    assert code in (2, 3) and 'did you mean "regions"?' in said and ours(market) == []
+    assert code == 3 and 'did you mean "regions"?' in said and ours(market) == []
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,14 @@ def test_what_nobody_offers_is_refused_with_why_and_rents_nothing(
     space.recipe(f"steps:\n  s: {{run: 'echo 1 > o', resources: {{{resources}}}, outputs: {{o: o}}}}\n")
     code, _, said = space.command("run", "--driver", "vastai", "--where", where)
     assert code == 5 and all(word in said for word in words) and ours(market) == [], said
+
+
+def test_an_order_that_the_provider_refuses_names_where_to_look_and_rents_nothing(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, market, monkeypatch, image="")
+    code, said = refused(space, "run", "--driver", "vastai")
+    assert code == 5 and "image is required" in said and "`recipe offers --driver vastai`" in said and ours(market) == []
 
 
 # --- replies

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,7 @@ from drivers.base import Need, Wish
 from drivers.loopback import Loopback
 from runner.hosts.leases import Leases
 from runner.storage.ledger import Ledger
+from dataclasses import replace
 from pathlib import Path
 async def work():
     root = Path(sys.argv[1])
@@ -267,3 +269,25 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     on(tmp_path, first)
     on(tmp_path, other, run="r2")
     assert alive(tmp_path) == 1
+
+
+def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(leases: Leases) -> None:
+        async def lost(_lease: Lease) -> None:
+            raise HostLost("outbid")
+
+        for market in ("spot", "on-demand", "spot"):
+            offer = replace((await leases.offers(Wish(NEED)))[0], market=market)
+            row = await leases.ask(NEED, offer)
+            assert row is not None
+            row, (host, *_) = await leases.up(row)
+            await host.aclose()
+            with monkeypatch.context() as gone, pytest.raises(HostLost):
+                gone.setattr(leases.driver, "hosts", lost)
+                await leases.up(row)
+
+    async def later(leases: Leases) -> None:
+        assert leases.taken_away() == 2
+
+    on(tmp_path, act)
+    on(tmp_path, later)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
 from ...storage.ledger import LeaseRow, Ledger, of_user
@@ -23,6 +23,7 @@ class Cost(TypedDict):
     hours: float
     usd: float
     source: str
+    place: str  # what events call the machine
 
 
 class Costs(NamedTuple):
@@ -52,6 +53,20 @@ def of_month() -> Costs:
         return _costs(ledger, ledger.since(began))
 
 
+def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """What each step cost, in US dollars: a machine's cost is shared among its steps, as long as each was there.
+
+    `times`: by place and step, in seconds.
+    """
+    found: dict[str, float] = {}
+    for cost in costs:
+        there = times.get(cost["place"], {})
+        total = sum(there.values())
+        for step, seconds in there.items():
+            found[step] = found.get(step, 0.0) + (cost["usd"] * seconds / total if total else cost["usd"] / len(there))
+    return found
+
+
 def _costs(ledger: Ledger, rows: list[LeaseRow]) -> Costs:
     noted = ledger.costs([row.key for row in rows])
     found: list[Cost] = [
@@ -64,6 +79,7 @@ def _costs(ledger: Ledger, rows: list[LeaseRow]) -> Costs:
             "hours": ((row.gone or time.time()) - row.asked) / 3600,
             "usd": noted[row.key].usd,
             "source": noted[row.key].source,
+            "place": f"{row.driver} {row.lease.get('id', '')}",
         }
         for row in rows
         if row.key in noted

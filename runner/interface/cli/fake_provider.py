@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         choices=("none", "real"),
         default="none",
         help="what its machines are: none, so nothing can log in (the default), or real: processes of this machine behind SSH on 127.0.0.1, "
-        "which execute what they are sent as you; vastai and gcp have them",
+        "which execute what they are sent as you",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is offered, and when a fault happens (default: 0)")
     parser.epilog = (

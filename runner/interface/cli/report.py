@@ -48,6 +48,7 @@ class _Done:
     following: Path | None = None  # what the one that runs reports
     attempt: int = 1  # its number
     sampled: Path | None = None  # what is seen of its machine
+    usd: float = 0.0
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -146,6 +147,7 @@ class StepReport(TypedDict):
     attempts: int
     seconds: float | None
     peak_memory: int | None
+    usd: float  # its share of the machines that were rented
     metrics: dict[str, Value]
     kept: bool  # whether all that its metrics are read from is kept
     training: Training | None
@@ -190,6 +192,8 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     """The steps that were begun, in that order, and those that are yet to begin."""
     found: dict[str, _Done] = {}
     began: dict[str, float] = {}
+    there: dict[str, dict[str, float]] = {}  # by place and step, seconds
+    places: dict[str, str] = {}
     for event in ws.store.runs.events(row.id):
         if event.subject != "step":
             continue
@@ -197,6 +201,7 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
         done.state = event.after
         if event.after == "RUNNING" and event.before != "RUNNING":
             began[event.id] = event.at
+            places[event.id] = str(event.data.get("site", ""))
             done.attempts += 1
             followed = event.data.get("metrics")
             done.following = Path(followed) if isinstance(followed, str) else None
@@ -204,11 +209,14 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
             done.attempt = number if isinstance(number, int) else 1
             done.sampled = samples.beside(log) if isinstance(log, str) else None
         elif event.before == "RUNNING" and event.after != "RUNNING":
-            began.pop(event.id, None)
+            spent = there.setdefault(places.get(event.id, ""), {})
+            spent[event.id] = spent.get(event.id, 0.0) + event.at - began.pop(event.id, event.at)
             done.following = done.sampled = None
     if ws.store.runs.live(row.id):
         for id, since in began.items():
             found[id].seconds += max(0.0, time.time() - since)
+            spent = there.setdefault(places[id], {})
+            spent[id] = spent.get(id, 0.0) + max(0.0, time.time() - since)
     # Events are stored in groups, and so are their moments: rows of attempts are nearer.  One that was taken over from a worker that died began
     # before its row did, which its trace knows.
     attempts = ws.store.runs.attempts(row.id)
@@ -225,6 +233,8 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
         peak = attempt.exit.get("peak_memory")
         if isinstance(peak, int):
             found[attempt.step].memory = max(found[attempt.step].memory, peak)
+    for id, usd in costs.by_step(costs.of_run(row.id).leases, there).items():
+        found[id].usd = usd
     return sorted(found.values(), key=lambda done: done.attempts == 0)
 
 
@@ -237,7 +247,7 @@ def _told(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> St
     found = bottleneck.breakdown(lines)
     told: StepReport = {
         "id": done.id, "state": done.state, "reason": _cause(done),
-        "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None,
+        "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None, "usd": done.usd,
         "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
         "kept": all(each.points is not None for each in ended),
         "training": None,
@@ -303,13 +313,16 @@ def as_text(told: RunReport) -> list[str]:
         text.append(f"{told['fresh']} step{'s were' if told['fresh'] > 1 else ' was'} fresh")
     if not steps:
         return [*text, "no step was begun"]
-    table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY")]
+    table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
     for step in steps[:_LISTED]:
         memory = about(step["peak_memory"]) if step["peak_memory"] else ""
         table.append(
-            (named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory)
-        )
-    text += aligned(table, range(2, 5))
+            (
+                named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory,
+                f"${step['usd']:.2f}" if step["usd"] else "",
+            )
+        )  # fmt: skip
+    text += aligned(table if any(step["usd"] for step in steps) else [row[:-1] for row in table], range(2, 6))
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
     for step in steps[:_LISTED]:

@@ -69,6 +69,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
+        parser.add_argument(
+            "--unattended", action="store_true", help="in a pipe, rent where nobody ends a machine if this program dies: see `recipe offers`"
+        )
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
         if verb == "run":
             parser.add_argument("--notify", action="store_true", help="show a notification on the desktop when it is over")
@@ -155,11 +158,15 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
 
 def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
     """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
-    if args.driver == "local" or args.yes:
+    if args.driver == "local":
         return True
     from ...hosts import offering
 
-    if offering.renting(ws, args.driver, args.hosts) is None:
+    driver = offering.renting(ws, args.driver, args.hosts)
+    if driver is not None and driver.traits.ends == "nobody" and not args.unattended and not sys.stdin.isatty():
+        words = f"{args.driver}: {offering.ENDS['nobody']}, and nobody is at the keyboard"
+        raise Invalid([Problem("bad-input", words, fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left")])
+    if driver is None or args.yes:
         return True
     found = look(ws, request, choice)
     total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), found.plan.settings.limits.cost) if found.todo else None
@@ -205,7 +212,9 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
         return 130
     if summary.state == "COMPLETED":
         return 0
-    return 1 if any(failure.began for failure in summary.failed) or not summary.failed else 2
+    if any(failure.began for failure in summary.failed) or not summary.failed:
+        return 1
+    return 5 if all(failure.unplaced for failure in summary.failed) else 2
 
 
 def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:

@@ -12,6 +12,7 @@ from ...planning.judge import FRESH, SKIPPED
 from ...survey.upkeep import examined, stale
 from ..differences import lines
 from ..tail import named, shown, span
+from . import costs
 from .chosen import add_words, moment, opened, requests, title
 from .why import differences, unremembered
 
@@ -42,13 +43,15 @@ def run(args: argparse.Namespace) -> int:
             for told in reports:
                 print("\n".join(as_text(told, all=bool(args.verbose))))
             for row in going:
-                print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])} (recipe logs {row['run']} -f)")
+                print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)")
                 for id, sample in row["steps"].items():
                     print(f"  {named(id)}: {pulse(sample)}")
             for row in queued:
                 print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
-                print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}; `recipe run` goes on where it stopped")
+                print(
+                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` goes on where it stopped"
+                )
     return 0 if all(told["fresh"] for told in reports) else 1
 
 
@@ -80,6 +83,7 @@ class Begun(TypedDict):
     created: float
     steps: dict[str, dict[str, float]]
     """Of each step that runs for longer than 5 seconds: how far it is, and what its machine has to do."""
+    usd: float  # what its machines cost so far
 
 
 def report(ws: Workspace, found: Survey) -> Standing:
@@ -158,7 +162,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
 
 
 def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None) -> Begun:
-    return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}}
+    return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}, "usd": costs.of_run(row.id).usd}
 
 
 def _seen(ws: Workspace, run: str) -> dict[str, dict[str, float]]:
@@ -181,3 +185,7 @@ def pulse(sample: Mapping[str, float]) -> str:
     if "eta" in sample:
         said.append(f"ETA {span(sample['eta'])}")
     return ", ".join([*said, words(sample)])
+
+
+def _spent(row: Begun) -> str:
+    return f", ${row['usd']:.2f} so far" if row["usd"] else ""

@@ -1,0 +1,237 @@
+"""Prime Intellect: pods of many providers, through one account, and what its replies mean for a lease.
+
+A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  There is no boot script: the host key that a pod shows
+first is believed from then on, and nobody ends a pod when we are dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import asyncssh
+
+from . import cloud
+from .base import Charge, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unsure, Wish
+from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .prime_wire import FULL, Ask, Pod, Wire, config, config_file, pod, words
+from .ssh import SshHost
+
+API: Final = "https://api.primeintellect.ai"
+IMAGE: Final = "ubuntu_22_cuda_12"
+ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
+RISE: Final = 1.05  # a price that is higher by more than this is another offer
+PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
+FIRST_USE: Final = (
+    "Prime's pods prove to nobody who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
+    "to rent there; who sits between you and the pod at that moment could read what a step sends, its secrets too"
+)
+
+
+class Prime:
+    """Pods at Prime Intellect.  `api` is its address, `image` what they run, `team` who pays, `key` the file of a private SSH key of the account.
+
+    Every other setting is a filter of offers: see `cloud.Filters`.
+    """
+
+    traits = Traits(
+        priced=True,
+        settles=timedelta(seconds=60),
+        ends="nobody",
+        poll=timedelta(seconds=10),
+        comes_up=timedelta(minutes=30),
+    )
+    console = "https://app.primeintellect.ai/dashboard/instances"
+
+    def __init__(
+        self, *, api: str = "", image: str = IMAGE, python: str = "python3", team: str = "", key: str = "", first_use: bool = False,
+        installation: str | None = None, poll: float = 10.0, settles: float = 60.0, **filters: Value,
+    ) -> None:  # fmt: skip
+        self._wire = Wire(
+            api or os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or config("base_url") or API,
+            team or os.environ.get("PRIME_TEAM_ID") or config("team_id"),
+        )
+        self._key = Path(os.path.expanduser(key or config("ssh_key_path") or "~/.ssh/id_rsa"))
+        self._data, self._image, self._first_use = {"python": python}, image, first_use
+        self._filters = Filters().given(filters)
+        self._installation = Installation.of(installation)
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self._logins = Logins(self._installation, self._alive, self.traits.poll)
+        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
+        self.excluded: Mapping[str, int] = {}
+        """Why the last `offers` left out how many."""
+
+    # --- offers
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """The pods that do, the cheapest first."""
+        filters = self._filters.given(wish.filters)
+        disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
+        left: Counter[str] = Counter()
+        found: list[Offer] = []
+        wanted = markets(wish.need.market)
+        for ask in await harmless(self._wire.search(disk)):
+            offer = _offer(ask)
+            # What CUDA a pod has is not told before it is there.
+            about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
+            why = "on another market" if ask.market not in wanted else cloud.excluded(offer, about, wish, filters)
+            if (why := why or ("" if ask.there else "none to be had now")) or (ask.resources.disk or 0) < disk * 10**9:
+                left[why or "less disk"] += 1
+            else:
+                found.append(offer)
+        self.excluded = dict(left.most_common())
+        return sorted(found, key=lambda offer: (cloud.expected(offer), offer.id))
+
+    # --- leases
+
+    async def acquire(self, order: Order) -> Lease:
+        """Rent what was offered.  Raises NoCapacity when there is none or it is dearer, Unsure when it is not known whether we have it."""
+        await self.solvent()
+        offer = order.offer
+        data = {name: offer.data[name] for name in ("cloudId", "gpuType", "socket", "country", "security") if offer.data[name]}
+        wanted = {
+            "name": self._installation.mark(order.key), **data, "gpuCount": offer.resources.gpus, "image": self._image,
+            "diskSize": int(offer.data["disk"]), "maxPrice": round(offer.price * RISE, 4), "autoRestart": False,
+            **({"dataCenterId": offer.data["dataCenter"]} if offer.data["dataCenter"] else {}),
+        }  # fmt: skip
+        team = {"teamId": self._wire.team} if self._wire.team else None
+        answer = await self._wire.create({"pod": wanted, "provider": {"type": offer.data["provider"]}, "disks": [], "team": team})
+        said = words(answer)
+        if answer.status == 404 or (answer.status in (400, 409) and any(word in said.lower().replace(" ", "") for word in _FULL)):
+            raise NoCapacity(f"{offer.id} cannot be had: {said}")
+        if answer.status >= 400:
+            raise Rejected(f"Prime refuses the order of {offer.id}: {said}")
+        try:
+            made = pod(answer.fields)
+        except Unsure as error:
+            raise Unsure(f"the reply of Prime to the order cannot be read: {answer.words[:80]}") from error
+        self._agreed[made.id] = offer.price
+        return Lease("prime", made.id, order.key, self._data)
+
+    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+        """The pod, once it is installed and lets us in with the host key that it showed first."""
+        if lease.id in self._logins.hosts:
+            return (self._logins.hosts[lease.id],)
+        found = await self._alive(lease)
+        if found.status != "ACTIVE" or not found.ready or found.login is None:
+            return None
+        if found.price > (agreed := self._agreed.get(lease.id, found.price)) * RISE:
+            raise HostLost(f"it costs ${found.price:.3f} an hour, and was offered for ${agreed:.3f}")
+        user, name, port = found.login
+        if (trust := await self._trusted(lease, name, port)) is None:
+            return None
+        made = await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
+        return None if made is None else (made,)
+
+    async def _trusted(self, lease: Lease, name: str, port: int) -> str | None:
+        """The host key of a pod: the one that it showed first, to whichever process of this installation.  None while it shows none."""
+        known = self._installation.first_seen(lease.key)
+        if known.exists():
+            return known.read_text("ascii")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                shown = await asyncssh.get_server_host_key(name, port, config=None)
+        except (OSError, asyncssh.Error):  # TimeoutError is an OSError
+            return None
+        return None if shown is None else self._installation.believe(lease.key, shown.export_public_key().decode())
+
+    async def release(self, lease: Lease) -> bool:
+        """Delete the pod.  True once it is not at its address and not in the complete list."""
+        await self._logins.end(lease)
+        await harmless(self._wire.destroy(lease.id))
+        if (found := await harmless(self._wire.show(lease.id))) is not None and found.status != "TERMINATED":
+            return False
+        if any(each.id == lease.id and each.status != "TERMINATED" for each in await harmless(self._wire.listing())):
+            return False
+        self._installation.first_seen(lease.key).unlink(missing_ok=True)
+        return True
+
+    async def leases(self) -> Sequence[Lease]:
+        found = await harmless(self._wire.listing())
+        return [
+            Lease("prime", each.id, key, self._data, price=each.price)
+            for each in found
+            if each.status != "TERMINATED" and (key := self._installation.key(each.name)) is not None
+        ]
+
+    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
+        """What Prime has charged for a lease that is over."""
+        return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
+
+    async def account(self) -> Sequence[tuple[str, str]]:
+        """What there is to know of the account, as words: nothing is changed."""
+        balance, ahead = await harmless(self._wire.balance()), self._wire.web.ahead
+        try:
+            await self._let_in()
+            key = f"{self._key}, which the account has"
+        except Denied as error:
+            key = str(error)
+        return [
+            (
+                "account",
+                f"by the key of {'PRIME_API_KEY' if os.environ.get('PRIME_API_KEY') else config_file()}"
+                + f", team {self._wire.team}" * bool(self._wire.team),
+            ),
+            (
+                "credit",
+                f"${balance:.2f}" + ("" if balance > 0 else ": nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"),
+            ),
+            ("login", key),
+            ("host keys", "the first that a pod shows is believed" if self._first_use else FIRST_USE),
+            ("clock", "that of Prime" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Prime: set it"),
+        ]
+
+    async def solvent(self) -> None:
+        """Raises Denied where nothing can be rented: no word about host keys, no key that opens a pod, no credit."""
+        if not self._first_use:
+            raise Denied(FIRST_USE)
+        await self._let_in()
+        if (balance := await harmless(self._wire.balance())) <= 0:
+            raise Denied(
+                f"the account at Prime has ${balance:.2f}: nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"
+            )
+
+    async def _let_in(self) -> None:
+        """Raises Denied where the account does not have our SSH key, so that no pod would let us in."""
+        ours = " ".join(cloud.public(self._private()).split()[:2])
+        if ours not in await harmless(self._wire.keys()):
+            raise Denied(
+                f"the account at Prime does not have the SSH key {self._key}; add its public half at https://app.primeintellect.ai/dashboard/profile"
+            )
+
+    def _private(self) -> bytes:
+        try:
+            found = self._key.read_bytes()
+            asyncssh.import_private_key(found)
+        except (OSError, asyncssh.KeyImportError) as error:
+            raise Denied(f"the SSH key {self._key} cannot be used: {error}; name another as `key` in `[drivers.prime]`") from error
+        return found
+
+    async def aclose(self) -> None:
+        await self._logins.aclose()
+        await self._wire.web.aclose()
+
+    async def _alive(self, lease: Lease) -> Pod:
+        """What Prime says of a pod.  Raises HostLost when it is gone or will not run."""
+        found = await harmless(self._wire.show(lease.id))
+        if found is None:
+            raise HostLost(f"Prime has no pod {lease.id} any more")
+        if found.status in ENDED or found.failure:
+            raise HostLost(f"the pod {lease.id} does not run: {found.failure or found.status}")
+        return found
+
+
+_FULL: Final = tuple(word.replace(" ", "") for word in FULL)
+
+
+def _offer(ask: Ask) -> Offer:
+    return Offer(
+        "prime", ask.id, ask.resources, price=round(ask.price, 5), region=ask.region, data={**ask.order, "disk": str(ask.disk)}, market=ask.market,
+        disk_price=ask.disk_price, fetched=time.time(),
+    )  # fmt: skip

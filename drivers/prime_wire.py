@@ -1,0 +1,221 @@
+"""The wire of Prime Intellect: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .base import Charge, Denied, Market, Rejected, Resources, Throttled, Unreachable, Unsure
+from .web import Answer, Fields, Web, inner, number, printable, rows
+
+PAGE: Final = 100
+PAGES: Final = 1000
+TOO_OFTEN: Final = timedelta(seconds=10)
+FULL: Final = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "quota exceeded", "limit exceeded", "maxprice")
+"""Words of a refusal that is about this offer alone."""
+_LOGIN: Final = re.compile(r"(?:ssh\s+)?(?P<user>[\w.-]+)@(?P<host>[\w.:-]+?)(?:\s+-p\s+(?P<port>\d{1,5}))?")
+
+
+class Ask(NamedTuple):
+    """What a provider behind Prime has.  `price` is US dollars an hour with `disk` GB; `order` what an order repeats of it."""
+
+    id: str
+    resources: Resources
+    price: float
+    disk_price: float
+    disk: int
+    region: str
+    market: Market
+    secure: bool
+    inet: float
+    there: bool
+    order: Mapping[str, str]
+
+
+class Pod(NamedTuple):
+    """A pod.  `login` is user, host and port, once there are any; `ready`: it is installed, too, which ACTIVE does not say."""
+
+    id: str
+    name: str
+    status: str
+    ready: bool
+    failure: str
+    login: tuple[str, str, int] | None
+    price: float
+
+
+class Wire:
+    """Requests to Prime Intellect and its replies as types.  `team`: who pays, where that is not the key's own account."""
+
+    def __init__(self, api: str, team: str) -> None:
+        self.web, self.team = Web(api), team
+
+    async def search(self, disk: int) -> list[Ask]:
+        """All offers of one machine, with a disk of at least so many GB."""
+        found: list[Ask] = []
+        for page in range(1, PAGES):
+            query = {"page": str(page), "page_size": str(PAGE)}
+            fields = _good(await self.ask("GET", "/api/v1/availability/gpus", query=query), "the search")
+            items = rows(fields, "items", "Prime")
+            found += [ask for row in items if (ask := _ask(row, disk)) is not None]
+            if len(items) < PAGE or page * PAGE >= number(fields, "totalCount"):
+                return found
+        raise Unreachable("the list of Prime's offers has no end")
+
+    async def create(self, order: Fields) -> Answer:
+        return await self.ask("POST", "/api/v1/pods", order)
+
+    async def show(self, id: str) -> Pod | None:
+        """One pod; None where there is none at that address, which is no proof yet: any unknown address says the same."""
+        answer = await self.ask("GET", f"/api/v1/pods/{id}")
+        return None if answer.status == 404 else pod(_good(answer, f"the pod {id}"))
+
+    async def listing(self) -> list[Pod]:
+        """All pods of the account.  Raises Unreachable where they change while they are listed, for then one may be missing."""
+        return [pod(row) for row in await self._pages("/api/v1/pods", "the list of pods")]
+
+    async def history(self) -> list[tuple[str, Charge]]:
+        """What pods have cost that are gone, by their ids."""
+        found = await self._pages("/api/v1/pods/history", "the history")
+        ended = [row for row in found if row.get("terminatedAt")]
+        return [
+            (f"{row.get('id')}", Charge(_seconds(row.get("createdAt")), _seconds(row.get("terminatedAt")), number(row, "totalBilledPrice")))
+            for row in ended
+        ]
+
+    async def _pages(self, path: str, what: str) -> list[Fields]:
+        found: dict[str, Fields] = {}
+        totals: set[float] = set()
+        for page in range(PAGES):
+            query = {"offset": str(page * PAGE), "limit": str(PAGE), **({"team_id": self.team} if self.team else {})}
+            fields = _good(await self.ask("GET", path, query=query), what)
+            items = rows(fields, "data", "Prime")
+            found |= {f"{row.get('id')}": row for row in items}
+            totals.add(number(fields, "total_count"))
+            if len(items) < PAGE:
+                break
+        if len(totals) > 1 or len(found) != max(totals):
+            raise Unreachable(f"{what} at Prime changed while it was read")
+        return [*found.values()]
+
+    async def destroy(self, id: str) -> None:
+        """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
+        answer = await self.ask("DELETE", f"/api/v1/pods/{id}")
+        if answer.status not in (400, 404, 409):
+            _good(answer, f"the end of the pod {id}", empty=True)
+
+    async def keys(self) -> list[str]:
+        """The public SSH keys of the account: type and key of each."""
+        found = await self._pages("/api/v1/ssh_keys", "the SSH keys")
+        return [" ".join(f"{row.get('publicKey') or ''}".split()[:2]) for row in found]
+
+    async def balance(self) -> float:
+        """US dollars in the wallet."""
+        query = {"limit": "1", "offset": "0", **({"teamId": self.team} if self.team else {})}
+        return number(_good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"), "balance_usd")
+
+    async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        answer = await self.web.ask(method, path, api_key(), body, query)
+        if answer.status == 429:
+            raise Throttled(f"Prime was asked too often: {words(answer)}", after=TOO_OFTEN)
+        if answer.status in (401, 403):
+            where = "PRIME_API_KEY" if os.environ.get("PRIME_API_KEY") else str(config_file())
+            raise Denied(f"Prime does not accept the key of {where}: {words(answer)}")
+        if answer.status == 402:
+            raise Denied(f"Prime rents nothing to this account: {words(answer)} See https://app.primeintellect.ai/dashboard/billing")
+        if answer.status >= 500:
+            raise Unsure(f"Prime has a problem of its own ({answer.status}): {words(answer)}")
+        return answer
+
+
+def config_file() -> Path:
+    """Where the official client keeps what it was told."""
+    return Path(os.path.expanduser("~"), ".prime", "config.json")
+
+
+def config(name: str) -> str:
+    """A setting of the official client; empty when there is none."""
+    try:
+        read = json.loads(config_file().read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    found = read.get(name) if isinstance(read, dict) else None
+    return found.strip() if isinstance(found, str) else ""
+
+
+def api_key() -> str:
+    """The key of the account.  Raises Denied, and names where it was looked for."""
+    if key := os.environ.get("PRIME_API_KEY", "").strip() or config("api_key"):
+        return key
+    raise Denied(
+        f"there is no key for Prime: neither in PRIME_API_KEY nor in {config_file()}; make one at https://app.primeintellect.ai/dashboard/tokens"
+    )
+
+
+def words(answer: Answer) -> str:
+    """What Prime says of an error; of a wrong request, what is wrong with which field."""
+    wrong = answer.fields.get("detail")
+    if not isinstance(wrong, list):
+        return answer.words
+    told = [(each.get("loc"), each.get("msg")) for each in wrong[:5] if isinstance(each, dict)]
+    return printable("; ".join(f"{'.'.join(map(str, loc)) if isinstance(loc, list) else ''}: {msg}" for loc, msg in told))
+
+
+def pod(row: Fields) -> Pod:
+    """A pod.  Raises Unsure when it is none."""
+    if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
+        raise Unsure("the reply of Prime about a pod cannot be read")
+    logins = row.get("sshConnection")
+    first = next((each for each in (logins if isinstance(logins, list) else [logins]) if isinstance(each, str)), "")
+    match = _LOGIN.fullmatch(first.strip())
+    ready = row.get("installationStatus") == "FINISHED" or number(row, "installationProgress") >= 100
+    return Pod(
+        f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", ready, printable(f"{row.get('installationFailure') or ''}"),
+        (match["user"], match["host"], int(match["port"] or 22)) if match else None, number(row, "priceHr"),
+    )  # fmt: skip
+
+
+def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
+    """The fields of a reply that reports no error."""
+    if answer.status >= 400:
+        raise Rejected(f"Prime refuses {what}: {words(answer)}")
+    if not answer.fields and not empty:
+        raise Unsure(f"the reply of Prime about {what} cannot be read: {answer.words[:80]}")
+    return answer.fields
+
+
+def _ask(row: Fields, disk: int) -> Ask | None:
+    """An offer with a disk of at least so many GB; None for one without what must be known of it."""
+    prices = inner(row.get("prices") or {}, "a price", "Prime")
+    price = number(prices, "communityPrice") or number(prices, "onDemand")
+    count = int(number(row, "gpuCount"))
+    if not price or not count or not isinstance(row.get("cloudId"), str) or prices.get("currency", "USD") != "USD":
+        return None
+    disks, cpus, memory = (inner(row.get(name) or {}, "an offer", "Prime") for name in ("disk", "vcpu", "memory"))
+    least, default, most = (int(number(disks, name)) for name in ("minCount", "defaultCount", "maxCount"))
+    size = min(max(disk, least or 0), most or max(disk, default)) if most or least else max(disk, default)
+    free = default if disks.get("defaultIncludedInPrice") else 0
+    stored = max(0, size - free) * number(disks, "pricePerUnit")
+    have = Resources(
+        number(cpus, "defaultCount"), int(number(memory, "defaultCount")) * 10**9, count, f"{row.get('gpuType', '')}".replace("_", " "),
+        int(number(row, "gpuMemory")) * 10**9, size * 10**9,
+    )  # fmt: skip
+    order = {name: f"{row.get(name) or ''}" for name in ("cloudId", "gpuType", "socket", "dataCenter", "country", "security", "provider")}
+    return Ask(
+        f"{row['cloudId']}", have, price + stored, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
+        "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),
+        row.get("stockStatus") != "Unavailable", order,
+    )  # fmt: skip
+
+
+def _seconds(text: object) -> float:
+    try:
+        return datetime.fromisoformat(f"{text}").timestamp()
+    except ValueError as error:
+        raise Unsure("a time of Prime cannot be read") from error

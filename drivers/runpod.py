@@ -1,0 +1,239 @@
+"""RunPod: pods, rented by the second, and what its replies mean for a lease.  Its REST v2, which has no spot market.
+
+A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  At its lease's `until` it asks for its own end with the
+key that RunPod gives each pod; where that key may not, it stops itself, and its disk is billed on.  The key of the account never leaves this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from . import cloud
+from .base import (
+    Charge,
+    Denied,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Resources,
+    Traits,
+    Unreachable,
+    Unsure,
+    Wish,
+)
+from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .runpod_wire import Gpu, Pod, Wire, pod, words
+from .ssh import SshHost
+
+API: Final = "https://api.runpod.io"
+IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+CLOUDS: Final = {"secure": "SECURE", "community": "COMMUNITY"}
+"""Of RunPod's own data centers, and of strangers' machines."""
+DISK: Final = 0.10 / 30 / 24
+"""US dollars an hour for a GB of a pod that runs."""
+CPUS, MEMORY = 2, 8 * 10**9
+"""What RunPod promises beside each GPU: the catalog does not say more."""
+LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod does not say what the most is
+RISE: Final = 1.05  # a price that is higher by more than this is another offer
+# Executed as the container's command, before what the image itself begins; the images of others have no SSH server and no /start.sh.
+_COMMAND: Final = "bash -c 'echo {script} | base64 -d | sh; [ -x /start.sh ] && exec /start.sh; exec sleep infinity'"
+_SERVER: Final = """[ -n "$RECIPE_SSHD_KEYS" ] || command -v sshd || { apt-get update && apt-get install -y openssh-server; }
+"""
+# Asked by the pod itself once its time is over, with the key that it was given.
+_END: Final = """auth="Authorization: Bearer $RUNPOD_API_KEY" self={api}/v2/pods/$RUNPOD_POD_ID
+    curl -fsS -m 60 -X DELETE -H "$auth" $self || curl -fsS -m 60 -H "$auth" -H 'Content-Type: application/json' -d '{{"action":"stop"}}' \
+$self/action || runpodctl stop pod $RUNPOD_POD_ID"""
+
+
+class Runpod:
+    """Pods at RunPod.  `api` is its address, `image` the container that they run, `python` its Python.
+
+    Every other setting is a filter of offers: see `cloud.Filters`.  `verified = false` admits the community cloud.
+    """
+
+    traits = Traits(
+        priced=True,
+        settles=timedelta(seconds=30),
+        ends="stops",
+        poll=timedelta(seconds=5),
+        comes_up=timedelta(minutes=20),
+    )
+    console = "https://console.runpod.io/pods"
+
+    def __init__(
+        self, *, api: str = "", image: str = IMAGE, python: str = "python3", installation: str | None = None,
+        poll: float = 5.0, settles: float = 30.0, **filters: Value,
+    ) -> None:  # fmt: skip
+        self._wire = Wire(api or os.environ.get("RUNPOD_API_URL") or API)
+        self._data, self._image = {"python": python}, image
+        self._filters = Filters().given(filters)
+        self._installation = Installation.of(installation)
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self._logins = Logins(self._installation, self._alive, self.traits.poll)
+        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
+        self.excluded: Mapping[str, int] = {}
+        """Why the last `offers` left out how many."""
+
+    # --- offers
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """The pods that do, the cheapest first.  Raises NoCapacity for a region that there is not."""
+        filters = self._filters.given(wish.filters)
+        await self._known(filters.regions)
+        left: Counter[str] = Counter()
+        found: list[Offer] = []
+        if "on-demand" not in markets(wish.need.market):
+            self.excluded = {"no spot market at RunPod": 1}
+            return []
+        disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
+        count = max(1, wish.need.gpus or 0)
+        for name in CLOUDS if not filters.verified else ("secure",):
+            for gpu in await harmless(self._wire.gpus(count, CLOUDS[name])):
+                if name not in gpu.prices:
+                    continue
+                offer = self._offer(gpu, name, count, disk, filters)
+                about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
+                # What is wished of the disk, the region and the CUDA version is part of the order.
+                why = cloud.excluded(offer, about, wish, filters)
+                if disk > MOST_DISK:
+                    why = "a larger disk than there is"
+                elif gpu.most[name] < count:
+                    why = "fewer GPUs than needed"
+                elif not gpu.there:
+                    why = why or "none to be had now"
+                if why:
+                    left[why] += 1
+                else:
+                    found.append(offer)
+        self.excluded = dict(left.most_common())
+        return sorted(found, key=lambda offer: (offer.price, offer.id))
+
+    async def _known(self, regions: Sequence[str]) -> None:
+        if not regions:
+            return
+        centers = await harmless(self._wire.centers())
+        for asked in regions:
+            if not any(asked.lower() in center.lower() for center in centers):
+                raise NoCapacity(f'RunPod has no data center "{asked}"{cloud.meant(asked.upper(), centers)}')
+
+    def _offer(self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters) -> Offer:
+        regions = [center for center in gpu.centers if not filters.regions or any(each.lower() in center.lower() for each in filters.regions)]
+        have = Resources(float(CPUS * count), MEMORY * count, count, gpu.id, gpu.memory * 10**9, disk * 10**9)
+        data = {
+            "gpu": gpu.id, "cloud": CLOUDS[name], "disk": str(disk), "centers": ",".join(regions if filters.regions else ()),
+            "cuda": f"{filters.cuda:g}" if filters.cuda else "",
+        }  # fmt: skip
+        return Offer(
+            "runpod", f"{gpu.id} x{count} {name}", have, price=round(gpu.prices[name] * count + DISK * disk, 5), region=" ".join(regions), data=data,
+            disk_price=DISK * disk, fetched=time.time(),
+        )  # fmt: skip
+
+    # --- leases
+
+    async def acquire(self, order: Order) -> Lease:
+        """Rent what was offered.  Raises NoCapacity when there is none, Denied without the money, Unsure when it is not known whether we have it."""
+        answer = await self._wire.create(self._body(order))
+        said, offer = words(answer), order.offer
+        if answer.status in (200, 201):
+            try:
+                made = pod(answer.fields)
+            except Unsure as error:
+                raise Unsure(f"the reply of RunPod to the order cannot be read: {answer.words[:80]}") from error
+            self._agreed[made.id] = offer.price
+            return Lease("runpod", made.id, order.key, self._data)
+        if answer.status == 402:
+            raise Denied(f"RunPod rents nothing to this account: {said} See https://console.runpod.io/user/billing")
+        if answer.status in (400, 403):  # 400: nothing is there, or the request is wrong: when all are refused, the words say which
+            raise NoCapacity(f"{offer.id} cannot be had: {said}")
+        if answer.status < 400:
+            raise Unsure(f"the reply of RunPod to the order cannot be read: {answer.words[:80]}")
+        raise Rejected(f"RunPod refuses the order of {offer.id}: {said}")
+
+    def _body(self, order: Order) -> Mapping[str, object]:
+        data = order.offer.data
+        script = _SERVER + cloud.boot(self._installation, order, datetime.now(UTC), _END.format(api=self._wire.web.api))
+        gpu = {"id": data["gpu"], "count": order.offer.resources.gpus, **({"minCudaVersion": f"{float(data['cuda']):.1f}"} if data["cuda"] else {})}
+        return {
+            "name": self._installation.mark(order.key),
+            "image": self._image,
+            "gpu": gpu,
+            "cloud": data["cloud"],
+            "disk": int(data["disk"]),
+            "ports": ["22/tcp"],
+            "env": {"PUBLIC_KEY": cloud.public(self._installation.login(order.key))},
+            "args": _COMMAND.format(script=base64.b64encode(script.encode()).decode()),
+            **({"dataCenterIds": data["centers"].split(",")} if data["centers"] else {}),
+        }
+
+    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+        """The pod, once its own SSH server lets us in and has shown the host key that we gave it."""
+        if lease.id in self._logins.hosts:
+            return (self._logins.hosts[lease.id],)
+        found = await self._alive(lease)
+        if found.status != "RUNNING" or found.address is None:
+            return None
+        price = found.price + DISK * found.disk
+        if price > (agreed := self._agreed.get(lease.id, price)) * RISE:
+            raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
+        made = await self._logins.open(lease, "root", *found.address)
+        return None if made is None else (made,)
+
+    async def release(self, lease: Lease) -> bool:
+        """Terminate the pod.  True once RunPod itself says that there is none."""
+        await self._logins.end(lease)
+        await harmless(self._wire.destroy(lease.id))
+        return await harmless(self._wire.show(lease.id)) is None
+
+    async def leases(self) -> Sequence[Lease]:
+        found = await harmless(self._wire.listing())
+        return [
+            Lease("runpod", each.id, key, self._data, price=round(each.price + DISK * each.disk, 5))
+            for each in found
+            if (key := self._installation.key(each.name)) is not None
+        ]
+
+    async def prolong(self, lease: Lease, until: datetime) -> None:
+        """Have the pod end itself later, or earlier."""
+        if (found := await self.hosts(lease)) is None:
+            raise Unreachable(f"the pod of {lease.key} is not up")
+        async for _ in found[0].call(cloud.prolonged(until - datetime.now(UTC))):
+            pass
+
+    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
+        """What RunPod has charged for a lease."""
+        return [charge for charge in await harmless(self._wire.charges(lease.id)) if charge.till >= since.timestamp()]
+
+    async def account(self) -> Sequence[tuple[str, str]]:
+        """What there is to know of the account, as words: nothing is changed."""
+        pods = await harmless(self._wire.listing())
+        ahead = self._wire.web.ahead
+        return [
+            ("account", f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price for each in pods):.2f} an hour"),
+            ("credit", "not told by RunPod before an order: it must cover an hour of the pod"),
+            ("clock", "that of RunPod" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of RunPod: set it"),
+        ]
+
+    async def solvent(self) -> None:
+        """RunPod says only at an order whether there is enough credit."""
+
+    async def aclose(self) -> None:
+        await self._logins.aclose()
+        await self._wire.web.aclose()
+
+    async def _alive(self, lease: Lease) -> Pod:
+        """What RunPod says of a pod.  Raises HostLost when it is gone or will not run."""
+        found = await harmless(self._wire.show(lease.id))
+        if found is None:
+            raise HostLost(f"RunPod has no pod {lease.id} any more")
+        if found.status in ("EXITED", "ERROR"):
+            raise HostLost(f"the pod {lease.id} does not run: {found.status}")
+        return found

@@ -1,0 +1,167 @@
+"""The wire of RunPod's REST v2: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from .base import Charge, Denied, Rejected, Throttled, Unreachable, Unsure
+from .web import Answer, Fields, Web, inner, number, printable, rows
+
+PAGES: Final = 1000
+"""Pages of one listing: a cursor that leads in a circle ends there."""
+
+
+class Gpu(NamedTuple):
+    """A type of GPU, whether and where it is to be had now.  `prices` are US dollars an hour for one, by cloud; `memory` is in GB."""
+
+    id: str
+    memory: int
+    prices: Mapping[str, float]
+    most: Mapping[str, int]
+    centers: tuple[str, ...]
+    cuda: float
+    there: bool
+
+
+class Pod(NamedTuple):
+    """A pod.  `address` is where its own SSH server lets in, once it does; `price` is US dollars an hour, without disks."""
+
+    id: str
+    name: str
+    status: str
+    address: tuple[str, int] | None
+    price: float
+    disk: int  # GB
+
+
+class Wire:
+    """Requests to RunPod and its replies as types."""
+
+    def __init__(self, api: str) -> None:
+        self.web = Web(api)
+
+    async def gpus(self, count: int, cloud: str) -> list[Gpu]:
+        """All types, and whether `count` of each can be had together."""
+        query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
+        fields = _good(await self.ask("GET", "/v2/catalog/gpus", query=query), "the catalog")
+        return [found for row in rows(fields, "gpus", "RunPod") if (found := _gpu(row)) is not None]
+
+    async def centers(self) -> list[str]:
+        """The names of all data centers."""
+        fields = _good(await self.ask("GET", "/v2/catalog/datacenters"), "the data centers")
+        return [f"{row.get('id', '')}" for row in rows(fields, "dataCenters", "RunPod")]
+
+    async def create(self, order: Fields) -> Answer:
+        return await self.ask("POST", "/v2/pods", order)
+
+    async def show(self, id: str) -> Pod | None:
+        """One pod; None when RunPod says in its own words that there is none."""
+        answer = await self.ask("GET", f"/v2/pods/{id}")
+        if _none(answer):
+            return None
+        found = pod(_good(answer, f"the pod {id}"))
+        return None if found.status == "TERMINATED" else found
+
+    async def listing(self) -> list[Pod]:
+        """All pods of the account, over all pages if there are several."""
+        found: list[Pod] = []
+        cursor = ""
+        for _ in range(PAGES):
+            fields = _good(await self.ask("GET", "/v2/pods", query={"cursor": cursor} if cursor else None), "the list of pods")
+            found += [pod(row) for row in rows(fields, "pods", "RunPod")]
+            paged = fields.get("pagination")
+            following = (paged if isinstance(paged, dict) else fields).get("nextCursor")
+            if not following:
+                return [each for each in found if each.status != "TERMINATED"]
+            cursor = f"{following}"
+        raise Unreachable("the list of RunPod's pods has no end")
+
+    async def destroy(self, id: str) -> None:
+        """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
+        answer = await self.ask("DELETE", f"/v2/pods/{id}")
+        if answer.status != 409 and not _none(answer):
+            _good(answer, f"the end of the pod {id}", empty=True)
+
+    async def charges(self, id: str) -> list[Charge]:
+        """What a pod has cost."""
+        fields = _good(await self.ask("GET", "/v2/billing/pods", query={"podId": id, "bucketSize": "hour"}), "the bill")
+        found = [row for row in rows(fields, "records", "RunPod") if row.get("podId") == id]
+        return [Charge(_seconds(row.get("startTime")), _seconds(row.get("endTime")), number(row, "totalAmount")) for row in found]
+
+    async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        answer = await self.web.ask(method, path, api_key(), body, query)
+        if answer.status == 429:
+            after = answer.headers.get("retry-after", "")
+            seconds = float(after) if after.isdigit() else 5.0
+            raise Throttled(f"RunPod was asked too often: {words(answer)}", after=timedelta(seconds=min(max(seconds, 0.1), 60.0)))
+        if answer.status == 401:
+            raise Denied(f"RunPod does not accept the key of RUNPOD_API_KEY: {words(answer)}")
+        if answer.status == 410:
+            raise Denied(f"RunPod has ended this interface: {words(answer)} Install a newer recipe-runner")
+        if answer.status >= 500:
+            raise Unsure(f"RunPod has a problem of its own ({answer.status}): {words(answer)}")
+        return answer
+
+
+def api_key() -> str:
+    """The key of the account.  Raises Denied, and names where it was looked for."""
+    if key := os.environ.get("RUNPOD_API_KEY", "").strip():
+        return key
+    raise Denied("there is no key for RunPod in RUNPOD_API_KEY; make one at https://console.runpod.io/user/settings")
+
+
+def words(answer: Answer) -> str:
+    """What RunPod says of an error, with each thing that is wrong with the request."""
+    wrong = answer.fields.get("errors")
+    more = "; ".join(f"{each}" for each in wrong[:5]) if isinstance(wrong, list) else ""
+    return f"{answer.words} {printable(more)}".strip()
+
+
+def pod(row: Fields) -> Pod:
+    """A pod.  Raises Unsure when it is none."""
+    if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
+        raise Unsure("the reply of RunPod about a pod cannot be read")
+    ssh = row.get("ssh")
+    direct = ssh.get("direct") if isinstance(ssh, dict) else None  # `proxy` takes no commands with their input, and is never used
+    address = (f"{direct.get('host', '')}", int(number(direct, "port"))) if isinstance(direct, dict) and number(direct, "port") else None
+    return Pod(f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", address, number(row, "cost"), int(number(row, "disk")))
+
+
+def _none(answer: Answer) -> bool:
+    """Whether RunPod itself says that there is no such pod: a problem document, not the 404 of something between it and us."""
+    return answer.status == 404 and answer.fields.get("status") == 404 and "title" in answer.fields
+
+
+def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
+    """The fields of a reply that reports no error."""
+    if answer.status == 403:
+        raise Denied(f"the key of RUNPOD_API_KEY does not allow {what}: {words(answer)}")
+    if answer.status >= 400:
+        raise Rejected(f"RunPod refuses {what}: {words(answer)}")
+    if not answer.fields and not empty:
+        raise Unsure(f"the reply of RunPod about {what} cannot be read: {answer.words[:80]}")
+    return answer.fields
+
+
+def _gpu(row: Fields) -> Gpu | None:
+    """A type of GPU; None for one that lacks what must be known of it."""
+    price, most = inner(row.get("price") or {}, "a price", "RunPod"), inner(row.get("maxCount") or {}, "a type of GPU", "RunPod")
+    if not number(row, "memory") or not isinstance(row.get("id"), str):
+        return None
+    centers = [f"{each.get('id', '')}" for each in rows(row, "dataCenters", "RunPod") if each.get("availability") != "NONE"]
+    versions = [f"{each.get('version', '')}" for each in rows(row, "cudaVersions", "RunPod") if each.get("available")]
+    clouds = [name for name in ("secure", "community") if row.get(name) and number(price, name)]
+    prices, most_of = {name: number(price, name) for name in clouds}, {name: int(number(most, name)) for name in clouds}
+    cuda = max((float(text) for text in versions if text.replace(".", "", 1).isdigit()), default=0.0)
+    return Gpu(f"{row['id']}", int(number(row, "memory")), prices, most_of, tuple(centers), cuda, row.get("availability", "NONE") != "NONE")
+
+
+def _seconds(text: object) -> float:
+    try:
+        return datetime.fromisoformat(f"{text}").timestamp()
+    except ValueError as error:
+        raise Unsure("a time in the bill of RunPod cannot be read") from error

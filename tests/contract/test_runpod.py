@@ -1,0 +1,52 @@
+"""The runpod driver keeps the contract, against the fake provider whose machines are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, RentingContract
+
+import drivers
+from drivers.runpod import Runpod
+from tests.fake_provider import Provider, provider
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Provider]:
+    with provider("runpod", "--hosts", "real", "--clock", "real", "--faults", "boot=0") as found:
+        yield found
+
+
+async def ended(driver: Runpod) -> None:
+    """End what a test rented."""
+    for lease in await driver.leases():
+        assert await driver.release(lease)
+    await driver.aclose()
+
+
+class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, RentingContract):
+    @pytest.fixture(autouse=True)
+    def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv("RENTING", str(place / "renting"))
+        monkeypatch.setenv("RUNPOD_API_KEY", running.exports["RUNPOD_API_KEY"])
+        (place / "settings.json").write_text(
+            json.dumps({"api": running.url, "installation": str(place / "installation"), "poll": 0.05, "settles": 0.1})
+        )
+        yield
+        asyncio.run(ended(self.make(place)))
+
+    def make(self, place: Path) -> Runpod:
+        return Runpod(**json.loads((place / "settings.json").read_text()))
+
+
+@pytest.mark.proof
+class TestJobsAtRunpod(TestRunpod, DriverContract):
+    """Its hosts are those of vastai."""
+
+
+def test_the_driver_is_loaded_by_its_name() -> None:
+    assert drivers.load("runpod") is Runpod
