@@ -45,6 +45,7 @@ from .runs import (
     Wanted,
     is_progress,
     nothing_told,
+    of_several_states,
     outputs_of,
     same_request,
     told_of,
@@ -94,6 +95,10 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         " created float8 NOT NULL, due float8 NOT NULL, held_until float8 NOT NULL DEFAULT 0, reason text NOT NULL DEFAULT '')",
         "CREATE INDEX outbox_in_order ON outbox (run, receiver, number) WHERE state = 'waiting'",
         "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
+    ),
+    (
+        "CREATE INDEX runs_by_state ON runs (workspace, state, id DESC)",
+        "CREATE INDEX runs_by_user ON runs (workspace, submitter, id DESC)",
     ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
@@ -156,21 +161,20 @@ class PostgresRuns:
         return [_run(row) for row in rows]
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        rows = self._all(
-            f"SELECT {_COLUMNS} FROM runs WHERE workspace = %(workspace)s AND id < %(before)s AND (%(key)s = '' OR idempotency = %(key)s)"  # noqa: S608
-            " AND (%(recipe)s = '' OR recipe = %(recipe)s) AND (cardinality(%(states)s::text[]) = 0 OR state = ANY(%(states)s::text[]))"
-            " AND (%(user)s = '' OR submitter = %(user)s) AND labels @> %(labels)s::text[] ORDER BY id DESC LIMIT %(limit)s",
-            {
-                "workspace": self._workspace,
-                "before": wanted.before,
-                "recipe": wanted.recipe,
-                "states": list(wanted.states),
-                "key": wanted.key,
-                "user": wanted.user,
-            }
-            | {"labels": _pairs(dict([wanted.label])) if wanted.label else [], "limit": limit},
-        )
-        return [_run(row) for row in rows]
+        if len(wanted.states) > 1:
+            return of_several_states(self.page, wanted, limit)
+        asked: dict[str, tuple[str, str | list[str]]] = {
+            "workspace = %(workspace)s": ("workspace", self._workspace),
+            "id < %(before)s": ("before", wanted.before),
+            "idempotency = %(key)s": ("key", wanted.key),
+            "recipe = %(recipe)s": ("recipe", wanted.recipe),
+            "state = %(state)s": ("state", "".join(wanted.states)),
+            "submitter = %(user)s": ("user", wanted.user),
+            "labels @> %(labels)s::text[]": ("labels", _pairs(dict([wanted.label])) if wanted.label else []),
+        }
+        conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)
+        query = f"SELECT {_COLUMNS} FROM runs WHERE {conditions} ORDER BY id DESC LIMIT %(limit)s"  # noqa: S608
+        return [_run(row) for row in self._all(query, {**dict(asked.values()), "limit": limit})]
 
     def steps(self, run: str) -> dict[str, StepRow]:
         return {row[1]: StepRow(*row) for row in self._all("SELECT run, step, state, key, reason FROM steps WHERE run = %s", (run,))}

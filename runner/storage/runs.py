@@ -227,6 +227,12 @@ def outputs_of(value: str) -> Sequence[Output]:
     return tuple(Output._make(row) for row in rows if isinstance(row, list)) if isinstance(rows, list) else ()
 
 
+def of_several_states(page: Callable[[Wanted, int], list[RunRow]], wanted: Wanted, limit: int) -> list[RunRow]:
+    """A page of runs in one of several states: a page of each, so that an index serves them, and the newest of all."""
+    found = [row for state in dict.fromkeys(wanted.states) for row in page(wanted._replace(states=(state,)), limit)]
+    return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
+
+
 def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):

@@ -34,6 +34,7 @@ from .runs import (
     Wanted,
     is_progress,
     nothing_told,
+    of_several_states,
     same_request,
     told_of,
 )
@@ -69,22 +70,20 @@ class SqliteRuns:
         return [_run(row) for row in self._database.all(f"SELECT * FROM runs WHERE ? IS NULL OR recipe = ? {order}", (recipe, recipe, last))]  # noqa: S608
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        rows = self._database.all(
-            "SELECT * FROM runs WHERE id < :before AND (:key = '' OR idempotency = :key) AND (:recipe = '' OR recipe = :recipe)"
-            " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
-            " AND (:user = '' OR user = :user) AND (:name IS NULL OR EXISTS"
-            " (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)) ORDER BY id DESC LIMIT :limit",
-            {
-                "before": wanted.before,
-                "recipe": wanted.recipe,
-                "states": json.dumps(list(wanted.states)),
-                "user": wanted.user,
-                "limit": limit,
-                "key": wanted.key,
-            }
-            | {"limit": limit}
-            | dict(zip(("name", "value"), wanted.label or (None, None), strict=True)),
-        )
+        if len(wanted.states) > 1:
+            return of_several_states(self.page, wanted, limit)
+        name, value = wanted.label or ("", "")
+        asked: dict[str, tuple[str, str]] = {  # an index serves a condition only where nothing else could be meant
+            "id < :before": ("before", wanted.before),
+            "idempotency = :key": ("key", wanted.key),
+            "recipe = :recipe": ("recipe", wanted.recipe),
+            "state = :state": ("state", "".join(wanted.states)),
+            "user = :user": ("user", wanted.user),
+            "EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)": ("name", name),
+        }
+        conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)
+        words = dict(asked.values()) | {"value": value}
+        rows = self._database.all(f"SELECT * FROM runs WHERE {conditions} ORDER BY id DESC LIMIT :limit", {**words, "limit": limit})  # noqa: S608
         return [_run(row) for row in rows]
 
     def steps(self, run: str) -> dict[str, StepRow]:

@@ -54,6 +54,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX outbox_in_order ON outbox (run, receiver, number) WHERE state = 'waiting'",
         "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
     ),
+    ("CREATE INDEX runs_by_state ON runs (state, id)", "CREATE INDEX runs_by_user ON runs (user, id)"),
 )
 STORE = Kind(
     "recipe.db",
