@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,6 +75,18 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
     if wanted and (taken is None or taken.id != wanted):
         raise Busy(f"run {wanted} cannot go on: its plan is another one by now, or somebody works on it", fix="`recipe retry` makes a new run of it")
     return taken
+
+
+def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
+    """Of runs that no worker has, those of this recipe file and plan that had ended all their steps well are over: nothing is left to do."""
+    for row in left:
+        if row.data.get("source") != str(found.source) or row.plan != found.plan.digest or row.due is not None or not row.fence or row.request:
+            continue
+        steps = ws.store.runs.steps(row.id).values()
+        if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
+            continue
+        if (fence := ws.store.runs.claim(row.id, f"process {os.getpid()}")) is not None:
+            ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "COMPLETED", "resumed")], run_state=("COMPLETED", ""))
 
 
 def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:

@@ -6,16 +6,16 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, NotFound, did_you_mean
 from ..logs import Log
 from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.files import Content
+from ..storage.runs import Wanted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
-from . import uploading
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _log = Log("session")
+LAST: Final = 10
+"""Runs without an end that are looked at, when there is nothing to do."""
 
 
 def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
@@ -86,6 +88,8 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     preflight(ws, found, settings)
     check(ws, found, settings, listener)
     if settings.upload:
+        from . import uploading
+
         uploading.check(ws, found.plan, settings.upload)
     summary, again = _worked(ws, found, choice, settings, listener, since, resumed)
     return summary if summary is not None else run(ws, found.request, choice, settings, listener, again)
@@ -101,7 +105,13 @@ def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: L
         for words in reaper.settle(settings.driver, settings.hosts, ws):
             listener.say(words)
     if settings.upload:
+        from . import uploading
+
         uploading.upload(ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found))
+    if left := ws.store.runs.page(Wanted(("ACTIVE",), found.plan.recipe), LAST):
+        from . import resume
+
+        resume.close_finished(ws, found, left)
     summary = Summary("COMPLETED", {"FRESH": fresh}, since.seconds, results=results(ws, found))
     listener.end(summary)
     return summary

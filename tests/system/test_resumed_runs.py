@@ -165,3 +165,14 @@ def test_what_was_forced_and_done_is_not_forced_again(space: Path) -> None:
     row = runs(space)[0]
     done = [event.id for event in events(space, row.id) if event.after == "DONE"]
     assert row.fence == 2 and done == ["a", "b", "c"], "each step ran once in the resumed run"
+
+
+def test_a_run_whose_worker_died_behind_its_last_step_is_over_when_nothing_is_left_to_do(space: Path) -> None:
+    (space / "gate").touch()
+    assert run(space)[0] == 0
+    id = runs(space)[0].id
+    with Store.open(space / "ws/.recipe") as store:  # as a kill there leaves it
+        store.database.connection.execute("UPDATE runs SET state = 'ACTIVE', ended = NULL, claim = '' WHERE id = ?", (id,))
+    assert run(space)[0] == 0
+    assert [(row.id, row.state) for row in runs(space)] == [(id, "COMPLETED")]
+    assert events(space, id)[-1].reason == "resumed"
