@@ -89,7 +89,7 @@ def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
     job = {"id": asked.job_id, "user": asked.user_id, "model": asked.model_name}
     if asked.job_token and any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")):
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
-    view = runs.store(new, room, response, f"{_KEY}{asked.job_id}", {"job": job})
+    view = runs.store(new, room, response, f"{_KEY}{asked.job_id}", job)
     response.status_code = 202
     return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
 

@@ -190,8 +190,7 @@ class Nothing(BaseModel):
 def create(
     asked: NewRun, room: InRoom, response: Response, key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = ""
 ) -> RunView:
-    told = {"webhooks": [_hook(room, each) for each in asked.webhooks]} if asked.webhooks else {}
-    return store(asked, room, response, key, told)
+    return store(asked, room, response, key)
 
 
 def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
@@ -201,14 +200,17 @@ def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
     return {"url": hook.url, "events": hook.events, **sealed}
 
 
-def store(asked: NewRun, room: Room, response: Response, key: str, told: Mapping[str, object]) -> RunView:
-    """Check a request and store its run; `told` says who is told of it, beside the receivers of the settings."""
+def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[str, object] | None = None) -> RunView:
+    """Check a request and store its run; `job` is a platform's, which hears of it beside the receivers of the settings."""
     from .. import extensions
 
     each = recipes.meant(room.root, room.environ, asked.recipe)
     recipes.bound(room, each, asked)
     if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
+    told: dict[str, object] = {"job": job} if job is not None else {}
+    if asked.webhooks:
+        told["webhooks"] = [_hook(room, each) for each in asked.webhooks]
     due = asked.not_before.timestamp() if asked.not_before is not None else None
     with room.working() as ws:
         # Without a shared store only a worker of this folder can have what the run needs.

@@ -39,6 +39,8 @@ class Reach(NamedTuple):
 
     async def session(self, loop: Any = None, **more: Any) -> aiohttp.ClientSession:
         """A client that asks these hosts alone, also where a host of them sends it elsewhere, and connects to the address that it has judged."""
+        import ssl
+
         import aiohttp
         from aiohttp.abc import AbstractResolver, ResolveResult
         from aiohttp.resolver import ThreadedResolver
@@ -62,7 +64,9 @@ class Reach(NamedTuple):
 
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(redirected)
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Judged()), trace_configs=[trace], **more)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=Judged(), ssl=ssl.create_default_context()), trace_configs=[trace], **more
+        )
 
 
 def public(address: str) -> bool:

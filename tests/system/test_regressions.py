@@ -87,6 +87,8 @@ def test_a_run_killed_at_any_named_point_is_taken_up_and_leaves_nothing(space: S
     if point.startswith("remote-"):  # on the way into a store that is shared
         (space.root.parent / "store").mkdir()
         space.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{space.root.parent}/store"\npush = true\n')
+    if point in ("points-due", "letter-sent"):  # while somebody is told of the run
+        space.write("recipe.toml", '[hooks]\nspend = ["true"]\n')
     space.recipe(f"""
 steps:
   a: {{run: "echo a >> {log}; cat in.txt > a.txt", deps: [in.txt], outputs: {{o: a.txt}}}}

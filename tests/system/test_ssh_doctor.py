@@ -68,8 +68,8 @@ def test_doctor_of_an_unknown_host_key_says_how_to_trust_it(server: Sshd, tmp_pa
     ("words", "code", "told"),
     [
         (["--driver", "shs"], 3, 'did you mean "ssh"?'),
-        (["--driver", "ssh"], 2, "--host user@name"),
-        (["--host", "a b"], 2, "is not the address of a server"),
+        (["--driver", "ssh"], 3, "--host user@name"),
+        (["--host", "a b"], 3, "is not the address of a server"),
     ],
 )
 def test_doctor_says_what_is_wrong_with_the_question(server: Sshd, tmp_path: Path, words: list[str], code: int, told: str) -> None:

@@ -164,7 +164,8 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     monkeypatch.setattr("runner.storage.objects.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
-        later = "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
+        later = "DROP TABLE outbox; DROP INDEX runs_by_state; DROP INDEX runs_by_user;"
+        later += "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
             f"ALTER TABLE runs DROP COLUMN {name};" for name in ("priority", "due", "idempotency", "recoveries", "user")
         )
         store.database.connection.executescript(f"{later} DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1")

@@ -466,7 +466,9 @@
     await choose();
   };
   const choose = async () => {
-    recipe = await json("/recipes/" + part(by("recipe").value));
+    const wanted = by("recipe").value, found = await json("/recipes/" + part(wanted));
+    if (by("recipe").value !== wanted) return; // another was chosen meanwhile
+    recipe = found;
     key = [...crypto.getRandomValues(new Uint8Array(16))].map(each => each.toString(16).padStart(2, "0")).join("");
     by("summary").textContent = shown.visible(recipe.summary);
     by("planned").replaceChildren();
