@@ -75,7 +75,7 @@ def words(kind: str, sources: dict[str, Path], out: Path) -> list[str]:
     return [Path(argv[1]).stem, *argv[2:]]
 
 
-@pytest.mark.parametrize("family", ["text", "dpo", "reward", "rlhf", "flux", "sdxl"])
+@pytest.mark.parametrize("family", ["text", "dpo", "reward", "flux", *(pytest.param(each, marks=pytest.mark.proof) for each in ("rlhf", "sdxl"))])
 def test_computing_activations_again_changes_nothing_and_16_bits_little(family: str, sources: dict[str, Path], tmp_path: Path) -> None:
     variants = {"plain": "", "again": AGAIN, "half": HALF}
     (tmp_path / "counting.py").write_text(COUNTING)

@@ -252,6 +252,7 @@ def coarse(flux: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(flux), "base_storage": "fp8", "checkpoint_activations": True})
 
 
+@pytest.mark.proof
 def test_an_adapter_learns_over_a_base_in_8_bits(trainers: SimpleNamespace, coarse: argparse.Namespace, tmp_path: Path) -> None:
     """Its own weights have 32 bits, those of norms what they had; a resume is exact, and what is drawn with is what was judged."""
     import torch

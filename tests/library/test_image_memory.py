@@ -175,6 +175,7 @@ def row(family: str, precision: str, batch: int) -> Any:
     return found
 
 
+@pytest.mark.proof
 def test_the_count_is_near_what_others_measured(peak: Peak) -> None:
     measured = row("flux", "bf16", 1)
     size, adapter = flux_of(peak, "same", 1)
